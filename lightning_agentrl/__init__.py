@@ -1,0 +1,1 @@
+"""Multi-turn reinforcement learning of language agents on PyTorch Lightning."""

@@ -1,0 +1,151 @@
+"""The typed rollout batch: ragged samples beside padded tensors over their action tokens.
+
+Suffixes: B samples, A action tokens (padded to the longest sample). Everything between two actions of a sample
+(observations, template tokens) is left out of the A axis, so no estimator or loss can touch it by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lightning_agentrl.types.turn import Sample, Turn
+
+EPISODES_PER_ENV = 2**32  # room for episode numbers in a trajectory label
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the models say about the sampled tokens, each [B, A] and 0 off the action mask; None where not computed."""
+
+    old_logps: Tensor | None = None  # actor at the start of the update
+    ref_logps: Tensor | None = None  # frozen reference
+    values: Tensor | None = None  # critic, of the state before the token
+    entropy: Tensor | None = None  # of the actor's distribution at the token
+    sum_pi_squared: Tensor | None = None  # sum over the vocabulary of its squared probabilities
+
+    def map(self, fn) -> Scores:
+        return Scores(**{f.name: None if (x := getattr(self, f.name)) is None else fn(x) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Samples and the tensors over their action tokens.
+
+    Build one with :meth:`from_samples`; scores, shaped rewards and advantages are added with :meth:`union`.
+    """
+
+    samples: tuple[Sample, ...]
+    action_mask: Tensor  # [B, A] bool
+    turn_ids: Tensor  # [B, A] int64, number of the turn within its episode, -1 off the mask
+    rewards: Tensor  # [B, A] float32, the turn's reward on its last action token
+    rollout_logps: Tensor  # [B, A] float32, under the engine that sampled
+    trajectory: Tensor  # [B] int64, equal for samples of one episode
+    terminated: Tensor  # [B] bool, the episode ended after this sample and has no next state
+    scores: Scores = Scores()
+    bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
+    shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
+    advantages: Tensor | None = None  # [B, A]
+    returns: Tensor | None = None  # [B, A]
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
+        rows = [_sample_columns(sample) for sample in samples]
+        width = max((len(row["ids"]) for row in rows), default=0)
+
+        def stack(key: str, fill: float, dtype: torch.dtype) -> Tensor:
+            out = torch.full((len(rows), width), fill, dtype=dtype)
+            for i, row in enumerate(rows):
+                out[i, : len(row[key])] = torch.tensor(row[key], dtype=dtype)
+            return out
+
+        lasts = [sample.turns[-1] for sample in samples]
+        return cls(
+            samples=tuple(samples),
+            action_mask=stack("ids", -1, torch.int64) >= 0,
+            turn_ids=stack("turn_ids", -1, torch.int64),
+            rewards=stack("rewards", 0.0, torch.float32),
+            rollout_logps=stack("logps", 0.0, torch.float32),
+            trajectory=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
+            terminated=torch.tensor([t.terminated for t in lasts], dtype=torch.bool),
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for sample in self.samples for turn in sample.turns]
+
+    @property
+    def last_of_trajectory(self) -> Tensor:
+        """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
+        order = [(int(self.trajectory[i]), sample.turns[-1].index, i) for i, sample in enumerate(self.samples)]
+        last = {trajectory: i for trajectory, _, i in sorted(order)}
+        flags = torch.zeros(len(self), dtype=torch.bool)
+        flags[list(last.values())] = True
+        return flags
+
+    def select(self, index: Sequence[int] | Tensor) -> Rollout:
+        """Rows ``index`` in that order, without columns that became empty."""
+        rows = torch.as_tensor(index, dtype=torch.int64, device=self.action_mask.device).reshape(-1)
+        samples = tuple(self.samples[i] for i in rows.tolist())
+        width = int(self.action_mask[rows].sum(1).max()) if len(rows) else 0
+        return self._map(lambda x: x[rows] if x.dim() == 1 else x[rows, :width], samples)
+
+    def chunk(self, count: int) -> list[Rollout]:
+        """``count`` pieces of neighbouring rows, sizes differing by at most one."""
+        return [self.select(piece) for piece in torch.arange(len(self)).tensor_split(count)]
+
+    @staticmethod
+    def concat(rollouts: Sequence[Rollout]) -> Rollout:
+        """Rows of all rollouts; a field is kept only if every rollout has it."""
+        if not rollouts:
+            raise ValueError("concat needs at least one rollout")
+        width = max(r.action_mask.shape[1] for r in rollouts)
+
+        def join(tensors: Sequence[Tensor | None], fill: int = 0) -> Tensor | None:
+            present = [x for x in tensors if x is not None]
+            if len(present) < len(tensors):
+                return None
+            return torch.cat([x if x.dim() == 1 else pad(x, (0, width - x.shape[1]), value=fill) for x in present])
+
+        merged: dict = {
+            f.name: join([getattr(r, f.name) for r in rollouts], -1 if f.name == "turn_ids" else 0)
+            for f in fields(Rollout)
+            if f.name not in ("samples", "scores")
+        }
+        scores = Scores(**{f.name: join([getattr(r.scores, f.name) for r in rollouts]) for f in fields(Scores)})
+        return Rollout(samples=tuple(s for r in rollouts for s in r.samples), scores=scores, **merged)
+
+    def union(self, **new: Tensor | Scores) -> Rollout:
+        """A rollout with the given fields added or replaced; scores are merged field by field."""
+        scores = new.pop("scores", None)
+        out = replace(self, **new)
+        if scores is not None:
+            old = {f.name: getattr(self.scores, f.name) for f in fields(Scores)}
+            update = {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
+            out = replace(out, scores=Scores(**(old | update)))
+        return out
+
+    def to(self, device: torch.device | str) -> Rollout:
+        return self._map(lambda x: x.to(device), self.samples)
+
+    def _map(self, fn, samples: tuple[Sample, ...]) -> Rollout:
+        tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
+        return replace(self, samples=samples, scores=self.scores.map(fn), **{k: fn(x) for k, x in tensors.items()})
+
+
+def _sample_columns(sample: Sample) -> dict[str, list]:
+    columns: dict[str, list] = {"ids": [], "turn_ids": [], "rewards": [], "logps": []}
+    for segment, turn in zip(sample.actions, sample.turns, strict=True):
+        count = len(segment.ids)
+        columns["ids"] += segment.ids
+        columns["turn_ids"] += [turn.index] * count
+        columns["rewards"] += [0.0] * (count - 1) + [turn.reward]
+        columns["logps"] += segment.logps
+    return columns

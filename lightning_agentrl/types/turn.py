@@ -1,0 +1,101 @@
+"""Turns and samples: what was shown, what was replied, what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lightning_agentrl.types.segment import Segment, flatten_ids
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    ENV_DONE = "env_done"  # the environment said terminated
+    ENV_TRUNCATED = "env_truncated"  # the environment said truncated (its time limit)
+    MAX_TURNS = "max_turns"  # our own limit of turns
+    INVALID_ACTION = "invalid_action"  # truncated because the reply was invalid
+    CONTEXT_LENGTH = "context_length"  # the next prompt has no room left
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One observation shown to the policy and what its one reply led to.
+
+    ``bootstrap`` holds the prompt of the state *after* this turn (nothing is sampled from it). It is set where the
+    value recursion may be cut: at the last turn of a rollout, and at a truncated turn, where it shows the true final
+    observation of the episode. It is never set on a terminated turn.
+    """
+
+    env: int  # index of the environment over all ranks
+    episode: int  # number of the episode within the environment
+    index: int  # number of the turn within the episode, from 0
+    observation: str
+    reply: str
+    thought: str
+    action: str  # the action that was executed
+    valid: bool  # False: the reply named no action and the default action ran
+    env_reward: float
+    reward: float  # environment reward with the penalty for an invalid reply
+    terminated: bool
+    truncated: bool
+    stop: StopReason | None  # None while the episode goes on
+    success: bool | None  # what the environment reports, None where it reports nothing
+    hit_token_cap: bool  # the reply was cut by the per-turn token cap
+    history_cuts: int  # turns of history left out because the prompt was over its limit
+    policy_version: int  # optimizer steps behind the weights that sampled the reply
+    env_seconds: float
+    engine_seconds: float
+    bootstrap: tuple[Segment, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.terminated and self.bootstrap is not None:
+            raise ValueError("a terminated turn has no next state to bootstrap from")
+        if (self.terminated or self.truncated) != (self.stop is not None):
+            raise ValueError("a turn carries a stop reason exactly when its episode ended")
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row: the segments the model reads, and the turns whose replies are trained.
+
+    The k-th action segment is the reply of ``turns[k]``. Windowed memory gives one turn per sample; full memory gives
+    one growing sample per episode. All turns are of one episode, so only the last one can end it.
+    """
+
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+
+    def __post_init__(self) -> None:
+        actions = sum(segment.is_action for segment in self.segments)
+        if not self.turns or actions != len(self.turns):
+            raise ValueError(f"a sample needs one action segment per turn, got {actions} for {len(self.turns)} turns")
+        if not self.segments[-1].is_action:
+            raise ValueError("a sample must end with an action segment, or its last reward would fall on no action")
+        if self.segments[0].is_action:
+            raise ValueError("a sample must start with something to read, got an action segment first")
+        if any(turn.done for turn in self.turns[:-1]):
+            raise ValueError("only the last turn of a sample can end its episode")
+
+    @property
+    def ids(self) -> list[int]:
+        return flatten_ids(self.segments)
+
+    @property
+    def action_positions(self) -> list[int]:
+        """Positions in ``ids`` of the tokens that the policy sampled."""
+        positions, start = [], 0
+        for segment in self.segments:
+            if segment.is_action:
+                positions.extend(range(start, start + len(segment.ids)))
+            start += len(segment.ids)
+        return positions
+
+    @property
+    def actions(self) -> list[Segment]:
+        """The action segments, one per turn."""
+        return [segment for segment in self.segments if segment.is_action]
