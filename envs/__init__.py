@@ -1,0 +1,12 @@
+"""Text environments with one contract, :class:`TextEnv`; importing this package registers their ids with gymnasium.
+
+``gymnasium.make("agentrl_envs:BabyAIText-GoTo-v0")`` works without another import. Games with dependencies are imported
+only when one of their environments is made.
+"""
+
+from agentrl_envs.registry import ENV_IDS, register_all
+from agentrl_envs.text_env import PRINTABLE, TextEnv, TextInfo, normalise
+
+__all__ = ["ENV_IDS", "PRINTABLE", "TextEnv", "TextInfo", "normalise", "register_all"]
+
+register_all()

@@ -1,0 +1,131 @@
+"""The BabyAI environment: a level, told in words, played with named actions."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from agentrl_envs.babyai import words
+from agentrl_envs.babyai.levels import LEVELS
+from agentrl_envs.babyai.text import describe_view
+from agentrl_envs.text_env import TextEnv
+
+_FORWARD = 2
+
+
+class BabyAIEnv(TextEnv):
+    """A BabyAI level with text observations.
+
+    Args:
+        level: name of a level, a key of `LEVELS`.
+        reward: on success "binary" gives 1 and "native" gives 1 - 0.9 * turns / max_turns; a failure gives 0.
+        mission_in: where the mission is told: in the "system" prompt, or as first line of every "observation" (then
+            the system prompt is the same for all episodes).
+        actions: names of the offered actions; by default three words for the small levels, else all six names.
+        max_turns: turns after which an episode is truncated; by default the usual limit of the level.
+        num_dists: distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo (default 0).
+    """
+
+    def __init__(
+        self,
+        level: str = "GoTo",
+        reward: Literal["binary", "native"] = "binary",
+        mission_in: Literal["system", "observation"] = "system",
+        actions: Sequence[str] | None = None,
+        max_turns: int | None = None,
+        num_dists: int | None = None,
+    ) -> None:
+        super().__init__()
+        if level not in LEVELS:
+            raise ValueError(f"Unknown BabyAI level {level!r}; the levels are {', '.join(LEVELS)}.")
+        if reward not in ("binary", "native"):
+            raise ValueError(f'reward must be "binary" or "native", not {reward!r}.')
+        if mission_in not in ("system", "observation"):
+            raise ValueError(f'mission_in must be "system" or "observation", not {mission_in!r}.')
+        spec = LEVELS[level]
+        kwargs = dict(spec.kwargs)
+        if num_dists is not None:
+            if spec.small:
+                raise ValueError(f"Level {level!r} has a fixed number of objects; leave num_dists out.")
+            kwargs["num_dists"] = num_dists
+        self.level = level
+        self.reward = reward
+        self.mission_in = mission_in
+        self.max_turns = spec.max_turns if max_turns is None else max_turns
+        self._level = spec.build(max_steps=self.max_turns, **kwargs)
+        self._numbers = _action_numbers(actions or (words.SHORT_ACTIONS if spec.small else words.FULL_ACTIONS))
+        if not any(spec.needs in words.SPOKEN[number] for number in self._numbers.values()):
+            raise ValueError(f"Level {level!r} cannot be solved without the action {spec.needs!r}.")
+        self.actions = {name: words.DESCRIPTIONS[number] for name, number in self._numbers.items()}
+        self.aliases = {
+            spoken: name
+            for name, number in self._numbers.items()
+            for spoken in words.SPOKEN[number]
+            if spoken not in self._numbers
+        }
+        names = {number: name for name, number in self._numbers.items()}
+        self.default_action = names.get(_FORWARD, next(iter(self.actions)))
+        self._names = names
+        self._view: list[str] = []
+
+    @property
+    def mission(self) -> str:
+        """The mission of the current episode, such as "go to the red ball"."""
+        return str(self._level.mission)
+
+    @property
+    def system_prompt(self) -> str:
+        """A short prompt if the agent can only move, else a longer one that explains every action."""
+        told_here = words.MISSION_LINE.format(mission=self.mission) if self.mission_in == "system" else ""
+        if max(self._numbers.values()) <= _FORWARD:
+            short = words.SHORT_PROMPT.format(names=", ".join(self.actions))
+            return f"{short}\n{told_here}" if told_here else short
+        listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
+        return words.LONG_PROMPT.format(mission=told_here or words.MISSION_IN_OBSERVATION, actions=listed)
+
+    @property
+    def examples(self) -> Sequence[tuple[str, str]]:
+        """Examples of the go-to levels. If the mission is in the system prompt, they are about its target."""
+        if not self.mission.startswith("go to ") or " after you " in self.mission:
+            return ()
+        own_target = self.mission.removeprefix("go to ").removeprefix("the ").removeprefix("a ")
+        told = []
+        for target, view, number in words.GO_TO_EXAMPLES:
+            if number not in self._names:
+                continue
+            if self.mission_in == "system":
+                told.append((view.format(target=own_target), self._names[number]))
+            else:
+                mission = words.MISSION_LINE.format(mission=f"go to the {target}")
+                told.append((f"{mission}\n{view.format(target=target)}", self._names[number]))
+        return tuple(told)
+
+    def extra_info(self) -> dict[str, Any]:
+        """The mission."""
+        return {"mission": self.mission}
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        observation, _ = self._level.reset(seed=int(self.np_random.integers(2**31)))
+        self._view = describe_view(observation["image"])
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        observation, native, terminated, _, _ = self._level.step(self._numbers[action])
+        self._view = describe_view(observation["image"])
+        return float(native if self.reward == "native" else native > 0), bool(terminated)
+
+    def _observe(self) -> tuple[str, str]:
+        lines = self._view
+        if self.mission_in == "observation":
+            lines = [words.MISSION_LINE.format(mission=self.mission), *lines]
+        return "\n".join(lines), ""
+
+
+def _action_numbers(names: Sequence[str]) -> dict[str, int]:
+    """Minigrid's number of each offered action name."""
+    known = {name: number for number, forms in enumerate(words.SPOKEN) for name in forms}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        usual = ", ".join((*words.FULL_ACTIONS, *words.SHORT_ACTIONS))
+        raise ValueError(f"Unknown actions {unknown}; the usual names are {usual}.")
+    numbers = {name: known[name] for name in names}
+    if len(set(numbers.values())) < len(names):
+        raise ValueError(f"The actions {list(names)} name one move twice.")
+    return numbers

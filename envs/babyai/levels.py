@@ -1,0 +1,166 @@
+"""The BabyAI levels: the five goals of MixedTrainLocal, and Minigrid's small go-to rooms."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # Minigrid imports pygame, which greets on standard output
+
+try:
+    from minigrid.core.roomgrid import RoomGrid
+    from minigrid.core.world_object import WorldObj
+    from minigrid.envs.babyai import GoToLocal, GoToObj, GoToRedBallNoDists
+    from minigrid.envs.babyai.core.roomgrid_level import RejectSampling, RoomGridLevel
+    from minigrid.envs.babyai.core.verifier import (
+        AfterInstr,
+        BeforeInstr,
+        GoToInstr,
+        Instr,
+        ObjDesc,
+        OpenInstr,
+        PickupInstr,
+        PutNextInstr,
+    )
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'The BabyAI environments need {error.name}, which is not installed: pip install "lightning-agentrl[envs]"',
+        name=error.name,
+    ) from error
+
+HELD_OUT = ("yellow box", "red key", "red door", "green ball", "grey door")
+"""Pairs that never occur in a mission of the five goals, kept for tests of generalisation."""
+
+_DOOR_COLOURS = ("yellow", "green", "blue", "purple")
+_MAX_DRAWS = 1000
+
+
+class _Redraw(RoomGridLevel):
+    """Draws a level until it is accepted, silently: Minigrid's own loop prints a line for every rejected draw."""
+
+    instrs: Instr
+
+    def _gen_grid(self, width: int, height: int) -> None:
+        for _ in range(_MAX_DRAWS):
+            RoomGrid._gen_grid(self, width, height)
+            try:
+                self.gen_mission()
+                self.validate_instrs(self.instrs)
+            except (RejectSampling, RecursionError):  # Minigrid raises the second when no free cell is found
+                continue
+            self.surface = self.mission = self.instrs.surface(self)
+            return
+        raise RuntimeError(f"{type(self).__name__}: no valid level in {_MAX_DRAWS} draws.")
+
+
+class GoToObjRoom(_Redraw, GoToObj):
+    """One room with one object."""
+
+
+class GoToLocalRoom(_Redraw, GoToLocal):
+    """One room with several objects, one of which is the target."""
+
+
+class GoToRedBallRoom(_Redraw, GoToRedBallNoDists):
+    """One room of size 8 with a red ball."""
+
+
+class MixedTrainLocal(_Redraw):
+    """One room (two for `open`) of size 8 with as few objects as the goal needs.
+
+    Args:
+        goal: "goto", "pickup", "open", "putnext" or "pick_up_seq_go_to".
+        num_dists: objects beside those that the goal needs.
+        max_steps: step limit; by default 64 per room and navigation.
+    """
+
+    def __init__(self, goal: str, num_dists: int = 0, max_steps: int | None = None, **kwargs: Any) -> None:
+        makers: dict[str, Callable[[], Instr]] = {
+            "goto": self._goto,
+            "pickup": self._pickup,
+            "open": self._open,
+            "putnext": self._putnext,
+            "pick_up_seq_go_to": self._pick_up_seq_go_to,
+        }
+        if goal not in makers:
+            raise ValueError(f"Unknown goal {goal!r}; the goals are {', '.join(makers)}.")
+        self.goal = goal
+        self.num_dists = num_dists
+        self._make_instr = makers[goal]
+        columns = 2 if goal == "open" else 1
+        super().__init__(room_size=8, num_rows=1, num_cols=columns, max_steps=max_steps, **kwargs)
+
+    def gen_mission(self) -> None:
+        """Fill the room(s) and draw the instruction; raises RejectSampling if the draw is no good."""
+        self.instrs = self._make_instr()
+        self.check_objs_reachable()
+        text = self.instrs.surface(self)
+        if any(pair in text for pair in HELD_OUT):
+            raise RejectSampling("the mission names a held-out pair")
+
+    def _goto(self) -> Instr:
+        return GoToInstr(_named(self._rand_elem(self._fill_room(1 + self.num_dists))))
+
+    def _pickup(self) -> Instr:
+        return PickupInstr(_named(self._rand_elem(self._fill_room(1 + self.num_dists))))
+
+    def _putnext(self) -> Instr:
+        move, fixed = self._two_targets()
+        return PutNextInstr(_named(move), _named(fixed))
+
+    def _pick_up_seq_go_to(self) -> Instr:
+        first, second = self._two_targets()
+        pick_up, go_to = PickupInstr(_named(first)), GoToInstr(_named(second))
+        return BeforeInstr(pick_up, go_to) if self._rand_bool() else AfterInstr(go_to, pick_up)
+
+    def _open(self) -> Instr:
+        colour = self._rand_elem(_DOOR_COLOURS)
+        locked_room = int(self._rand_int(0, 2))
+        other_room = 1 - locked_room
+        self.agent_pos = (-1, -1)  # not yet in the world: no cell is too near for an object
+        self.add_door(locked_room, 0, door_idx=0 if locked_room == 0 else 2, color=colour, locked=True)
+        self.add_object(other_room, 0, "key", colour)
+        self.add_distractors(num_distractors=self.num_dists, all_unique=False)
+        self.place_agent(other_room, 0)
+        return OpenInstr(ObjDesc("door", colour if self._rand_bool() else None))
+
+    def _fill_room(self, count: int) -> list[WorldObj]:
+        self.place_agent()
+        return self.add_distractors(num_distractors=count, all_unique=False)
+
+    def _two_targets(self) -> tuple[WorldObj, WorldObj]:
+        first, second = self._rand_subset(self._fill_room(2 + self.num_dists), 2)
+        if (first.type, first.color) == (second.type, second.color):
+            raise RejectSampling("both targets have the same name")
+        return first, second
+
+
+def _named(thing: WorldObj) -> ObjDesc:
+    return ObjDesc(thing.type, thing.color)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level by name: how to build it, its usual number of turns, and the action without which it is unsolvable."""
+
+    build: Callable[..., RoomGridLevel]
+    kwargs: dict[str, Any]
+    max_turns: int
+    needs: str = "go forward"
+    small: bool = False
+    """Whether three actions (left, right, forward) and a short prompt are offered unless asked otherwise."""
+
+
+LEVELS: dict[str, Level] = {
+    "GoTo": Level(MixedTrainLocal, {"goal": "goto"}, 64),
+    "PickUp": Level(MixedTrainLocal, {"goal": "pickup"}, 64, needs="pick up"),
+    "Open": Level(MixedTrainLocal, {"goal": "open"}, 128, needs="toggle"),
+    "PutNext": Level(MixedTrainLocal, {"goal": "putnext"}, 128, needs="drop"),
+    "PickUpSeqGoTo": Level(MixedTrainLocal, {"goal": "pick_up_seq_go_to"}, 128, needs="pick up"),
+    "GoToObjS4": Level(GoToObjRoom, {"room_size": 4}, 16, small=True),
+    "GoToObjS6": Level(GoToObjRoom, {"room_size": 6}, 36, small=True),
+    "GoToLocalS5N2": Level(GoToLocalRoom, {"room_size": 5, "num_dists": 2}, 25, small=True),
+    "GoToLocalS6N2": Level(GoToLocalRoom, {"room_size": 6, "num_dists": 2}, 36, small=True),
+    "GoToRedBallNoDists": Level(GoToRedBallRoom, {}, 64, small=True),
+}
+"""Every level by the name that its environment id carries."""

@@ -1,0 +1,107 @@
+"""How far an agent gets without thinking: uniformly random actions, and one action all the time.
+
+`python -m agentrl_envs.baselines BabyAIText-GoToObjS6-v0 --episodes 200 --set max_turns=12` prints a table. A trained
+agent that is not clearly above it has learned nothing.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from agentrl_envs.text_env import TextEnv
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What one agent reached."""
+
+    agent: str
+    episodes: int
+    success: float
+    mean_return: float
+    mean_turns: float
+
+
+def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
+    """A uniformly random agent; its choices are seeded with the episode's seed, so the result is reproducible."""
+
+    def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
+        names = list(env.actions)
+        generator = np.random.default_rng([seed, 1])
+        return lambda: names[int(generator.integers(len(names)))]
+
+    return _play("random", env_id, seeds, chooser, kwargs)
+
+
+def constant_agent(env_id: str, action: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
+    """An agent that always gives the same action."""
+    return _play(action, env_id, seeds, lambda env, seed: lambda: action, kwargs)
+
+
+def _play(
+    agent: str,
+    env_id: str,
+    seeds: Iterable[int],
+    chooser: Callable[[TextEnv, int], Callable[[], str]],
+    kwargs: dict[str, Any],
+) -> Baseline:
+    env = _make(env_id, kwargs)
+    wins, returns, turns = [], [], []
+    for seed in seeds:
+        _, info = env.reset(seed=seed)
+        choose, total, over = chooser(env, seed), 0.0, False
+        while not over:
+            _, reward, terminated, truncated, info = env.step(choose())
+            total += reward
+            over = terminated or truncated
+        wins.append(info["success"])
+        returns.append(total)
+        turns.append(env.turn)
+    env.close()
+    if not wins:
+        raise ValueError("A baseline needs at least one seed.")
+    return Baseline(agent, len(wins), float(np.mean(wins)), float(np.mean(returns)), float(np.mean(turns)))
+
+
+def _make(env_id: str, kwargs: dict[str, Any]) -> TextEnv:
+    env = gymnasium.make(env_id, disable_env_checker=True, **kwargs).unwrapped
+    if not isinstance(env, TextEnv):
+        raise TypeError(f"{env_id} is not a TextEnv, so it has no named actions.")
+    return env
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print the random agent and every constant agent."""
+    parser = argparse.ArgumentParser(prog="python -m agentrl_envs.baselines", description=__doc__)
+    parser.add_argument("env_id", metavar="ENV_ID")
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--set", dest="settings", type=_setting, action="append", default=[], metavar="KEY=VALUE")
+    chosen = parser.parse_args(arguments)
+    kwargs = dict(chosen.settings)
+    seeds = range(chosen.first_seed, chosen.first_seed + chosen.episodes)
+    results = [random_agent(chosen.env_id, seeds, **kwargs)]
+    results += [constant_agent(chosen.env_id, name, seeds, **kwargs) for name in _make(chosen.env_id, kwargs).actions]
+    print(f"{chosen.env_id}, {chosen.episodes} episodes from seed {chosen.first_seed}, {kwargs or 'default settings'}")
+    print(f"{'agent':<12} {'success':>8} {'return':>8} {'turns':>7}")
+    for result in results:
+        print(f"{result.agent:<12} {result.success:>8.3f} {result.mean_return:>8.3f} {result.mean_turns:>7.1f}")
+
+
+if __name__ == "__main__":
+    main()

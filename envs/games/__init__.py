@@ -1,0 +1,1 @@
+"""Small games without dependencies, for tests and quick demos."""

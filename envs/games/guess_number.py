@@ -1,0 +1,47 @@
+"""Guess a number: several turns; each wrong guess is answered by "too low" or "too high"."""
+
+from typing import Any
+
+from agentrl_envs.text_env import TextEnv
+
+_WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+class GuessNumber(TextEnv):
+    """Guess a number between 1 and `highest`; all earlier guesses and answers are in the observation.
+
+    Args:
+        highest: the largest number that may be drawn.
+        max_turns: number of guesses; by default just enough to always win by halving the range.
+    """
+
+    def __init__(self, highest: int = 5, max_turns: int | None = None) -> None:
+        super().__init__()
+        if highest < 2:
+            raise ValueError(f"GuessNumber needs at least two numbers, so highest cannot be {highest}.")
+        self.highest = highest
+        self.max_turns = highest.bit_length() if max_turns is None else max_turns
+        self.actions = {str(number): f"guess {number}" for number in range(1, highest + 1)}
+        self.aliases = {word: str(number) for number, word in enumerate(_WORDS[:highest], start=1)}
+        self.aliases |= {description: name for name, description in self.actions.items()}
+        self.default_action = "1"
+        self._number = 1
+        self._answers: list[str] = []
+
+    @property
+    def system_prompt(self) -> str:
+        """One sentence with the range."""
+        return f"Guess the number between 1 and {self.highest}. Reply with the number only."
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._number = int(self.np_random.integers(1, self.highest + 1))
+        self._answers = []
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        guess = int(action)
+        answer = "correct" if guess == self._number else "too low" if guess < self._number else "too high"
+        self._answers.append(f"{guess} is {answer}.")
+        return float(guess == self._number), guess == self._number
+
+    def _observe(self) -> tuple[str, str]:
+        return "\n".join(self._answers) if self._answers else "No guess yet.", ""

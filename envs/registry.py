@@ -1,0 +1,36 @@
+"""Which environment ids exist and which class and arguments stand behind them."""
+
+from typing import Any
+
+import gymnasium
+
+_BABYAI = "agentrl_envs.babyai.env:BabyAIEnv"
+# Minigrid has ids such as `BabyAI-GoTo-v0` for its own environments, so the text versions have another prefix.
+_BABYAI_LEVELS = (
+    "GoTo",
+    "PickUp",
+    "Open",
+    "PutNext",
+    "PickUpSeqGoTo",
+    "GoToObjS4",
+    "GoToObjS6",
+    "GoToLocalS5N2",
+    "GoToLocalS6N2",
+    "GoToRedBallNoDists",
+)
+
+_ENVS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
+    "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
+    **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
+}
+
+ENV_IDS: tuple[str, ...] = tuple(_ENVS)
+"""Every id that this package registers."""
+
+
+def register_all() -> None:
+    """Register every environment of this package; ids that are registered already are left alone."""
+    for env_id, (entry_point, kwargs) in _ENVS.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs)

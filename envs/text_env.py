@@ -1,0 +1,163 @@
+"""The contract of a text environment: text in, text out, named actions, and an `info` that says what happened."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypedDict, cast
+
+import gymnasium
+from gymnasium import spaces
+
+PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
+"""Printable ASCII and the newline: the characters of observations and actions."""
+
+_TRAILING_PUNCTUATION = ".,;:!?"
+
+
+class TextInfo(TypedDict):
+    """What every `reset` and `step` reports. An environment may add keys of its own."""
+
+    success: bool
+    progression: float
+    executed_action: str
+    invalid_action: bool
+    long_term_text: str
+    short_term_text: str
+
+
+def normalise(text: str) -> str:
+    """The form in which spoken actions are compared: first line, lower case, single blanks, no final punctuation."""
+    lines = text.strip().splitlines()
+    line = lines[0] if lines else ""
+    return " ".join(line.lower().replace("_", " ").split()).rstrip(_TRAILING_PUNCTUATION).strip()
+
+
+class TextEnv(gymnasium.Env[str, str], ABC):
+    """A gymnasium environment whose observations and actions are strings.
+
+    An author fills in the data below (on the class, or on the instance before the first `reset`) and four members:
+    `_start`, `_act`, `_observe` and the property `system_prompt`. The base class resolves action texts, counts turns,
+    ends the episode at the limit and fills `info`.
+
+    * An action text that names no action runs `default_action` and sets `info["invalid_action"]`; the reward stays.
+    * The limit `max_turns` gives `truncated`, never `terminated`; an episode that ends by itself at its last turn is
+      only `terminated`.
+    * The observation is the short-term text (what matters only now), if any, followed by the long-term text.
+    * All randomness must come from `self.np_random`, or from seeds drawn from it.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - gymnasium declares it as an instance attribute
+    max_chars: ClassVar[int] = 8192
+
+    actions: Mapping[str, str]
+    """Action name -> one-line description, in the order in which a prompt lists them."""
+    aliases: Mapping[str, str] = {}
+    """Other spoken form (as `normalise` gives it) -> action name. The trainer's parser reads this table too."""
+    default_action: str
+    """What runs when the action text names no action."""
+    max_turns: int
+    """Turns after which an episode is truncated."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
+        self.action_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
+        self.turn = 0
+        """Turns played in the current episode."""
+        self._active = False
+        self._won = False
+
+    # ---- what an author writes -----------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def system_prompt(self) -> str:
+        """Rules and task for the policy. Valid after `reset`; it may differ from episode to episode."""
+
+    @property
+    def examples(self) -> Sequence[tuple[str, str]]:
+        """Worked examples (observation text, action name) for a few-shot prompt; may be empty. Valid after `reset`."""
+        return ()
+
+    @abstractmethod
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin an episode. `self.np_random` is seeded already; `seed` is for information only."""
+
+    @abstractmethod
+    def _act(self, action: str) -> tuple[float, bool]:
+        """Execute the action of this name; return the reward and whether the episode ended by itself."""
+
+    @abstractmethod
+    def _observe(self) -> tuple[str, str]:
+        """The current long-term text and short-term text (the second may be empty)."""
+
+    def success(self) -> bool:
+        """Whether the task of this episode is solved. By default: it ended by itself with a positive reward."""
+        return self._won
+
+    def progression(self) -> float:
+        """How much of the task is solved, 0 to 1. By default 1 on success and 0 otherwise."""
+        return float(self.success())
+
+    def extra_info(self) -> dict[str, Any]:
+        """More keys for `info`; none by default."""
+        return {}
+
+    # ---- what the base class does --------------------------------------------------------------------------------
+
+    def resolve_action(self, text: str) -> tuple[str, bool]:
+        """The action that `text` names, and True; the default action and False if it names none."""
+        said = normalise(text)
+        for name in self.actions:
+            if said == normalise(name):
+                return name, True
+        if said in self.aliases:
+            return self.aliases[said], True
+        return self.default_action, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; same seed, same episode."""
+        super().reset(seed=seed)
+        self._check_data()
+        self.turn = 0
+        self._won = False
+        self._start(seed, options)
+        self._active = True
+        return self._report(executed="", invalid=False)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play one turn with the action that the text names."""
+        if not self._active:
+            raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
+        name, valid = self.resolve_action(action)
+        reward, terminated = self._act(name)
+        self.turn += 1
+        self._won = bool(terminated and reward > 0)
+        truncated = not terminated and self.turn >= self.max_turns
+        self._active = not (terminated or truncated)
+        observation, info = self._report(executed=name, invalid=not valid)
+        return observation, float(reward), bool(terminated), truncated, info
+
+    def _report(self, executed: str, invalid: bool) -> tuple[str, dict[str, Any]]:
+        long_term, short_term = self._observe()
+        info = TextInfo(
+            success=self.success(),
+            progression=self.progression(),
+            executed_action=executed,
+            invalid_action=invalid,
+            long_term_text=long_term,
+            short_term_text=short_term,
+        )
+        observation = f"{short_term}\n{long_term}" if short_term and long_term else short_term or long_term
+        return observation, {**cast(dict[str, Any], info), **self.extra_info()}
+
+    def _check_data(self) -> None:
+        """Refuse data that could not work, with a sentence that names the fault."""
+        owner = type(self).__name__
+        if self.default_action not in self.actions:
+            raise ValueError(f"{owner}: default action {self.default_action!r} is not one of {list(self.actions)}.")
+        if self.max_turns < 1:
+            raise ValueError(f"{owner}: max_turns is {self.max_turns}, but an episode needs at least one turn.")
+        for spoken, name in self.aliases.items():
+            if name not in self.actions:
+                raise ValueError(f"{owner}: alias {spoken!r} means {name!r}, which is not one of {list(self.actions)}.")
+            if spoken != normalise(spoken):
+                raise ValueError(f"{owner}: alias {spoken!r} can never match; write it as {normalise(spoken)!r}.")

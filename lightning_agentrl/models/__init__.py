@@ -1,0 +1,1 @@
+"""Backbones and heads: log-probs, entropies and values at chosen positions; the bundled demo model."""

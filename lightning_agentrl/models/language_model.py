@@ -1,0 +1,111 @@
+"""The policy: a causal language model read at chosen positions only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from lightning_agentrl.models.demo import demo_model_folder
+from lightning_agentrl.models.packing import Packed
+
+DEMO = "demo"  # the name under which a config asks for the model that a package ships
+READS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Of each read-out position; R positions."""
+
+    logps: Tensor  # [R] log-probability of the token that follows
+    entropy: Tensor  # [R] nats
+    sum_pi_squared: Tensor  # [R] sum of squared probabilities over the vocabulary
+
+
+def resolve_model(model: str) -> str:
+    """A hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
+    return str(demo_model_folder()) if model == DEMO else model
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    _refuse_missing_folder(model)
+    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
+
+
+def load_causal_lm(model: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Pretrained causal language model with an attention that takes the tree mask of a packed row."""
+    _refuse_missing_folder(model)
+    folder = resolve_model(model)
+    config = AutoConfig.from_pretrained(folder)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
+        raise ValueError(
+            f"the model '{model}' uses sliding-window attention, which packed rows do not support; "
+            "choose a model with full attention (key model.init_args.model)"
+        )
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return cast(PreTrainedModel, lm)
+
+
+def _refuse_missing_folder(model: str) -> None:
+    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if looks_local and not (Path(model).expanduser() / "config.json").exists():
+        raise ValueError(
+            f"there is no model folder '{model}' (no config.json in it); "
+            f"give a hub id, a local folder or '{DEMO}' (key model.init_args.model)"
+        )
+
+
+def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
+    """Last hidden states [R, H] at the read-out positions of a packed row."""
+    backbone = cast(nn.Module, lm.base_model)
+    output = backbone(
+        input_ids=packed.ids, attention_mask=packed.mask, position_ids=packed.positions, use_cache=False
+    )
+    return output.last_hidden_state[0, packed.reads]
+
+
+class LanguageModel(nn.Module):
+    """A causal language model as policy. The vocabulary projection runs on read-out positions only, in chunks."""
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.lm = lm
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.lm.config.hidden_size)
+
+    @property
+    def context_length(self) -> int:
+        return int(self.lm.config.max_position_embeddings)
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """[R, H]"""
+        return hidden_at_reads(self.lm, packed)
+
+    def token_scores(self, hidden_RH: Tensor, targets_R: Tensor, temperature: float) -> TokenScores:
+        """Log-probs of ``targets_R``, entropy and sum of squared probabilities, at sampling temperature."""
+        head = cast(nn.Module, self.lm.get_output_embeddings())
+        chunks = []
+        for hidden, targets in zip(hidden_RH.split(READS_PER_CHUNK), targets_R.split(READS_PER_CHUNK), strict=True):
+            if torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK:  # keep one chunk of logits alive, not all
+                chunk = checkpoint(_head_scores, head, hidden, targets, temperature, use_reentrant=False)
+            else:
+                chunk = _head_scores(head, hidden, targets, temperature)
+            chunks.append(cast(tuple[Tensor, Tensor, Tensor], chunk))
+        logps, entropy, sum_pi_squared = (torch.cat(parts) for parts in zip(*chunks, strict=True))
+        return TokenScores(logps, entropy, sum_pi_squared)
+
+
+def _head_scores(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
+    logits = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    log_pi = logits.log_softmax(-1)
+    pi = log_pi.exp()
+    logps = log_pi.gather(-1, targets.clamp_min(0)[:, None])[:, 0]
+    return logps, -(pi * log_pi).sum(-1), pi.square().sum(-1)

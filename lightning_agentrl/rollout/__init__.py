@@ -1,0 +1,1 @@
+"""Rollouts: from environments and a policy to samples."""

@@ -1,0 +1,135 @@
+"""Memory: how much of the past of an episode the next prompt shows.
+
+Memories hold no state. The past of the episode is given to them, so one object serves all environments and nothing of
+it needs a checkpoint.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class PastTurn:
+    """One past turn as a prompt can show it."""
+
+    observation: str  # long-term text only
+    thought: str  # empty: not shown
+    action: str  # the action that was executed
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What the next prompt shows of the past.
+
+    ``turns`` become pairs of user and assistant messages, oldest first; one with an empty thought shows its action
+    only. ``note`` is text for the current user message.
+    """
+
+    turns: tuple[PastTurn, ...] = ()
+    note: str = ""
+
+
+class Memory(ABC):
+    """Strategy object: the past of an episode -> what the next prompt shows of it."""
+
+    grows: bool = False  # True: one growing sample per episode, nothing is ever rendered again
+
+    @abstractmethod
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """What to show of ``past``, the turns of the running episode, oldest first."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int | None:
+        """The most turns that this memory looks back, None where the whole episode may be shown."""
+
+
+class WindowMemory(Memory):
+    """The last turns of the episode.
+
+    Args:
+        turns: turns that are shown; 0 shows none.
+        thoughts: turns, counted from the newest, that keep their thought; the others show the executed action only.
+            As many as ``turns`` when left out.
+    """
+
+    def __init__(self, turns: int = 1, thoughts: int | None = None) -> None:
+        _at_least("WindowMemory", "turns", turns, 0)
+        self.turns = turns
+        self.thoughts = turns if thoughts is None else thoughts
+        _at_least("WindowMemory", "thoughts", self.thoughts, 0)
+        if self.thoughts > turns:
+            raise ValueError(f"WindowMemory: thoughts ({thoughts}) must not exceed turns ({turns})")
+
+    @property
+    def longest(self) -> int:
+        """The number of turns shown."""
+        return self.turns
+
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """Show the last turns, the newest of them with their thoughts."""
+        shown = _last(past, self.turns)
+        silent = len(shown) - self.thoughts
+        return Recollection(tuple(replace(turn, thought="") if i < silent else turn for i, turn in enumerate(shown)))
+
+
+class ActionsOnlyMemory(Memory):
+    """The last actions as one line of the current user message, without observations and thoughts."""
+
+    def __init__(self, turns: int) -> None:
+        _at_least("ActionsOnlyMemory", "turns", turns, 1)
+        self.turns = turns
+
+    @property
+    def longest(self) -> int:
+        """The number of actions shown."""
+        return self.turns
+
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """Name the last actions in a note."""
+        names = ", ".join(turn.action for turn in _last(past, self.turns))
+        return Recollection(note=f"Your last actions, oldest first: {names}" if names else "")
+
+
+class ClearingMemory(Memory):
+    """A history that grows turn by turn and is emptied after each ``every`` turns."""
+
+    def __init__(self, every: int) -> None:
+        _at_least("ClearingMemory", "every", every, 1)
+        self.every = every
+
+    @property
+    def longest(self) -> int:
+        """The most turns between two clearings."""
+        return self.every - 1
+
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """Show the turns since the last clearing."""
+        return Recollection(tuple(_last(past, len(past) % self.every)))
+
+
+class FullMemory(Memory):
+    """The whole episode, append-only: the collector builds one growing sample per episode."""
+
+    grows = True
+
+    @property
+    def longest(self) -> None:
+        """No bound."""
+        return None
+
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """Show every turn."""
+        return Recollection(tuple(past))
+
+
+def _last(past: Sequence[PastTurn], count: int) -> Sequence[PastTurn]:
+    return past[max(len(past) - count, 0) :]
+
+
+def _at_least(owner: str, name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")

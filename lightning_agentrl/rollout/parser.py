@@ -1,0 +1,146 @@
+"""Action parsing: from the reply of the policy to its thought and the action it names."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+_LEAD = r"^[ \t>*_`\"'#\[({<+-]{0,8}(?:\d+[.)][ \t]*)?[*_`\"']{0,3}"  # what may stand before a key that opens a line
+_MARKS = r"[ \t*_`\"')\]}]{0,8}"  # what may stand between a key and its separator
+_ACTION = re.compile(
+    rf"(?<![^\W_])(?<!/)actions?{_MARKS}(?:[:：]|->|→)"  # the key and a colon, anywhere
+    r"|<actions?>"
+    rf"|{_LEAD}actions?{_MARKS}(?:=|[-–—](?=\s|$)|$)",  # opening a line: other separators, or a heading
+    re.IGNORECASE | re.MULTILINE,
+)
+_BARE_ACTION = re.compile(rf"{_LEAD}actions?[*_]{{0,3}}[ \t]+(?:is[ \t]+)?(?!\d)", re.IGNORECASE | re.MULTILINE)
+_THINK = re.compile(
+    rf"<think(?:ing)?>|{_LEAD}(?:think(?:ing)?|thoughts?|reasoning){_MARKS}(?:[:：=]|->|→|[-–—](?=\s|$)|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_THINK_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+
+_BULLET = re.compile(r"^(?:[+•‣▪]\s*|\d+[.)]\s+)")
+_ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """What a reply says: its thought, and the action in the environment's own spelling (None: it names none)."""
+
+    thought: str
+    action: str | None
+
+
+class ActionParser(ABC):
+    """Strategy object that reads the thought and the action out of a reply."""
+
+    @abstractmethod
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        """Read one reply.
+
+        Args:
+            reply: the text the policy wrote.
+            actions: names of the allowed actions; empty where the environment takes any text.
+            aliases: other spellings and the action that each one means; one whose action is not allowed is not used.
+        """
+
+
+class RawParser(ActionParser):
+    """The stripped reply is the action, for environments that take any text. An empty reply names no action."""
+
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        """Take the whole reply as the action."""
+        return ParsedReply("", reply.strip() or None)
+
+
+class TolerantParser(ActionParser):
+    """Finds one of a fixed set of actions, however the reply is decorated.
+
+    Reads the first non-empty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …; without a
+    key, of the whole reply after a closed ``<think>`` block). Case, punctuation, markdown, quotes, brackets,
+    underscores and list bullets do not matter. The line must be an action name or an alias, or start with one at a word
+    boundary. Two different actions offered as alternatives ("left or right") are ambiguous and give None.
+    """
+
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        """Read one reply; see :meth:`ActionParser.parse`.
+
+        Raises:
+            ValueError: when ``actions`` is empty.
+        """
+        if not actions:
+            raise ValueError("TolerantParser needs action names; use RawParser where an environment takes any text")
+        thought, said = split_reply(reply)
+        lines = said.splitlines()
+        line = next((line for line in lines if normalise(line)), next((x for x in lines if x.strip()), "")).strip()
+        exact = [name for name in actions if name.casefold() == line.casefold()]  # also names made of marks only
+        if len(exact) == 1:
+            return ParsedReply(thought, exact[0])
+        return ParsedReply(thought, _find(normalise(line), _names(tuple(actions), tuple(aliases.items()))))
+
+
+def split_reply(reply: str) -> tuple[str, str]:
+    """The thought of a reply and the text in which it names its action, both without their keys."""
+    end_of_block = max((match.end() for match in _THINK_END.finditer(reply)), default=0)
+    keys = list(_ACTION.finditer(reply, end_of_block)) or list(_BARE_ACTION.finditer(reply, end_of_block))
+    start, end = (keys[-1].start(), keys[-1].end()) if keys else (len(reply), end_of_block)
+    think = _THINK.search(reply, 0, start)
+    if think is None:
+        return "", reply[end:]
+    block_end = _THINK_END.search(reply, think.end(), start)
+    if block_end is not None:
+        return reply[think.end() : block_end.start()].strip(), reply[end:]
+    thought = reply[think.end() : start]
+    head, newline, tail = thought.rpartition("\n")
+    if keys and newline and not re.search(r"[^\W\d_]", tail):  # bullet and marks of the key that follows
+        thought = head
+    return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:]
+
+
+def normalise(text: str) -> str:
+    """Text without case, decoration, bullets and outer punctuation, as names and replies are compared."""
+    text = text.replace("’", "'").casefold()
+    text = re.sub(r"</\w+>", " ", text)
+    text = re.sub(r"[*_`#~\\\"“”«»\[\](){}<>]|(?<!\w)'|'(?!\w)", " ", text)
+    text = re.sub(r"(?<=[^\W\d])-(?=[^\W\d])|(?<!\S)[-–—]+(?!\S)", " ", text)  # turn-left, bullets and dashes; not -1
+    text = " ".join(_BULLET.sub("", text.strip()).split())
+    return text.strip(" .,;:!?…|/")
+
+
+@lru_cache(maxsize=256)
+def _names(actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[str, str | None]:
+    """Normalised name or alias -> action, longest first; None where one spelling means two actions."""
+    names: dict[str, str | None] = {}
+    for action in actions:
+        key = normalise(action)
+        names[key] = None if names.get(key, action) != action else action
+    own = {key: action for key, action in names.items() if action is not None}
+    others: dict[str, str | None] = {}
+    for alias, action_name in aliases:
+        action = action_name if action_name in actions else own.get(normalise(action_name), "")
+        if action:
+            key = normalise(alias)
+            others[key] = None if others.get(key, action) != action else action
+    merged = others | names
+    return {key: merged[key] for key in sorted(merged, key=len, reverse=True) if key}
+
+
+def _find(line: str, names: Mapping[str, str | None]) -> str | None:
+    """The action of the longest name that a normalised line is or starts with, unless alternatives differ from it."""
+    found = None
+    while True:
+        name = next((name for name in names if re.match(rf"{re.escape(name)}(?!\w)", line)), None)
+        action = None if name is None else names[name]
+        if name is None or action is None or found not in (None, action):
+            return None
+        found, rest = action, line[len(name) :].lstrip()
+        if re.match(r"not\b", rest):
+            return None
+        other = _ALTERNATIVE.match(rest)
+        if other is None:
+            return found
+        line = other[1].strip()
