@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -27,6 +28,11 @@ class Row:
     def __post_init__(self) -> None:
         if not self.ids or any(not 0 <= read < len(self.ids) for read in self.reads):
             raise ValueError(f"reads {self.reads} must be positions within a row of {len(self.ids)} ids")
+
+    @property
+    def input_ids(self) -> tuple[int, ...]:
+        """The ids that the model must read; what follows the last read-out is only ever predicted."""
+        return self.ids[: max(self.reads, default=0) + 1]
 
 
 @dataclass(frozen=True)
@@ -53,18 +59,20 @@ def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     """Pack rows into one, their common prefix first and once."""
-    prefix = common_prefix_length([row.ids for row in rows])
-    ids: list[int] = list(rows[0].ids[:prefix])
+    inputs = [row.input_ids for row in rows]
+    prefix = common_prefix_length(inputs)
+    ids = list(inputs[0][:prefix])
     positions = list(range(prefix))
     branch = [0] * prefix  # 0 for the prefix, k for the suffix of the k-th row
-    reads, targets = [], []
+    reads: list[int] = []
+    targets: list[int] = []
     for k, row in enumerate(rows, start=1):
         start = len(ids)
         reads += [read if read < prefix else start + read - prefix for read in row.reads]
         targets += [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for read in row.reads]
-        suffix = row.ids[prefix:]
+        suffix = inputs[k - 1][prefix:]
         ids += suffix
-        positions += range(prefix, len(row.ids))
+        positions += range(prefix, len(inputs[k - 1]))
         branch += [k] * len(suffix)
     branch_N = torch.tensor(branch, device=device)
     order_N = torch.arange(len(ids), device=device)
@@ -84,25 +92,27 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[int]]:
 
     A single row longer than ``max_tokens`` forms its own micro-batch.
     """
-    order = sorted(range(len(rows)), key=lambda i: rows[i].ids)
+    inputs = [row.input_ids for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: inputs[i])
     # One sort puts rows with long common prefixes next to each other; neighbours tell all common prefixes.
-    shared = [common_prefix_length([rows[a].ids, rows[b].ids]) for a, b in zip(order, order[1:], strict=False)]
-    count = len(list(_fill(rows, order, shared, max_tokens)))
+    shared = [common_prefix_length([inputs[a], inputs[b]]) for a, b in pairwise(order)]
+    lengths = [len(ids) for ids in inputs]
+    count = len(list(_fill(lengths, order, shared, max_tokens)))
     low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
     while low + 1 < high:
         middle = (low + high) // 2
-        if len(list(_fill(rows, order, shared, middle))) > count:
+        if len(list(_fill(lengths, order, shared, middle))) > count:
             low = middle
         else:
             high = middle
-    return list(_fill(rows, order, shared, high))
+    return list(_fill(lengths, order, shared, high))
 
 
-def _fill(rows: Sequence[Row], order: Sequence[int], shared: Sequence[int], budget: int) -> Iterator[list[int]]:
+def _fill(lengths: Sequence[int], order: Sequence[int], shared: Sequence[int], budget: int) -> Iterator[list[int]]:
     group: list[int] = []
     prefix = total = 0  # common prefix of the group, and the sum of its full row lengths
     for place, i in enumerate(order):
-        length = len(rows[i].ids)
+        length = lengths[i]
         joined = min(prefix, shared[place - 1]) if group else length
         if group and total + length - joined * len(group) > budget:
             yield group

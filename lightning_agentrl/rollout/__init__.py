@@ -1,1 +1,33 @@
-"""Rollouts: from environments and a policy to samples."""
+"""Rollouts: environments, prompts, interactions and the stream of mini-batches."""
+
+from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
+from lightning_agentrl.rollout.data import RolloutDataModule
+from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
+from lightning_agentrl.rollout.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
+from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
+from lightning_agentrl.rollout.session import EnvConfig, Session
+from lightning_agentrl.rollout.stream import MiniBatch, OnPolicy, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.validation import ValidationConfig
+
+__all__ = [
+    "ActionParser",
+    "ActionsOnlyMemory",
+    "ChatRenderer",
+    "ClearingMemory",
+    "EnvConfig",
+    "FullMemory",
+    "Interaction",
+    "Memory",
+    "MiniBatch",
+    "OnPolicy",
+    "PromptFormat",
+    "RawParser",
+    "RolloutDataModule",
+    "RolloutSource",
+    "RolloutStream",
+    "Session",
+    "TolerantParser",
+    "TurnInteraction",
+    "ValidationConfig",
+    "WindowMemory",
+]

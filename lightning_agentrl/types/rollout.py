@@ -6,8 +6,9 @@ Suffixes: B samples, A action tokens (padded to the longest sample). Everything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ class Scores:
     entropy: Tensor | None = None  # of the actor's distribution at the token
     sum_pi_squared: Tensor | None = None  # sum over the vocabulary of its squared probabilities
 
-    def map(self, fn) -> Scores:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Scores:
         return Scores(**{f.name: None if (x := getattr(self, f.name)) is None else fn(x) for f in fields(self)})
 
 
@@ -125,8 +126,8 @@ class Rollout:
     def union(self, **new: Tensor | Scores) -> Rollout:
         """A rollout with the given fields added or replaced; scores are merged field by field."""
         scores = new.pop("scores", None)
-        out = replace(self, **new)
-        if scores is not None:
+        out = replace(self, **cast(dict[str, Any], new))
+        if isinstance(scores, Scores):
             old = {f.name: getattr(self.scores, f.name) for f in fields(Scores)}
             update = {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
             out = replace(out, scores=Scores(**(old | update)))
@@ -135,7 +136,7 @@ class Rollout:
     def to(self, device: torch.device | str) -> Rollout:
         return self._map(lambda x: x.to(device), self.samples)
 
-    def _map(self, fn, samples: tuple[Sample, ...]) -> Rollout:
+    def _map(self, fn: Callable[[Tensor], Tensor], samples: tuple[Sample, ...]) -> Rollout:
         tensors = {f.name: x for f in fields(self) if isinstance(x := getattr(self, f.name), Tensor)}
         return replace(self, samples=samples, scores=self.scores.map(fn), **{k: fn(x) for k, x in tensors.items()})
 

@@ -37,6 +37,7 @@ class Turn:
     valid: bool  # False: the reply named no action and the default action ran
     env_reward: float
     reward: float  # environment reward with the penalty for an invalid reply
+    episode_return: float  # sum of environment rewards of the episode up to and including this turn
     terminated: bool
     truncated: bool
     stop: StopReason | None  # None while the episode goes on
@@ -88,7 +89,8 @@ class Sample:
     @property
     def action_positions(self) -> list[int]:
         """Positions in ``ids`` of the tokens that the policy sampled."""
-        positions, start = [], 0
+        positions: list[int] = []
+        start = 0
         for segment in self.segments:
             if segment.is_action:
                 positions.extend(range(start, start + len(segment.ids)))

@@ -1,0 +1,315 @@
+"""Agent: one iteration of policy-gradient learning as a LightningModule. Read `prepare`, then `training_step`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lightning_agentrl.advantages import AdvantageEstimator, whiten
+from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.scoring import Reader, action_rows, score_policy, score_values, to_columns
+from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.metrics.episodes import EpisodeMetrics
+from lightning_agentrl.metrics.rollout import rollout_metrics
+from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
+from lightning_agentrl.rollout.validation import EpisodeSeeds
+from lightning_agentrl.types import Rollout, Scores
+
+Phase = Literal["critic_warmup", "train"]
+
+
+@dataclass(frozen=True)
+class CurrentScores:
+    """What the current weights say about the action tokens of a micro-batch, with gradient; [B, A], 0 off the mask."""
+
+    logps: Tensor
+    entropy: Tensor
+
+
+class Agent(L.LightningModule, ABC):
+    """Actor, critic and reference, and the walk from a rollout to one optimizer step per mini-batch.
+
+    Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`.
+
+    Args:
+        model: hub id, local folder, or ``demo`` for the model that a package ships.
+        critic: where values come from; None for estimators that need none.
+        advantage: estimator of advantages and returns.
+        needs_reference: keep a frozen copy of the initial policy.
+        lr_actor: learning rate of the actor.
+        lr_critic: learning rate of the critic.
+        weight_decay: of AdamW, both groups.
+        max_grad_norm_actor: clip of the actor's gradient norm.
+        max_grad_norm_critic: clip of the critic's gradient norm.
+        temperature: of sampling and of all log-probs.
+        max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
+        gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        critic: Critic | None,
+        advantage: AdvantageEstimator,
+        needs_reference: bool,
+        lr_actor: float,
+        lr_critic: float,
+        weight_decay: float,
+        max_grad_norm_actor: float,
+        max_grad_norm_critic: float,
+        temperature: float,
+        max_tokens_per_micro_batch: int,
+        gradient_checkpointing: bool,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
+        self.model = model
+        self.advantage = advantage
+        self.needs_reference = needs_reference
+        self.lr_actor, self.lr_critic, self.weight_decay = lr_actor, lr_critic, weight_decay
+        self.max_grad_norm_actor, self.max_grad_norm_critic = max_grad_norm_actor, max_grad_norm_critic
+        self.temperature = temperature
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.gradient_checkpointing = gradient_checkpointing
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0 for training, got {temperature}")
+        if advantage.needs_values and critic is None:
+            raise ValueError(
+                f"{type(advantage).__name__} needs values, so a critic must be given: set model.init_args.critic, "
+                "for example to SeparateCritic"
+            )
+        self.critic = critic
+        self.phase: Phase = "train"
+        self.explained_variance: float | None = None
+        self.clock = StageClock()
+        self.validation_metrics = EpisodeMetrics()
+        self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self._reference: list[LanguageModel] = []  # in a list: not a submodule, so neither optimised nor saved
+        self._iteration_metrics: dict[str, float] = {}
+
+    # What a researcher overrides
+
+    def shape_rewards(self, rollout: Rollout) -> Tensor:
+        """Token rewards [B, A] for the estimator; scores are there. By default the environment's with penalties."""
+        return rollout.rewards
+
+    @abstractmethod
+    def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
+        """Loss per action token [B, A].
+
+        ``scores.logps`` and ``scores.entropy`` are those of the current weights, with gradient; the scores from before
+        the update are in ``batch.scores``.
+        """
+
+    @abstractmethod
+    def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
+        """Loss per action token [B, A] of the current values [B, A], with gradient."""
+
+    def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
+        """Per-token numbers [B, A] to be averaged over the action tokens of the mini-batch and logged."""
+        return {}
+
+    # Iteration, part 1: from a raw rollout to advantages (called by the stream)
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh."""
+        with self.clock.stage("score"), self.evaluation_mode():
+            rollout = self.score(rollout)
+        rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
+        advantages, returns = self.advantage.estimate(rollout)
+        if self.advantage.whiten:
+            advantages = whiten(advantages, rollout.action_mask, self.reduce_sum)
+        rollout = rollout.union(advantages=advantages, returns=returns)
+        self._iteration_metrics = rollout_metrics(rollout, self.reduce_sum) | self.clock.read()
+        self.explained_variance = self._iteration_metrics.get("critic/explained_variance")
+        return rollout
+
+    def score(self, rollout: Rollout) -> Rollout:
+        """Add log-probs of actor and reference, entropy, values and bootstrap values."""
+        reader = self.reader()
+        tokens = sum(len(row.ids) for row in action_rows(rollout))
+        self.clock.count("score", turns=len(rollout.turns), tokens=tokens)
+        if rollout.scores.old_logps is None:
+            rollout = rollout.union(scores=score_policy(self.actor, rollout, reader))
+        if self.needs_reference and rollout.scores.ref_logps is None:
+            reference = score_policy(self._reference[0], rollout, reader)
+            rollout = rollout.union(scores=Scores(ref_logps=reference.old_logps))
+        if self.critic is not None:
+            values, bootstrap_values = score_values(self.actor, self.critic, rollout, reader)
+            rollout = rollout.union(scores=Scores(values=values), bootstrap_values=bootstrap_values)
+        return rollout
+
+    # Iteration, part 2: one optimizer step
+
+    def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
+        """Gradients of all micro-batches, clipped per group, then one step."""
+        rollout = batch.rollout
+        with self.clock.stage("update"):
+            optimizer = cast(Any, self.optimizers())
+            optimizer.zero_grad(set_to_none=True)
+            metrics = self._accumulate_gradients(rollout)
+            if self.phase == "critic_warmup":
+                for parameter in self.actor.parameters():
+                    parameter.grad = None  # a zero gradient would still age the actor's Adam state
+            limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
+            norms = clip_by_group(optimizer, limits)
+            optimizer.step()
+        self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        metrics |= {f"grad_norm/{name}": float(norm) for name, norm in norms.items()} | self._iteration_metrics
+        self._iteration_metrics = {}
+        self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+
+    def _accumulate_gradients(self, rollout: Rollout) -> dict[str, float]:
+        """Backward through every micro-batch; the means of the metrics over the mini-batch.
+
+        Each loss is divided by the action tokens of the whole mini-batch over all ranks, so how it is cut changes
+        nothing. Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
+        """
+        tokens = max(float(self.reduce_sum(rollout.action_mask.sum().double())), 1.0)
+        scale = self.trainer.world_size / tokens
+        rows, reader = action_rows(rollout), self.reader()
+        totals: dict[str, float] = {}
+        with without_sync(self):
+            for index in reader.micro_batches(rows):
+                micro = rollout.select(index).to(self.device)
+                packed = reader.pack([rows[i] for i in index])
+                for loss, metrics in self._micro_batch_losses(micro, packed):
+                    self.manual_backward(loss.sum() * scale)
+                    for name, x in metrics.items():
+                        totals[name] = totals.get(name, 0.0) + float(x.detach().double().sum())
+        sync_gradients(self)
+        return {name: total / tokens for name, total in self.reduce_dict(totals).items()}
+
+    def _micro_batch_losses(self, micro: Rollout, packed: Packed) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Loss and metrics per action token [B, A]: of actor and shared critic, then of a separate critic.
+
+        A generator, so that the graph of the first is gone before the second is built.
+        """
+        mask, critic = micro.action_mask, self.critic
+        if self.phase == "train":
+            hidden = self.actor.hidden(packed)
+            token = self.actor.token_scores(hidden, packed.targets, self.temperature)
+            scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
+            loss = torch.where(mask, self.policy_loss(micro, scores), 0.0)
+            metrics = {"policy/loss": loss, **self.update_metrics(micro, scores)}
+            if critic is not None and critic.shares_trunk:
+                value_loss = self._masked_value_loss(micro, critic(packed, hidden))
+                loss, metrics = loss + value_loss, {**metrics, "critic/loss": value_loss}
+            yield loss, {name: torch.where(mask, x, 0.0) for name, x in metrics.items()}
+        elif critic is not None and critic.shares_trunk:
+            with torch.no_grad():
+                hidden = self.actor.hidden(packed)
+            value_loss = self._masked_value_loss(micro, critic(packed, hidden))
+            yield value_loss, {"critic/loss": value_loss}
+        if critic is not None and not critic.shares_trunk:
+            value_loss = self._masked_value_loss(micro, critic(packed, None))
+            yield value_loss, {"critic/loss": value_loss}
+
+    def _masked_value_loss(self, micro: Rollout, values_R: Tensor) -> Tensor:
+        values = to_columns(values_R, micro.action_mask)
+        return torch.where(micro.action_mask, self.value_loss(micro, values), 0.0)
+
+    # Validation
+
+    def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
+        self.validation_metrics.update(self.datamodule.play_held_out(batch.seeds))
+
+    def on_validation_epoch_end(self) -> None:
+        numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}
+        self.validation_metrics.reset()
+        self.log_dict(numbers)
+
+    # Lightning hooks around it
+
+    def setup(self, stage: str) -> None:
+        self.tokenizer = load_tokenizer(self.model)
+
+    def configure_model(self) -> None:
+        """Load actor, critic and reference; called once the strategy is up, harmless when called again."""
+        if hasattr(self, "actor"):
+            return
+        self.actor = LanguageModel(self._load_backbone(None))
+        if self.critic is not None:
+            self.critic.build(self.actor.hidden_size, self._load_backbone)
+        if self.needs_reference:
+            self._reference = [LanguageModel(load_causal_lm(self.model)).requires_grad_(False).eval()]
+
+    def _load_backbone(self, model: str | None) -> PreTrainedModel:
+        lm = load_causal_lm(model or self.model)
+        if self.gradient_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return lm.train()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        groups: list[dict[str, Any]] = [{"name": "actor", "params": list(self.actor.parameters()), "lr": self.lr_actor}]
+        if self.critic is not None:
+            groups.append({"name": "critic", "params": list(self.critic.parameters()), "lr": self.lr_critic})
+        return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+
+    def on_fit_start(self) -> None:
+        self._connect()
+
+    def on_validation_start(self) -> None:
+        self._connect()
+
+    def _connect(self) -> None:
+        for reference in self._reference:
+            reference.to(self.device)
+        self.datamodule.connect(self)
+
+    @property
+    def datamodule(self) -> RolloutDataModule:
+        return cast(RolloutDataModule, cast(Any, self.trainer).datamodule)
+
+    # What data module and engine ask for
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps behind the current weights."""
+        return self.trainer.global_step
+
+    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
+        return PolicyHandle(self.actor, close_ids, self.trainer.precision_plugin.forward_context)
+
+    def reader(self) -> Reader:
+        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device)
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Eval mode, no gradients, the trainer's precision."""
+        self.eval()
+        try:
+            with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+                yield
+        finally:
+            self.train()
+
+    def reduce_sum(self, x: Tensor) -> Tensor:
+        """Sum over all ranks."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return x
+        x = x.to(self.device, copy=True)
+        dist.all_reduce(x)
+        return x.cpu()
+
+    def reduce_dict(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Sum over all ranks by name; a rank may lack names."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return numbers
+        gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(gathered, numbers)
+        names = sorted({name for part in gathered for name in part})
+        return {name: sum(part.get(name, 0.0) for part in gathered) for name in names}

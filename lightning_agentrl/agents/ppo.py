@@ -1,0 +1,135 @@
+"""PPO on turns: clipped policy and value losses, KL in the reward, entropy bonus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, kl_in_reward
+from lightning_agentrl.agents.agent import Agent, CurrentScores
+from lightning_agentrl.losses import (
+    FixedKL,
+    KLCoefficient,
+    KLKind,
+    PolicyLoss,
+    PPOClip,
+    clipped_value_loss,
+    first_token_weights,
+    kl_estimate,
+)
+from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.types import Rollout
+
+
+class PPOAgent(Agent):
+    """Turn-level PPO as published for long-horizon agents; every part of it can be replaced.
+
+    Args:
+        model: hub id, local folder, or ``demo`` for the model that a package ships.
+        critic: where values come from; an own backbone by default.
+        advantage: estimator; dual-discount GAE by default.
+        policy_loss: loss per action token; PPO with clip 0.2 and dual clip 3 by default.
+        kl_in_reward: coefficient of the KL to the initial policy in the reward, fixed or adaptive; 0.001 by default. A
+            coefficient of 0 keeps no reference.
+        kl_kind: estimator of that KL.
+        entropy_bonus: weight of the entropy in the policy loss.
+        value_clip: how far a value may move from its old value before the value loss stops pulling; None: no clip.
+        first_token_weight: weight of the first token of a turn in the value loss, whose value bootstraps the turn
+            before.
+        lr_actor: learning rate of the actor.
+        lr_critic: learning rate of the critic.
+        weight_decay: of AdamW, both groups.
+        max_grad_norm_actor: clip of the actor's gradient norm.
+        max_grad_norm_critic: clip of the critic's gradient norm.
+        temperature: of sampling and of all log-probs.
+        max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
+        gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        critic: Critic | None = None,
+        advantage: AdvantageEstimator | None = None,
+        policy_loss: PolicyLoss | None = None,
+        kl_in_reward: KLCoefficient | float = 0.001,
+        kl_kind: KLKind = "k1",
+        entropy_bonus: float = 0.001,
+        value_clip: float | None = 0.5,
+        first_token_weight: float = 3.0,
+        lr_actor: float = 1e-6,
+        lr_critic: float = 1e-5,
+        weight_decay: float = 0.01,
+        max_grad_norm_actor: float = 1.0,
+        max_grad_norm_critic: float = 1.0,
+        temperature: float = 1.0,
+        max_tokens_per_micro_batch: int = 16384,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
+        super().__init__(
+            model=model,
+            critic=critic or SeparateCritic(),
+            advantage=advantage or DualDiscountGAE(),
+            needs_reference=kl.value > 0,
+            lr_actor=lr_actor,
+            lr_critic=lr_critic,
+            weight_decay=weight_decay,
+            max_grad_norm_actor=max_grad_norm_actor,
+            max_grad_norm_critic=max_grad_norm_critic,
+            temperature=temperature,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        self.loss = policy_loss or PPOClip()
+        self.kl_coefficient = kl
+        self.kl_kind: KLKind = kl_kind
+        self.entropy_bonus = entropy_bonus
+        self.value_clip = value_clip
+        self.first_token_weight = first_token_weight
+
+    def shape_rewards(self, rollout: Rollout) -> Tensor:
+        """Subtract the KL of each sampled token to the reference."""
+        scores = rollout.scores
+        if scores.ref_logps is None or scores.old_logps is None:
+            return rollout.rewards
+        kl = kl_estimate(scores.old_logps, scores.ref_logps, self.kl_kind)
+        return kl_in_reward(rollout.rewards, kl, rollout.action_mask, self.kl_coefficient.value)
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        """As every agent; then an adaptive coefficient takes the KL that was seen."""
+        rollout = super().prepare(rollout)
+        if "kl/reference" in self._iteration_metrics:
+            self._iteration_metrics["kl/coefficient"] = self.kl_coefficient.value
+            if self.phase == "train":
+                turns = int(self.reduce_sum(torch.tensor(len(rollout.turns))))
+                self.kl_coefficient.update(self._iteration_metrics["kl/reference"], turns)
+        return rollout
+
+    def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
+        assert batch.scores.old_logps is not None and batch.advantages is not None
+        loss = self.loss(scores.logps, batch.scores.old_logps, batch.advantages)
+        return loss - self.entropy_bonus * scores.entropy
+
+    def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
+        assert batch.scores.values is not None and batch.returns is not None
+        loss = clipped_value_loss(values, batch.scores.values, batch.returns, self.value_clip)
+        return loss * first_token_weights(batch.action_mask, batch.turn_ids, self.first_token_weight)
+
+    @torch.no_grad()
+    def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
+        assert batch.scores.old_logps is not None and batch.advantages is not None
+        metrics = self.loss.metrics(scores.logps, batch.scores.old_logps, batch.advantages)
+        return {
+            "policy/entropy": scores.entropy,
+            "policy/approx_kl": batch.scores.old_logps - scores.logps,
+            **{f"policy/{name}": x for name, x in metrics.items()},
+        }
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["kl_coefficient"] = self.kl_coefficient.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.kl_coefficient.load_state_dict(checkpoint["kl_coefficient"])

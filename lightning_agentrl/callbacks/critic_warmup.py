@@ -1,0 +1,117 @@
+"""Critic warm-up: the critic learns the values of the initial policy before the actor moves."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.rollout import OnPolicy, RolloutDataModule, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.mini_batches import split, spread
+from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
+
+
+class CriticWarmup(L.Callback, RolloutSource):
+    """Collect rollouts with the frozen policy, then fit the critic on samples of them in rounds.
+
+    Each round recomputes values and targets of all data with the current critic and trains once on a sample drawn
+    without replacement. The actor does not move and its optimizer state stays empty. A round spans as many epochs as
+    its sample has iterations' worth of turns, so warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``.
+
+    Args:
+        rollouts: iterations' worth of turns to collect.
+        rounds: how often targets are recomputed.
+        fraction: share of the data that each round trains on; gives a whole number of iterations.
+        min_explained_variance: below it, a warning says that the critic has not converged as the actor starts.
+    """
+
+    def __init__(
+        self, rollouts: int = 40, rounds: int = 5, fraction: float = 0.1, min_explained_variance: float = 0.3
+    ) -> None:
+        if rollouts < 1 or rounds < 1 or not 0 < fraction <= 1:
+            raise ValueError(
+                f"CriticWarmup needs rollouts >= 1, rounds >= 1 and 0 < fraction <= 1, got {rollouts}, {rounds} and "
+                f"{fraction}"
+            )
+        self.portions = round(rollouts * fraction)
+        if abs(self.portions - rollouts * fraction) > 1e-9 or not self.portions:
+            raise ValueError(
+                f"CriticWarmup: {rollouts} rollouts * {fraction} = {rollouts * fraction:g} iterations per round, which "
+                "must be a whole number of at least 1; change rollouts or fraction"
+            )
+        self.rollouts, self.rounds, self.fraction = rollouts, rounds, fraction
+        self.min_explained_variance = min_explained_variance
+        self.done_epochs = 0
+        self.buffer: Rollout | None = None
+        self.prepared: Rollout | None = None
+
+    @property
+    def total_epochs(self) -> int:
+        return self.rounds * self.portions
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if cast(Agent, pl_module).critic is None:
+            raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take over the stream while warm-up lasts, and for the first rollout after it."""
+        agent = cast(Agent, pl_module)
+        stream = cast(RolloutDataModule, cast(Any, trainer).datamodule).stream
+        assert stream is not None
+        warm = self.done_epochs < self.total_epochs
+        agent.phase = "critic_warmup" if warm else "train"
+        if warm or self.buffer is not None:
+            stream.source = self
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Count by epochs, since a resumed run calls this hook again."""
+        self.done_epochs = min(trainer.current_epoch + 1, self.total_epochs)
+
+    def next_rollout(self, stream: RolloutStream) -> Rollout:
+        """The next portion of the round's sample; collects before the first round."""
+        if self.done_epochs == self.total_epochs:
+            return self._hand_over(stream)
+        if self.buffer is None:
+            self.buffer = Rollout.concat([stream.collect() for _ in range(self.rollouts)])
+        round_, portion = divmod(self.done_epochs, self.portions)
+        if portion == 0 or self.prepared is None:
+            self.prepared = stream.learner.prepare(self.buffer)
+            self.buffer = self.buffer.union(scores=self.prepared.scores)  # log-probs stay; values are made anew
+        envs = [sample.turns[0].env for sample in self.prepared.samples]
+        places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))
+        return self.prepared.select(split(places, self.portions, upto=self.fraction)[portion])
+
+    def _hand_over(self, stream: RolloutStream) -> Rollout:
+        """Free the buffer, collect the actor's first rollout and say how well the critic explains it."""
+        stream.source = OnPolicy()
+        self.buffer = self.prepared = None
+        rollout = stream.source.next_rollout(stream)
+        explained = stream.learner.explained_variance
+        if explained is None:
+            rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")
+        elif explained < self.min_explained_variance:
+            rank_zero_warn(
+                f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
+                f"returns, less than {self.min_explained_variance}; raise CriticWarmup's rounds, fraction or rollouts, "
+                "or model.init_args.lr_critic"
+            )
+        else:
+            rank_zero_info(f"critic warm-up has ended: it explains {explained:.2f} of the variance of the returns")
+        return rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer is part of a checkpoint taken inside the warm-up."""
+        return {
+            "done_epochs": self.done_epochs,
+            "buffer": None if self.buffer is None else rollout_to_plain(self.buffer),
+            "prepared": None if self.prepared is None else rollout_to_plain(self.prepared),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.done_epochs = state_dict["done_epochs"]
+        buffer, prepared = state_dict["buffer"], state_dict["prepared"]
+        self.buffer = None if buffer is None else rollout_from_plain(buffer)
+        self.prepared = None if prepared is None else rollout_from_plain(prepared)

@@ -1,0 +1,63 @@
+"""Engines: what samples tokens. One small base class; prompts and replies are token ids."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from lightning_agentrl.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """One reply to be sampled.
+
+    Sampling uses the whole distribution (no top-p, no top-k), so that log-probs describe what was sampled from.
+    Equal prompt, seed and weights give equal replies, whatever else is sampled at the same time (up to rounding).
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float  # 0: the most likely token every time
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The sampled ids, the log-probs of exactly those ids after temperature, and whether the reply closed itself."""
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    closed: bool  # False: cut by ``max_tokens``
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class PolicyHandle:
+    """What an engine needs of the trainer: the policy in place, its stop tokens, and the precision to run it in."""
+
+    policy: LanguageModel
+    close_ids: Sequence[int]
+    precision: Callable[[], AbstractContextManager]
+
+
+class Engine(ABC):
+    """Samples replies for many environments at a time."""
+
+    @abstractmethod
+    def start(self, handle: PolicyHandle) -> None:
+        """Called once the strategy is up and the policy is on its device; again after :meth:`stop`."""
+
+    @abstractmethod
+    def sync(self, policy_version: int) -> None:
+        """Take over the current weights of the policy. Called once before each collect, with nothing in flight."""
+
+    @abstractmethod
+    async def generate(self, request: SamplingRequest) -> Reply:
+        """Sample one reply."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Release threads and memory. Harmless when not started."""

@@ -1,0 +1,201 @@
+"""Generation with transformers in the trainer's process: no further package, right on every device, for small models.
+
+A worker thread takes the requests that wait at the moment as one batch. The longest common prefix of the batch is
+computed once and its key/value cache is kept until the weights change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.models.packing import common_prefix_length
+
+_Waiting = tuple[SamplingRequest, asyncio.AbstractEventLoop, "asyncio.Future[Reply]"]
+
+
+class TransformersEngine(Engine):
+    """Samples with the policy itself; nothing is copied, so new weights are there at once.
+
+    Args:
+        max_batch: most requests in one batch.
+        gather_seconds: how long a batch waits for one more request before it starts.
+    """
+
+    def __init__(self, max_batch: int = 64, gather_seconds: float = 0.005) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
+        self.max_batch = max_batch
+        self.gather_seconds = gather_seconds
+        self.policy_version = 0
+        self._handle: PolicyHandle | None = None
+        self._waiting: queue.Queue[_Waiting | None] = queue.Queue()
+        self._worker: threading.Thread | None = None
+        self._prefix: tuple[tuple[int, ...], DynamicCache] | None = None
+
+    def start(self, handle: PolicyHandle) -> None:
+        self._handle = handle
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
+            self._worker.start()
+
+    def sync(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+        self._prefix = None  # computed with the old weights
+
+    def stop(self) -> None:
+        if self._worker is not None:
+            self._waiting.put(None)
+            self._worker.join()
+            self._worker = None
+        self._prefix = None
+        self._handle = None
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        if self._worker is None:
+            raise RuntimeError("the engine was not started")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Reply] = loop.create_future()
+        self._waiting.put((request, loop, future))
+        return await future
+
+    def _serve(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            try:
+                replies = self._generate_batch([request for request, _, _ in batch])
+            except Exception as error:  # handed to every caller that waits for this batch
+                for _, loop, future in batch:
+                    loop.call_soon_threadsafe(_settle, future, error)
+            else:
+                for (_, loop, future), reply in zip(batch, replies, strict=True):
+                    loop.call_soon_threadsafe(_settle, future, reply)
+
+    def _next_batch(self) -> list[_Waiting] | None:
+        first = self._waiting.get()
+        if first is None:
+            return None
+        batch = [first]
+        while len(batch) < self.max_batch:
+            try:
+                more = self._waiting.get(timeout=self.gather_seconds)
+            except queue.Empty:
+                break
+            if more is None:
+                self._waiting.put(None)
+                break
+            batch.append(more)
+        return batch
+
+    @torch.no_grad()
+    def _generate_batch(self, requests: Sequence[SamplingRequest]) -> list[Reply]:
+        handle = cast(PolicyHandle, self._handle)
+        was_training = handle.policy.training
+        handle.policy.eval()
+        try:
+            with handle.precision():
+                return self._sample(handle, requests)
+        finally:
+            handle.policy.train(was_training)
+
+    def _sample(self, handle: PolicyHandle, requests: Sequence[SamplingRequest]) -> list[Reply]:
+        prompts = [request.prompt_ids for request in requests]
+        count, device = len(prompts), handle.policy.lm.device
+        prefix_ids, cache = self._prefix_cache(handle, prompts)
+        # Left-pad what follows the prefix; the cache holds the prefix once per request.
+        suffixes = [prompt[len(prefix_ids) :] for prompt in prompts]
+        width = max(len(suffix) for suffix in suffixes)
+        pads = torch.tensor([width - len(suffix) for suffix in suffixes], device=device)
+        ids = torch.tensor([(0,) * (width - len(suffix)) + tuple(suffix) for suffix in suffixes], device=device)
+        columns = torch.arange(width, device=device)
+        seen = torch.cat(
+            [torch.ones(count, len(prefix_ids), dtype=torch.int64, device=device), columns >= pads[:, None]], 1
+        )
+        positions = len(prefix_ids) + (columns - pads[:, None]).clamp_min(0)
+
+        samplers = [_TokenSampler(request) for request in requests]
+        close_ids = set(handle.close_ids)
+        done = [False] * count
+        while True:
+            hidden = _backbone(handle)(
+                input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True
+            ).last_hidden_state[:, -1]
+            logits = cast(nn.Module, handle.policy.lm.get_output_embeddings())(hidden)
+            tokens = [0 if done[i] else samplers[i].sample(logits[i]) for i in range(count)]
+            for i, (token, sampler) in enumerate(zip(tokens, samplers, strict=True)):
+                done[i] = done[i] or token in close_ids or len(sampler.ids) >= sampler.request.max_tokens
+            if all(done):
+                break
+            ids = torch.tensor(tokens, device=device)[:, None]
+            seen = torch.cat([seen, seen.new_ones(count, 1)], 1)
+            positions = positions[:, -1:] + 1
+        return [
+            Reply(tuple(s.ids), tuple(s.logps), closed=s.ids[-1] in close_ids, policy_version=self.policy_version)
+            for s in samplers
+        ]
+
+    def _prefix_cache(
+        self, handle: PolicyHandle, prompts: Sequence[tuple[int, ...]]
+    ) -> tuple[tuple[int, ...], DynamicCache]:
+        """The kept prefix if all prompts start with it, else the common prefix of these prompts, computed anew.
+
+        At least one token of each prompt stays out, since its hidden state is needed.
+        """
+        common = min(common_prefix_length(prompts), min(map(len, prompts)) - 1)
+        kept = self._prefix
+        if kept is None or common < len(kept[0]) or prompts[0][: len(kept[0])] != kept[0] or common > 2 * len(kept[0]):
+            cache = DynamicCache(config=handle.policy.lm.config)
+            if common:
+                ids = torch.tensor([prompts[0][:common]], device=handle.policy.lm.device)
+                _backbone(handle)(input_ids=ids, past_key_values=cache, use_cache=True)
+            kept = self._prefix = (prompts[0][:common], cache)
+        prefix_ids, cache = kept
+        repeated = DynamicCache(config=handle.policy.lm.config)
+        for index, layer in enumerate(cache.layers if prefix_ids else ()):
+            keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
+            repeated.update(keys.expand(len(prompts), -1, -1, -1), values.expand(len(prompts), -1, -1, -1), index)
+        return prefix_ids, repeated
+
+
+class _TokenSampler:
+    """Samples one request token by token from its own random stream, so that batching cannot change a reply."""
+
+    def __init__(self, request: SamplingRequest) -> None:
+        self.request = request
+        self.random = torch.Generator().manual_seed(request.seed)
+        self.ids: list[int] = []
+        self.logps: list[float] = []
+
+    def sample(self, logits_V: Tensor) -> int:
+        greedy = self.request.temperature == 0.0
+        logits = logits_V.double() if greedy else logits_V.double() / self.request.temperature
+        log_pi = logits.log_softmax(-1)
+        if greedy:
+            token = int(log_pi.argmax())
+        else:
+            cumulative = log_pi.exp().cumsum(-1)
+            threshold = torch.rand((), generator=self.random, dtype=torch.float64).item() * cumulative[-1].item()
+            token = int(torch.searchsorted(cumulative, threshold, right=True).clamp_max(len(log_pi) - 1))
+        self.ids.append(token)
+        self.logps.append(float(log_pi[token]))
+        return token
+
+
+def _backbone(handle: PolicyHandle) -> nn.Module:
+    return cast(nn.Module, handle.policy.lm.base_model)
+
+
+def _settle(future: asyncio.Future[Reply], outcome: Reply | Exception) -> None:
+    if future.cancelled():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

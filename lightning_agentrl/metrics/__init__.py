@@ -1,0 +1,1 @@
+"""Numbers that say what happened."""

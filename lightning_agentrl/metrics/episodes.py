@@ -1,0 +1,78 @@
+"""Success, return and length of whole episodes, reduced over ranks by torchmetrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_agentrl.types import Turn
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One finished episode."""
+
+    success: bool
+    total_reward: float  # environment reward, without penalties
+    turns: int
+    valid_turns: int
+
+
+def summarise(turns: Sequence[Turn]) -> EpisodeResult:
+    """The result of the turns of one finished episode. Success is what the environment reports, else a positive return."""
+    total = sum(turn.env_reward for turn in turns)
+    success = turns[-1].success
+    return EpisodeResult(
+        total > 0 if success is None else success, total, len(turns), sum(turn.valid for turn in turns)
+    )
+
+
+def wilson_interval(successes: float, episodes: float, z: float = 1.96) -> tuple[float, float]:
+    """Bounds of a binomial proportion (Wilson 1927), 95 % by default; (0, 1) without episodes."""
+    if not episodes:
+        return 0.0, 1.0
+    share = successes / episodes
+    scale = 1 + z * z / episodes
+    middle = (share + z * z / (2 * episodes)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes * episodes))
+    return middle - half, middle + half
+
+
+class EpisodeMetrics(Metric):
+    """Sums over episodes; :meth:`compute` gives their rates over all ranks."""
+
+    full_state_update = False
+    sums: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # episodes, successes, sum of returns, turns, valid turns
+        self.add_state("sums", default=torch.zeros(5, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, results: Iterable[EpisodeResult]) -> None:
+        for r in results:
+            row = [1.0, float(r.success), r.total_reward, float(r.turns), float(r.valid_turns)]
+            self.sums += torch.tensor(row, dtype=torch.float64, device=self.sums.device)
+
+    def compute(self) -> dict[str, float]:
+        episodes, successes, returns, turns, valid = self.sums.tolist()
+        if not episodes:
+            return {}
+        low, high = wilson_interval(successes, episodes)
+        return {
+            "success": successes / episodes,
+            "success_low": low,
+            "success_high": high,
+            "return": returns / episodes,
+            "mean_turns": turns / episodes,
+            "valid_action_ratio": valid / turns,
+            "episodes": episodes,
+        }
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> EpisodeMetrics:  # counts stay float64 under every precision
+        return self

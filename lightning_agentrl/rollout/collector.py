@@ -1,0 +1,41 @@
+"""Collecting: sessions, interaction and engine give rollouts of a fixed number of turns, or whole episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.rollout.interaction import Interaction
+from lightning_agentrl.rollout.recorder import Recorder
+from lightning_agentrl.rollout.session import Session
+from lightning_agentrl.types import Rollout, Turn
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Everything a collection needs besides the sessions."""
+
+    interaction: Interaction
+    engine: Engine
+    grows: bool  # one growing sample per episode
+    temperature: float
+    seed: int
+
+    async def fixed_turns(self, sessions: Sequence[Session], turns_per_env: int) -> Rollout:
+        """``turns_per_env`` turns of each session. Episodes go on across calls; no session waits for another."""
+        recorders = [Recorder(turns_per_env, self.grows) for _ in sessions]
+        async with asyncio.TaskGroup() as tasks:
+            for session, recorder in zip(sessions, recorders, strict=True):
+                tasks.create_task(self._run(session, recorder))
+        return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
+
+    async def episode(self, session: Session) -> list[Turn]:
+        """The turns of one whole episode from a fresh session."""
+        recorder = Recorder(None, self.grows)
+        await self._run(session, recorder)
+        return [turn for sample in recorder.samples() for turn in sample.turns]
+
+    async def _run(self, session: Session, recorder: Recorder) -> None:
+        await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)

@@ -1,0 +1,141 @@
+"""Interactions: the turn loop of one environment as a swappable coroutine."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from lightning_agentrl.engines import Engine, Reply, SamplingRequest
+from lightning_agentrl.rollout.memory import PastTurn
+from lightning_agentrl.rollout.parser import ActionParser, TolerantParser
+from lightning_agentrl.rollout.recorder import Recorder
+from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.rollout.session import Prompt, Session, StepResult
+from lightning_agentrl.types import Segment, SegmentKind, StopReason, Turn
+
+
+class Interaction(ABC):
+    """Plays one session until the recorder is full. Many run at a time, none waits for another."""
+
+    max_reply_tokens: int
+    parser: ActionParser
+
+    @abstractmethod
+    async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
+        """Record turns until ``recorder.full``; leave the session ready for its next turn."""
+
+
+class TurnInteraction(Interaction):
+    """Prompt, reply, action, environment step; the default action runs when the reply names none.
+
+    Args:
+        max_reply_tokens: cap on the tokens of one reply.
+        parser: reads the action out of a reply.
+        invalid_penalty: what an invalid reply costs.
+        invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
+            the episode after it (with the penalty added).
+        max_turns: truncate episodes here; the environment's own limit applies in any case.
+    """
+
+    def __init__(
+        self,
+        max_reply_tokens: int = 512,
+        parser: ActionParser | None = None,
+        invalid_penalty: float = 0.1,
+        invalid_mode: Literal["add", "replace", "truncate"] = "add",
+        max_turns: int | None = None,
+    ) -> None:
+        if max_reply_tokens < 1:
+            raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
+        if invalid_mode not in ("add", "replace", "truncate"):
+            raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
+        self.max_reply_tokens = max_reply_tokens
+        self.parser = parser or TolerantParser()
+        self.invalid_penalty = invalid_penalty
+        self.invalid_mode = invalid_mode
+        self.max_turns = max_turns
+
+    async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
+        await session.start()
+        while not recorder.full:
+            prompt = session.prompt()
+            started = time.perf_counter()
+            request_seed = derive_seed(seed, session.index, session.turns_taken)
+            request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
+            reply = await engine.generate(request)
+            engine_seconds = time.perf_counter() - started
+            turn = await self._play(session, prompt, reply, engine_seconds, recorder)
+            recorder.record(prompt, _action_segment(reply), turn)
+            if turn.done:
+                await session.reset()
+
+    async def _play(
+        self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
+    ) -> Turn:
+        observation, index = session.observation, len(session.past)
+        text = session.renderer.decode(reply.ids)
+        parsed = self.parser.parse(text, list(session.actions), session.aliases)
+        result = await session.step(session.default_action if parsed.action is None else parsed.action)
+        executed = result.info.get("executed_action", parsed.action or session.default_action)
+        valid = parsed.action is not None and not result.info.get("invalid_action", False)
+        session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
+
+        stop = self._stop_reason(result, valid, index + 1)
+        truncated = stop is not None and stop is not StopReason.ENV_DONE
+        bootstrap = None
+        if not result.terminated:
+            following = session.prompt()
+            limit = session.renderer.format.max_prompt_tokens
+            if session.memory.grows and stop is None and len(following.ids) > limit:
+                stop, truncated = StopReason.CONTEXT_LENGTH, True
+            if truncated or recorder.at_last_turn:
+                bootstrap = (following.as_segment(),)
+        return Turn(
+            env=session.index,
+            episode=session.episode,
+            index=index,
+            observation=observation,
+            reply=text,
+            thought=parsed.thought,
+            action=executed,
+            valid=valid,
+            env_reward=result.reward,
+            reward=self._reward(result.reward, valid),
+            episode_return=session.episode_return,
+            terminated=result.terminated,
+            truncated=truncated,
+            stop=stop,
+            success=_success(result),
+            hit_token_cap=not reply.closed,
+            history_cuts=prompt.history_cuts,
+            policy_version=reply.policy_version,
+            env_seconds=result.seconds,
+            engine_seconds=engine_seconds,
+            bootstrap=bootstrap,
+        )
+
+    def _reward(self, env_reward: float, valid: bool) -> float:
+        if valid:
+            return env_reward
+        return -self.invalid_penalty if self.invalid_mode == "replace" else env_reward - self.invalid_penalty
+
+    def _stop_reason(self, result: StepResult, valid: bool, turns: int) -> StopReason | None:
+        if result.terminated:
+            return StopReason.ENV_DONE
+        if result.truncated:
+            return StopReason.ENV_TRUNCATED
+        if self.invalid_mode == "truncate" and not valid:
+            return StopReason.INVALID_ACTION
+        if self.max_turns is not None and turns >= self.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+
+def _action_segment(reply: Reply) -> Segment:
+    return Segment(SegmentKind.ACTION, reply.ids, reply.logps)
+
+
+def _success(result: StepResult) -> bool | None:
+    success = result.info.get("success")
+    return None if success is None else bool(success)

@@ -1,0 +1,237 @@
+"""A session: one environment with its running episode. Sessions live on from rollout to rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium
+
+from lightning_agentrl.rollout.chat import ChatRenderer
+from lightning_agentrl.rollout.memory import Memory, PastTurn
+from lightning_agentrl.types import Segment, SegmentKind, flatten_ids
+
+
+@dataclass
+class EnvConfig:
+    """An environment as ``gymnasium.make`` takes it.
+
+    Args:
+        id: registered id, ``module:Name-v0`` imports the module first.
+        kwargs: arguments of the environment.
+    """
+
+    id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> gymnasium.Env:
+        """Build the environment.
+
+        Raises:
+            ValueError: when gymnasium does not know the id or the arguments, with the key to change.
+        """
+        try:
+            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the environment '{self.id}' with arguments {self.kwargs} cannot be made "
+                f"(keys data.init_args.env.id and data.init_args.env.kwargs): {str(error).strip()}"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The next prompt of an episode: ``context`` was read before (growing samples only), ``new`` is added to it."""
+
+    context: tuple[Segment, ...]
+    new: tuple[Segment, ...]
+    history_cuts: int
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(flatten_ids((*self.context, *self.new)))
+
+    def as_segment(self) -> Segment:
+        """Everything as one prompt segment."""
+        return Segment(SegmentKind.PROMPT, self.ids)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the environment answered."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+    seconds: float
+
+
+class Session:
+    """One environment, its episode so far, and how that becomes a prompt.
+
+    Args:
+        index: number of the environment over all ranks.
+        env: the environment; its blocking calls run in ``executor``.
+        episode_seed: seed of the n-th episode.
+        renderer: prompts as tokens.
+        memory: what of the past is shown.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        env: gymnasium.Env,
+        episode_seed: Callable[[int], int],
+        renderer: ChatRenderer,
+        memory: Memory,
+        executor: Executor,
+    ) -> None:
+        self.index = index
+        self.env = env
+        self.episode_seed = episode_seed
+        self.renderer = renderer
+        self.memory = memory
+        self.executor = executor
+        self.episode = -1  # none yet
+        self.turns_taken = 0  # over all episodes
+        self.observation = ""  # long-term text
+        self.short_term = ""
+        self.past: list[PastTurn] = []
+        self.env_actions: list[str] = []  # what the environment was given in this episode, for replay
+        self.context: tuple[Segment, ...] = ()
+        self.episode_return = 0.0  # environment rewards of this episode so far
+        self.closed = True  # the last sampled reply ended with the turn-close token
+
+    # Static data that an environment may offer (see docs/environments.md); plain text environments have none of it.
+
+    @property
+    def actions(self) -> Mapping[str, str]:
+        return getattr(self.env.unwrapped, "actions", {})
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return getattr(self.env.unwrapped, "aliases", {})
+
+    @property
+    def default_action(self) -> str:
+        return getattr(self.env.unwrapped, "default_action", "")
+
+    @property
+    def system_prompt(self) -> str:
+        return getattr(self.env.unwrapped, "system_prompt", "")
+
+    @property
+    def examples(self) -> Sequence[tuple[str, str]]:
+        return getattr(self.env.unwrapped, "examples", ())
+
+    async def start(self) -> None:
+        """Reset the environment if no episode was begun yet."""
+        if self.episode < 0:
+            await self.reset()
+
+    async def reset(self) -> None:
+        """Begin the next episode."""
+        self.episode += 1
+        await self._in_executor(self._reset_env)
+        self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
+
+    async def step(self, action: str) -> StepResult:
+        """Let the environment take one action."""
+        self.env_actions.append(action)
+        self.turns_taken += 1
+        started = time.perf_counter()
+        reward, terminated, truncated, info = await self._in_executor(self._step_env, action)
+        self.episode_return += reward
+        return StepResult(reward, terminated, truncated, info, time.perf_counter() - started)
+
+    def prompt(self) -> Prompt:
+        """The prompt for the current observation."""
+        if self.context:
+            new = self.renderer.continuation(
+                self.system_prompt, self.observation, self.short_term, self.actions, self.closed
+            )
+            return Prompt(self.context, new, history_cuts=0)
+        rendered = self.renderer.render(
+            self.system_prompt,
+            self.examples,
+            self.memory.recall(self.past),
+            self.observation,
+            self.short_term,
+            self.actions,
+        )
+        return Prompt((), rendered.segments, rendered.history_cuts)
+
+    def remember(self, turn: PastTurn, prompt: Prompt, action: Segment) -> None:
+        """Add a finished turn to the history."""
+        self.past.append(turn)
+        if self.memory.grows:
+            self.context = (*prompt.context, *prompt.new, action)
+            self.closed = action.ids[-1] == self.renderer.turn_close_id
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain types; the environment itself is its seed and the actions it was given."""
+        return {
+            "episode": self.episode,
+            "turns_taken": self.turns_taken,
+            "observation": self.observation,
+            "past": [asdict(turn) for turn in self.past],
+            "env_actions": list(self.env_actions),
+            "context": [(str(s.kind), list(s.ids), list(s.logps)) for s in self.context],
+            "closed": self.closed,
+            "episode_return": self.episode_return,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the saved episode again and replay its actions.
+
+        Raises:
+            RuntimeError: when the replay does not lead to the saved observation, since the environment then draws
+                randomness from elsewhere than its seed.
+        """
+        self.episode = state["episode"]
+        self.turns_taken = state["turns_taken"]
+        if self.episode < 0:
+            return
+        self._reset_env()
+        for action in state["env_actions"]:
+            self._step_env(action)
+        self.env_actions = list(state["env_actions"])
+        if self.observation != state["observation"]:
+            raise RuntimeError(
+                f"environment {self.index} does not repeat its episode from seed and actions, so it cannot be resumed; "
+                "draw all its randomness from self.np_random"
+            )
+        self.past = [PastTurn(**turn) for turn in state["past"]]
+        self.context = tuple(Segment(SegmentKind(k), tuple(i), tuple(p)) for k, i, p in state["context"])
+        self.closed = state["closed"]
+        self.episode_return = state["episode_return"]
+
+    def close(self) -> None:
+        self.env.close()
+
+    async def _in_executor(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, fn, *args)
+
+    def _reset_env(self) -> None:
+        observation, info = self.env.reset(seed=self.episode_seed(self.episode))
+        self.env_actions = []
+        self._see(observation, info)
+
+    def _step_env(self, action: str) -> tuple[float, bool, bool, Mapping[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._see(observation, info)
+        return float(reward), bool(terminated), bool(truncated), info
+
+    def _see(self, observation: Any, info: Mapping[str, Any]) -> None:
+        if not isinstance(observation, str):
+            raise TypeError(
+                f"environment {self.index} gave an observation of type {type(observation).__name__}; "
+                "observations must be text (wrap the environment)"
+            )
+        self.observation = info.get("long_term_text", observation)
+        self.short_term = info.get("short_term_text", "")

@@ -1,0 +1,104 @@
+"""The stream: one Lightning epoch is one iteration, a constant number of mini-batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from lightning_agentrl.rollout.mini_batches import split, spread
+from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.types import Rollout
+
+
+class Learner(Protocol):
+    """What the stream asks of the agent."""
+
+    explained_variance: float | None  # of the returns by the values of the last prepared rollout, over all ranks
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        """Score a rollout and estimate its advantages and returns."""
+
+
+class MiniBatch:
+    """The turns of one optimizer step on this rank. Not a dataclass, so that Lightning leaves it as it is."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+
+
+class RolloutSource(ABC):
+    """Where the next iteration's turns come from."""
+
+    @abstractmethod
+    def next_rollout(self, stream: RolloutStream) -> Rollout:
+        """A prepared rollout for one epoch."""
+
+
+class OnPolicy(RolloutSource):
+    """Collect with the current weights, then prepare."""
+
+    def next_rollout(self, stream: RolloutStream) -> Rollout:
+        return stream.learner.prepare(stream.collect())
+
+
+class RolloutStream:
+    """Iterates over the mini-batches of one iteration. Collecting starts when the first one is asked for.
+
+    Args:
+        collect: gives the next raw rollout of this rank.
+        learner: the agent.
+        num_envs: environments over all ranks.
+        mini_batches: mini-batches per pass over a rollout.
+        update_epochs: passes over a rollout.
+        seed: of the shuffling, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        collect: Callable[[], Rollout],
+        learner: Learner,
+        num_envs: int,
+        mini_batches: int,
+        update_epochs: int,
+        seed: int,
+    ) -> None:
+        self.collect = collect
+        self.learner = learner
+        self.num_envs = num_envs
+        self.mini_batches = mini_batches
+        self.update_epochs = update_epochs
+        self.seed = seed
+        self.source: RolloutSource = OnPolicy()
+        self.iteration = 0  # iterations begun
+        self.inside_iteration = False  # mini-batches of the current iteration are still to come
+
+    def __len__(self) -> int:
+        return self.mini_batches * self.update_epochs
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        rollout = self.source.next_rollout(self)
+        self.iteration += 1
+        envs = [sample.turns[0].env for sample in rollout.samples]
+        for epoch in range(self.update_epochs):
+            places = spread(envs, self.num_envs, derive_seed(self.seed, self.iteration, epoch))
+            for k, rows in enumerate(split(places, self.mini_batches)):
+                last = epoch + 1 == self.update_epochs and k + 1 == self.mini_batches
+                self.inside_iteration = not last
+                yield MiniBatch(rollout.select(rows))
+
+    def state_dict(self) -> dict[str, int]:
+        """Counters; Lightning stores them with the fit loop.
+
+        Raises:
+            RuntimeError: inside an iteration, whose scored rollout would be lost.
+        """
+        if self.inside_iteration:
+            raise RuntimeError(
+                "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
+                "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
+            )
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.iteration = state["iteration"]

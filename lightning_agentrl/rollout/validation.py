@@ -1,0 +1,74 @@
+"""Validation: whole episodes on fixed held-out seeds, in environments of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
+from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.seeds import held_out_seeds
+from lightning_agentrl.rollout.session import Session
+
+
+@dataclass
+class ValidationConfig:
+    """What a validation plays.
+
+    Args:
+        episodes: held-out episodes over all ranks; the first so many seeds of the list.
+        num_envs: episodes played at a time on each rank.
+        temperature: of sampling; 0 takes the most likely token.
+    """
+
+    episodes: int = 128
+    num_envs: int = 32
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        available = len(held_out_seeds())
+        if not 0 <= self.episodes <= available:
+            raise ValueError(
+                f"validation asks for {self.episodes} episodes, the held-out list has {available} seeds "
+                "(key data.init_args.validation.episodes)"
+            )
+        if self.num_envs < 1:
+            raise ValueError(f"validation.num_envs must be at least 1, got {self.num_envs}")
+
+
+class EpisodeSeeds:
+    """The seeds of one rank as the one batch of a validation loader."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = list(seeds)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[EpisodeSeeds]:
+        yield self
+
+
+async def play_episodes(
+    seeds: Sequence[int],
+    num_envs: int,
+    make_session: Callable[[int, Callable[[int], int]], Session],
+    collector: Collector,
+) -> list[EpisodeResult]:
+    """Play one episode per seed, ``num_envs`` at a time, each in a fresh environment."""
+    results: dict[int, EpisodeResult] = {}
+    waiting = iter(enumerate(seeds))
+
+    async def play() -> None:
+        for place, seed in waiting:  # shared between the players: each takes the next seed
+            session = make_session(seed, lambda _episode, seed=seed: seed)
+            try:
+                results[place] = summarise(await collector.episode(session))
+            finally:
+                session.close()
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(num_envs, len(seeds))):
+            tasks.create_task(play())
+    return [results[place] for place in range(len(seeds))]
