@@ -2,24 +2,68 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from transformers import AutoConfig
 
-import lightning_agentrl.advantages  # noqa: F401 - imported so that YAML can use short class names
+import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
 import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.errors import one_line_errors
+from lightning_agentrl.errors import (
+    OWN_PACKAGES,
+    ConfigError,
+    check_yaml,
+    constructor_error,
+    explain,
+    from_package,
+    one_line,
+    one_line_errors,
+)
 from lightning_agentrl.models.allocator import keep_freed_memory
-from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
+from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
+from lightning_agentrl.rollout.checks import check_prompt
+
+_CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
+
+
+class AgentParser(LightningArgumentParser):
+    """Complains in one sentence, and takes no abbreviated options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # an inner parser, whose error becomes part of a longer one
+            super().error(message, ex)
+        raise ConfigError(explain(message)) from ex
 
 
 class AgentCLI(LightningCLI):
-    """Model and data by class_path, defaults that suit agents."""
+    """Model and data by class_path, defaults that suit agents, errors in one sentence."""
+
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        super().__init__(
+            Agent,
+            RolloutDataModule,
+            parser_class=AgentParser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            args=args,
+            run=run,
+        )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -29,40 +73,129 @@ class AgentCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults({"trainer.num_sanity_val_steps": 0})
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Look at the config files first, since the parser does not say which of them is wrong."""
+        for path in _config_files(args if isinstance(args, list) else sys.argv[1:]):
+            check_yaml(path)
+        super().parse_arguments(parser, args)
+
+    @property
+    def settings(self) -> Any:
+        """The parsed keys, those of the subcommand if there is one."""
+        return self.config if self.subcommand is None else self.config[self.subcommand]
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what would work against us or fail late."""
+        _refuse_foreign_knobs(self.settings.trainer)
+        checkpoint = self.settings.get("ckpt_path")
+        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+            raise ConfigError(f"there is no checkpoint '{checkpoint}' (argument --ckpt_path)")
+
     def instantiate_classes(self) -> None:
-        _refuse_foreign_knobs(self.config[str(self.subcommand)].trainer)
-        super().instantiate_classes()
+        try:
+            super().instantiate_classes()
+        except MisconfigurationException as error:
+            raise ConfigError(f"trainer: {one_line(str(error))}") from error
+        except ValueError as error:
+            sentence = constructor_error(error, self.settings.as_dict())
+            if sentence is None:
+                raise
+            raise sentence from error
+
+    def after_instantiate_classes(self) -> None:
+        try:
+            check_before_loading(cast(Agent, self.model), cast(RolloutDataModule, self.datamodule))
+        except (ValueError, ImportError, OSError) as error:
+            _reraise_as_sentence(error, cast(Agent, self.model))
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run. Until the first rollout, a ValueError of ours is about the config; after any error, threads are ended."""
+        data = cast(RolloutDataModule, self.datamodule)
+        try:
+            super()._run_subcommand(subcommand)
+        except BaseException as error:
+            playing = bool(data.sessions)
+            interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
+            if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            data.teardown(subcommand)  # a thread inside torch would abort the process as it exits
+            if interrupted:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                raise KeyboardInterrupt(_stopped(self.trainer)) from None
+            if isinstance(error, MisconfigurationException):
+                raise ConfigError(f"trainer: {one_line(str(error))}") from error
+            if isinstance(error, (ValueError, ImportError, OSError)) and not playing:
+                _reraise_as_sentence(error, cast(Agent, self.model))
+            raise
+
+
+def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
+    """Try environment, chat template and prompt sizes with the tokenizer alone; the weights may take minutes.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    data.env.make().close()
+    renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
+    context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
+    with ThreadPoolExecutor(1) as executor:
+        session = Session(0, data.env.make(), lambda _episode: 0, renderer, data.memory, executor)
+        try:
+            check_prompt(session, data.interaction, int(context_length))
+        finally:
+            session.close()
+
+
+def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:
+    """Errors that we raise on purpose and those of model files become sentences, all others stay as they are."""
+    if from_package(error, *OWN_PACKAGES) and not isinstance(error, OSError):
+        raise ConfigError(one_line(str(error))) from error
+    if from_package(error, "transformers", "huggingface_hub", "tokenizers", "safetensors"):
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"the model '{agent.model}' cannot be loaded (key model.init_args.model): {one_line(first)}"
+        ) from error
+    raise error
 
 
 def _refuse_foreign_knobs(trainer: Any) -> None:
     """The Trainer's clipping and accumulation would work beside ours; say which keys do it here."""
-    if trainer.get("gradient_clip_val") is not None or trainer.get("gradient_clip_algorithm") is not None:
-        raise ValueError(
-            "trainer.gradient_clip_val cannot be used: gradients are clipped per parameter group; remove it and set "
-            "model.init_args.max_grad_norm_actor and max_grad_norm_critic"
-        )
+    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
+        if trainer.get(key) is not None:
+            raise ConfigError(
+                f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
+                "model.init_args.max_grad_norm_actor and model.init_args.max_grad_norm_critic"
+            )
     if trainer.get("accumulate_grad_batches") not in (None, 1):
-        raise ValueError(
-            "trainer.accumulate_grad_batches cannot be used: a mini-batch is cut into micro-batches by itself; remove "
-            "it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
+        raise ConfigError(
+            "trainer.accumulate_grad_batches cannot be used, a mini-batch is cut into micro-batches by itself here: "
+            "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.max_tokens_per_micro_batch (memory)"
         )
 
 
+def _config_files(args: Sequence[str]) -> list[Path]:
+    """The files that are given with --config and exist."""
+    values = [value for name, value in zip(args, args[1:], strict=False) if name in ("-c", "--config")]
+    values += [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    return [Path(value) for value in values if Path(value).is_file()]
+
+
+def _stopped(trainer: L.Trainer) -> str:
+    callback = trainer.checkpoint_callback
+    for name in ("last_model_path", "best_model_path"):
+        if path := getattr(callback, name, ""):
+            return f"stopped after iteration {trainer.current_epoch}; continue with --ckpt_path {path}"
+    return f"stopped after iteration {trainer.current_epoch}; there is no checkpoint yet"
+
+
 def run(args: ArgsType = None) -> AgentCLI:
     """Parse the arguments and run; for use from Python, without any handling of errors."""
-    return AgentCLI(
-        Agent,
-        RolloutDataModule,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        args=args,
-    )
+    return AgentCLI(args)
 
 
 def main() -> None:
     """Entry point of the `agentrl` command."""
     keep_freed_memory()
     with one_line_errors():
-        run(sys.argv[1:] or ["--help"])
+        run(None if sys.argv[1:] else ["--help"])

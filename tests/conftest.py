@@ -30,3 +30,9 @@ def seeded() -> None:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Llama with its tokenizer. Do not write to it."""
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "llama")
+
+
+@pytest.fixture(scope="session")
+def exact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model that is exact in float64 (the norms of the others compute in float32). Do not write."""
+    return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "gpt_neox", family="gpt_neox")

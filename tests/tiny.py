@@ -8,7 +8,14 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"  # ids 0, 1, 2
 VOCABULARY = 384
@@ -23,12 +30,12 @@ SENTENCES = (
     "turn left, turn right, go forward, pick up, drop, toggle",
     "What will you do next? Reply with one action.",
 )
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "gpt_neox": GPTNeoXConfig}
 
 
 def tiny_model_folder(
     path: Path,
-    family: Literal["llama", "qwen2", "qwen3"] = "llama",
+    family: Literal["llama", "qwen2", "qwen3", "gpt_neox"] = "llama",
     vocab_words: Iterable[str] = (),
     seed: int = 0,
 ) -> Path:
@@ -36,7 +43,8 @@ def tiny_model_folder(
 
     Args:
         path: folder to write, made if missing.
-        family: architecture; "qwen3" normalises queries and keys, "qwen2" has biases on them.
+        family: architecture; "qwen3" normalises queries and keys, "qwen2" has biases on them; "gpt_neox" alone computes
+            its norms in the dtype of its weights, so that float64 is exact.
         vocab_words: text that the tokenizer is trained on besides its own sentences, so that it needs few tokens.
         seed: of the weights.
     """

@@ -16,14 +16,34 @@ class AdvantageEstimator(ABC):
     Class attributes say what the agent must compute or collect; it computes exactly that.
 
     Args:
-        whiten: give the advantages mean 0 and variance 1 over all action tokens of all ranks.
+        whiten: give the advantages mean 0 and variance 1 over all action tokens of all ranks. The agent does it, on
+            what :meth:`estimate` returns; returns stay as they are.
     """
 
-    needs_values: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False  # a critic's values of tokens and of states where the rollout is cut
+    needs_groups: ClassVar[bool] = False  # several episodes per start state
+    needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
+    needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
 
     def __init__(self, whiten: bool = True) -> None:
         self.whiten = whiten
 
     @abstractmethod
     def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [B, A], 0 off the action mask, before whitening."""
+        """Advantages and returns [B, A] in float32 or better, 0 off the action mask, before whitening.
+
+        Raises:
+            ValueError: the rollout lacks something that the class attributes declare.
+        """
+
+    def check(self, rollout: Rollout) -> None:
+        """Raise a ValueError that names every declared score that the rollout lacks."""
+        needed: dict[str, Tensor | None] = {}
+        if self.needs_values:
+            needed |= {"scores.values": rollout.scores.values, "bootstrap_values": rollout.bootstrap_values}
+        if self.needs_sum_pi_squared:
+            needed |= {"scores.sum_pi_squared": rollout.scores.sum_pi_squared}
+        missing = [name for name, tensor in needed.items() if tensor is None]
+        if missing:
+            hint = "; values come from a critic, set model.init_args.critic" if self.needs_values else ""
+            raise ValueError(f"{type(self).__name__} needs {' and '.join(missing)}, which the rollout lacks{hint}")

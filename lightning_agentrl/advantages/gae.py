@@ -12,6 +12,7 @@ from lightning_agentrl.advantages.layout import compress
 from lightning_agentrl.types import Rollout
 
 
+@torch.no_grad()
 def dual_discount_gae(
     rewards_BT: Tensor,
     values_BT: Tensor,
@@ -33,42 +34,51 @@ def dual_discount_gae(
         delta_k = r_k + g V_{k+1} - V_k,   A_k = delta_k + g l A_{k+1},   return_k = A_k + V_k
 
     Tokens off the mask are no steps. After the last token, V is 0 if the trajectory's last row is terminated, else
-    that row's bootstrap value behind the step discount, and no advantage is carried in.
+    that row's bootstrap value behind the step discount, and no advantage is carried in. The last row is the last one
+    with action tokens; flags and bootstrap values of all other rows are not read. With equal pairs this is the GAE of
+    Schulman et al. (arXiv 1506.02438).
 
     Args:
         rewards_BT: reward of each token.
         values_BT: value of the state before each token.
         mask_BT: action mask.
-        turn_ids_BT: number of the turn of each token.
+        turn_ids_BT: number of the turn of each token, not falling along a row.
         trajectory_B: label; rows with the same label are one trajectory.
         terminated_B: whether the episode ended after the row, without a next state.
         bootstrap_values_B: value of the state after the row, used where a trajectory is cut.
+        gamma_step: discount from turn to turn.
+        lam_step: trace decay from turn to turn.
+        gamma_token: discount from token to token.
+        lam_token: trace decay from token to token.
 
     Returns:
-        Advantages and returns [B, T] in float32 or better, 0 off the mask.
-    """
-    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
-    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
-    rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
-    turns, mask = layout.gather(turn_ids_BT), layout.mask_NL
-    terminated = terminated_B.bool()[layout.last_row_N]
-    after_cut = torch.where(terminated, 0.0, bootstrap_values_B.to(dtype)[layout.last_row_N])
+        Advantages and returns [B, T] in float32 or better, 0 off the mask, without gradient.
 
-    advantages = torch.zeros_like(values)
-    next_value, next_advantage = after_cut, torch.zeros_like(after_cut)
-    next_turn = torch.full_like(layout.last_row_N, -1)  # another turn: the step pair applies at the cut
-    for k in reversed(range(values.shape[1])):
-        new_turn = turns[:, k] != next_turn
-        gamma = torch.where(new_turn, gamma_step, gamma_token).to(dtype)
-        lam = torch.where(new_turn, lam_step, lam_token).to(dtype)
-        delta = rewards[:, k] + gamma * next_value - values[:, k]
-        advantage = delta + gamma * lam * next_advantage
-        here = mask[:, k]
-        advantages[:, k] = torch.where(here, advantage, 0.0)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, values[:, k], next_value)
-        next_turn = torch.where(here, turns[:, k], next_turn)
-    return layout.scatter(advantages), layout.scatter(advantages + values)
+    Raises:
+        ValueError: shapes do not fit, or a trajectory's turns have no clear order (see ``compress``).
+    """
+    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
+        if x_B.shape != trajectory_B.shape:
+            raise ValueError(f"expected {name} of shape {list(trajectory_B.shape)}, got {list(x_B.shape)}")
+    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
+    rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
+    turns, last_row_N = layout.gather(turn_ids_BT), layout.last_row_N
+    after_cut_N = torch.where(terminated_B.bool(), 0, bootstrap_values_B.to(dtype))[last_row_N]
+
+    has_next = torch.zeros_like(layout.mask_NL)
+    has_next[:, :-1] = layout.mask_NL[:, 1:]
+    is_step = ~has_next | (turns != turns.roll(-1, 1))
+    next_values = torch.where(has_next, values.roll(-1, 1), after_cut_N[:, None])
+    gamma = torch.where(is_step, values.new_tensor(gamma_step), gamma_token)
+    lam = torch.where(is_step, values.new_tensor(lam_step), lam_token)
+    delta = torch.where(layout.mask_NL, rewards + gamma * next_values - values, 0)
+    decay = torch.where(has_next, gamma * lam, 0)
+
+    advantages_LN, decay_LN = delta.T.contiguous(), decay.T.contiguous()
+    for k in reversed(range(len(advantages_LN) - 1)):
+        advantages_LN[k].addcmul_(decay_LN[k], advantages_LN[k + 1])
+    return layout.scatter(advantages_LN.T), layout.scatter(advantages_LN.T + values)
 
 
 class DualDiscountGAE(AdvantageEstimator):
@@ -93,28 +103,15 @@ class DualDiscountGAE(AdvantageEstimator):
         whiten: bool = True,
     ) -> None:
         super().__init__(whiten)
-        self.discounts = dict(gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
-        for name, value in self.discounts.items():
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{type(self).__name__}: {name} must lie between 0 and 1, got {value}")
+        _check_fractions(self, gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
+        self.gamma_step, self.lam_step = gamma_step, lam_step
+        self.gamma_token, self.lam_token = gamma_token, lam_token
 
     def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        if rollout.scores.values is None or rollout.bootstrap_values is None:
-            raise ValueError(f"{type(self).__name__} needs values, the rollout has none; give the agent a critic")
-        rewards = rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards
-        return dual_discount_gae(
-            rewards,
-            rollout.scores.values,
-            rollout.action_mask,
-            rollout.turn_ids,
-            rollout.trajectory,
-            rollout.terminated,
-            rollout.bootstrap_values,
-            **self.discounts,
-        )
+        return _estimate(self, rollout, (self.gamma_step, self.lam_step), (self.gamma_token, self.lam_token))
 
 
-class GAE(DualDiscountGAE):
+class GAE(AdvantageEstimator):
     """GAE with one discount pair for all transitions (Schulman et al. 2015, arXiv 1506.02438).
 
     Args:
@@ -123,5 +120,39 @@ class GAE(DualDiscountGAE):
         whiten: see :class:`AdvantageEstimator`.
     """
 
+    needs_values: ClassVar[bool] = True
+
     def __init__(self, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> None:
-        super().__init__(gamma, lam, gamma, lam, whiten)
+        super().__init__(whiten)
+        _check_fractions(self, gamma=gamma, lam=lam)
+        self.gamma, self.lam = gamma, lam
+
+    def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        return _estimate(self, rollout, (self.gamma, self.lam), (self.gamma, self.lam))
+
+
+def _estimate(
+    estimator: AdvantageEstimator, rollout: Rollout, step: tuple[float, float], token: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    estimator.check(rollout)
+    assert rollout.scores.values is not None
+    assert rollout.bootstrap_values is not None
+    return dual_discount_gae(
+        rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards,
+        rollout.scores.values,
+        rollout.action_mask,
+        rollout.turn_ids,
+        rollout.trajectory,
+        rollout.terminated,
+        rollout.bootstrap_values,
+        gamma_step=step[0],
+        lam_step=step[1],
+        gamma_token=token[0],
+        lam_token=token[1],
+    )
+
+
+def _check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")

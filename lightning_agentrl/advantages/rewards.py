@@ -7,5 +7,16 @@ from torch import Tensor
 
 
 def kl_in_reward(rewards_BT: Tensor, kl_BT: Tensor, mask_BT: Tensor, beta: float) -> Tensor:
-    """``r - beta * kl`` on action tokens, ``r`` elsewhere."""
-    return rewards_BT - beta * torch.where(mask_BT.bool(), kl_BT, 0.0)
+    """``r - beta * kl`` on action tokens.
+
+    Args:
+        rewards_BT: reward of each token.
+        kl_BT: KL to the reference at each token, in nats (see ``kl_estimate``).
+        mask_BT: action mask.
+        beta: reward per nat.
+
+    Returns:
+        [B, T] in float32 or better, 0 off the mask, without gradient.
+    """
+    dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, kl_BT.dtype), torch.float32)
+    return torch.where(mask_BT.bool(), rewards_BT.detach().to(dtype) - beta * kl_BT.detach().to(dtype), 0)

@@ -8,18 +8,37 @@ import torch
 from torch import Tensor
 
 
+@torch.no_grad()
 def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """(x - mean) / sqrt(var + 1e-8) over masked tokens, unbiased variance; 0 off the mask.
+    """``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
 
-    ``reduce`` sums a tensor over ranks. With fewer than two tokens the numbers stay as they are.
+    Args:
+        x_BT: numbers of any floating dtype; statistics are taken in float64.
+        mask_BT: action mask.
+        reduce: sums a small float64 tensor over ranks; called twice on each rank, also on one without tokens. None:
+            there is one rank.
+
+    Returns:
+        [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total the numbers stay as they are.
+    """
+    mask = mask_BT.bool()
+    dtype = torch.promote_types(x_BT.dtype, torch.float32)
+    out_BT = torch.zeros_like(x_BT, dtype=dtype)
+    x_M = x_BT[mask].double()
+    count, mean, squares = global_moments(x_M[:, None], reduce)
+    if count >= 2:
+        x_M = (x_M - mean) / (squares / (count - 1) + 1e-8).sqrt()
+    out_BT[mask] = x_M.to(dtype)
+    return out_BT
+
+
+def global_moments(x_MK: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> tuple[float, Tensor, Tensor]:
+    """Count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
+
+    Deviations are taken from the global mean, in a second pass: sums of plain squares lose their digits where the mean
+    is large against the spread. ``x_MK`` is float64; ``reduce`` as in :func:`whiten`.
     """
     reduce = reduce or (lambda tensor: tensor)
-    mask = mask_BT.bool()
-    x = torch.where(mask, x_BT, 0.0).double()
-    count, total = reduce(torch.stack([mask.sum().double(), x.sum()])).tolist()
-    if count < 2:
-        return torch.where(mask, x_BT, 0.0)
-    mean = total / count
-    squares = float(reduce(torch.where(mask, x - mean, 0.0).square().sum()))
-    scaled = (x - mean) / (squares / (count - 1) + 1e-8) ** 0.5
-    return torch.where(mask, scaled, 0.0).to(torch.promote_types(x_BT.dtype, torch.float32))
+    count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()
+    mean_K = x_MK.new_tensor(totals) / max(count, 1.0)
+    return count, mean_K, reduce((x_MK - mean_K).square().sum(0)).to(x_MK.device)

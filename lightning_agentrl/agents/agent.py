@@ -142,14 +142,19 @@ class Agent(L.LightningModule, ABC):
         reader = self.reader()
         tokens = sum(len(row.ids) for row in action_rows(rollout))
         self.clock.count("score", turns=len(rollout.turns), tokens=tokens)
+        shared = self.critic if self.critic is not None and self.critic.shares_trunk else None
+        bootstrap_values = None
         if rollout.scores.old_logps is None:
-            rollout = rollout.union(scores=score_policy(self.actor, rollout, reader))
+            scores, bootstrap_values = score_policy(self.actor, rollout, reader, shared)
+            rollout = rollout.union(scores=scores)
         if self.needs_reference and rollout.scores.ref_logps is None:
-            reference = score_policy(self._reference[0], rollout, reader)
-            rollout = rollout.union(scores=Scores(ref_logps=reference.old_logps))
-        if self.critic is not None:
+            scores, _ = score_policy(self._reference[0], rollout, reader)
+            rollout = rollout.union(scores=Scores(ref_logps=scores.old_logps))
+        if self.critic is not None and bootstrap_values is None:
             values, bootstrap_values = score_values(self.actor, self.critic, rollout, reader)
-            rollout = rollout.union(scores=Scores(values=values), bootstrap_values=bootstrap_values)
+            rollout = rollout.union(scores=Scores(values=values))
+        if bootstrap_values is not None:
+            rollout = rollout.union(bootstrap_values=bootstrap_values)
         return rollout
 
     # Iteration, part 2: one optimizer step
@@ -267,7 +272,7 @@ class Agent(L.LightningModule, ABC):
 
     def _connect(self) -> None:
         for reference in self._reference:
-            reference.to(self.device)
+            reference.to(device=self.device, dtype=self.actor.lm.dtype)
         self.datamodule.connect(self)
 
     @property

@@ -25,7 +25,9 @@ def sync_gradients(module: LightningModule) -> None:
     of this rank left out (a frozen actor, no rows at all), all ranks take part.
     """
     if isinstance(module.trainer.strategy.model, DistributedDataParallel):
-        zero = sum((0.0 * p.sum() for p in module.parameters() if p.requires_grad), torch.zeros((), device=module.device))
+        zero = sum(
+            (0.0 * p.sum() for p in module.parameters() if p.requires_grad), torch.zeros((), device=module.device)
+        )
         module.manual_backward(zero)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,52 +52,57 @@ def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def score_policy(policy: LanguageModel, rollout: Rollout, reader: Reader) -> Scores:
-    """Log-probs, entropy and sum of squared probabilities of every action token, each [B, A] on the CPU."""
-    rows = action_rows(rollout)
-    parts = []
-    for index in reader.micro_batches(rows):
-        packed = reader.pack([rows[i] for i in index])
-        scores = policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature)
-        parts.append((index, (scores.logps, scores.entropy, scores.sum_pi_squared)))
-    logps, entropy, sum_pi_squared = _collect(parts, rollout, count=3)
-    return Scores(old_logps=logps, entropy=entropy, sum_pi_squared=sum_pi_squared)
+def score_policy(
+    policy: LanguageModel, rollout: Rollout, reader: Reader, shared: Critic | None = None
+) -> tuple[Scores, Tensor | None]:
+    """Log-probs, entropy and sum of squared probabilities of every action token [B, A].
+
+    With a critic that shares the trunk, values too and the bootstrap values [B], from the same pass.
+    """
+
+    def read(packed: Packed) -> list[Tensor]:
+        hidden = policy.hidden(packed)
+        scores = policy.token_scores(hidden, packed.targets, reader.temperature)
+        values = [] if shared is None else [shared(packed, hidden)]
+        return [scores.logps, scores.entropy, scores.sum_pi_squared, *values]
+
+    extra = {} if shared is None else bootstrap_rows(rollout)
+    by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
+    logps, entropy, sum_pi_squared, *values = _columns(by_row[: len(rollout)], rollout)
+    scores = Scores(logps, entropy=entropy, sum_pi_squared=sum_pi_squared, values=values[0] if values else None)
+    return scores, None if shared is None else _bootstrap_values(extra, by_row[len(rollout) :], rollout)
 
 
 @torch.no_grad()
 def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader: Reader) -> tuple[Tensor, Tensor]:
     """Values [B, A] at the action tokens, and bootstrap values [B] of the states after the samples, 0 where no cut."""
-    rows = action_rows(rollout)
+
+    def read(packed: Packed) -> list[Tensor]:
+        return [critic(packed, policy.hidden(packed) if critic.shares_trunk else None)]
+
     extra = bootstrap_rows(rollout)
-    owners = list(extra)
-    everything = [*rows, *extra.values()]
-    parts = []
-    bootstrap_values = torch.zeros(len(rollout))
-    for index in reader.micro_batches(everything):
-        packed = reader.pack([everything[i] for i in index])
-        values = critic(packed, policy.hidden(packed) if critic.shares_trunk else None)
-        by_row = values.cpu().split([len(everything[i].reads) for i in index])
-        own = [(i, value) for i, value in zip(index, by_row, strict=True) if i < len(rows)]
-        if own:
-            parts.append(([i for i, _ in own], (torch.cat([value for _, value in own]),)))
-        for i, value in zip(index, by_row, strict=True):
-            if i >= len(rows):
-                bootstrap_values = bootstrap_values.to(value.dtype)
-                bootstrap_values[owners[i - len(rows)]] = value[0]
-    (values_BA,) = _collect(parts, rollout, count=1)
-    return values_BA, bootstrap_values.to(values_BA.dtype)
+    by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
+    (values,) = _columns(by_row[: len(rollout)], rollout)
+    return values, _bootstrap_values(extra, by_row[len(rollout) :], rollout)
 
 
-def _collect(
-    parts: Sequence[tuple[list[int], tuple[Tensor, ...]]], rollout: Rollout, count: int
-) -> list[Tensor]:
-    columns: list[Tensor | None] = [None] * count
-    for index, flats in parts:
-        mask = rollout.action_mask[index]
-        for k, flat in enumerate(flats):
-            flat = flat.detach().cpu()
-            out = columns[k]
-            if out is None:
-                out = columns[k] = flat.new_zeros(rollout.action_mask.shape)
-            out[index] = to_columns(flat, mask)
-    return [rollout.rewards.new_zeros(rollout.action_mask.shape) if c is None else c for c in columns]
+def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[tuple[Tensor, ...]]:
+    """For each row, the numbers at its read-outs, on the CPU."""
+    by_row: dict[int, tuple[Tensor, ...]] = {}
+    for index in reader.micro_batches(rows):
+        flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
+        sizes = [len(rows[i].reads) for i in index]
+        by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
+    return [by_row[i] for i in range(len(rows))]
+
+
+def _columns(by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout) -> list[Tensor]:
+    """[B, A] for each kind of number."""
+    return [to_columns(torch.cat(parts), rollout.action_mask) for parts in zip(*by_row, strict=True)]
+
+
+def _bootstrap_values(extra: dict[int, Row], by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout) -> Tensor:
+    values = torch.zeros(len(rollout), dtype=by_row[0][-1].dtype if by_row else torch.float32)
+    for i, numbers in zip(extra, by_row, strict=True):
+        values[i] = numbers[-1][0]
+    return values

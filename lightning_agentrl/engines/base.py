@@ -23,6 +23,13 @@ class SamplingRequest:
     temperature: float  # 0: the most likely token every time
     seed: int
 
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or self.max_tokens < 1 or self.temperature < 0:
+            raise ValueError(
+                "a sampling request needs a prompt, max_tokens of at least 1 and a temperature of at least 0, got "
+                f"{len(self.prompt_ids)} prompt ids, max_tokens {self.max_tokens} and temperature {self.temperature}"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:

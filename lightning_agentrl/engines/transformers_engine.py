@@ -10,6 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import cast
 
 import torch
@@ -43,6 +44,7 @@ class TransformersEngine(Engine):
 
     def start(self, handle: PolicyHandle) -> None:
         self._handle = handle
+        self._prefix = None  # perhaps of another policy
         if self._worker is None:
             self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
             self._worker.start()
@@ -56,6 +58,9 @@ class TransformersEngine(Engine):
             self._waiting.put(None)
             self._worker.join()
             self._worker = None
+        while not self._waiting.empty():  # came too late: nobody else would ever answer
+            if (late := self._waiting.get()) is not None:
+                _tell(late, RuntimeError("the engine was stopped"))
         self._prefix = None
         self._handle = None
 
@@ -71,12 +76,12 @@ class TransformersEngine(Engine):
         while (batch := self._next_batch()) is not None:
             try:
                 replies = self._generate_batch([request for request, _, _ in batch])
-            except Exception as error:  # handed to every caller that waits for this batch
-                for _, loop, future in batch:
-                    loop.call_soon_threadsafe(_settle, future, error)
+            except Exception as error:  # noqa: BLE001 - handed to every caller that waits for this batch
+                for waiting in batch:
+                    _tell(waiting, error)
             else:
-                for (_, loop, future), reply in zip(batch, replies, strict=True):
-                    loop.call_soon_threadsafe(_settle, future, reply)
+                for waiting, reply in zip(batch, replies, strict=True):
+                    _tell(waiting, reply)
 
     def _next_batch(self) -> list[_Waiting] | None:
         first = self._waiting.get()
@@ -190,6 +195,12 @@ class _TokenSampler:
 
 def _backbone(handle: PolicyHandle) -> nn.Module:
     return cast(nn.Module, handle.policy.lm.base_model)
+
+
+def _tell(waiting: _Waiting, outcome: Reply | Exception) -> None:
+    _, loop, future = waiting
+    with suppress(RuntimeError):  # the caller's loop was closed: nobody waits any more, and the worker must go on
+        loop.call_soon_threadsafe(_settle, future, outcome)
 
 
 def _settle(future: asyncio.Future[Reply], outcome: Reply | Exception) -> None:

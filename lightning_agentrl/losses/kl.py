@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Literal
 
+import torch
 from torch import Tensor
+
+from lightning_agentrl.losses.precision import same_shape_float32
 
 KLKind = Literal["k1", "abs", "k2", "k3"]
 
 
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor:
-    """Estimate of KL(policy || reference) at each sampled token (Schulman's k1, k2, k3, or the absolute log-ratio)."""
+    """Estimate of KL(policy || reference) at each sampled token, in nats (J. Schulman, "Approximating KL divergence").
+
+    With ``d = logps - ref_logps``: ``k1`` d, ``abs`` its size, ``k2`` d²/2, ``k3`` exp(-d) + d - 1 with the exponent
+    clamped to [-20, 20] and the value to [-10, 10]. k1 and k3 have the right mean; as a loss only k2 has the right
+    gradient.
+
+    Args:
+        logps: log-probs of the sampled tokens, any shape.
+        ref_logps: under the reference, same shape.
+        kind: which estimate.
+
+    Returns:
+        Same shape, float32 or better.
+
+    Raises:
+        ValueError: unknown kind, or shapes differ.
+    """
+    logps, ref_logps = same_shape_float32(logps=logps, ref_logps=ref_logps)
     d = logps - ref_logps
     if kind == "k1":
         return d
@@ -20,7 +41,8 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
     if kind == "k2":
         return d.square() / 2
     if kind == "k3":
-        return ((-d).clamp(-20.0, 20.0).exp() + d - 1).clamp(-10.0, 10.0)
+        # expm1: next to 1, exp(-d) has no digits left for the d²/2 that remains, and rounding made k3 negative.
+        return (torch.expm1((-d).clamp(-20.0, 20.0)) + d).clamp(-10.0, 10.0)
     raise ValueError(f"kl kind must be k1, abs, k2 or k3, got '{kind}'")
 
 
@@ -31,24 +53,31 @@ class KLCoefficient(ABC):
 
     @abstractmethod
     def update(self, kl: float, turns: int) -> None:
-        """Take the mean KL per token of a rollout of so many turns."""
+        """Take the mean KL per token (nats) of a rollout of so many turns, over all ranks."""
 
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self.value = state["value"]
+        self.value = float(state["value"])
 
 
 class FixedKL(KLCoefficient):
-    """A constant coefficient."""
+    """A constant coefficient. What the configuration says holds, also after a resume from another constant.
+
+    Args:
+        value: the coefficient.
+    """
 
     def __init__(self, value: float = 0.001) -> None:
-        if value < 0:
-            raise ValueError(f"the KL coefficient must not be negative, got {value}")
+        if not 0 <= value < math.inf:
+            raise ValueError(f"FixedKL: value must not be negative, got {value}")
         self.value = float(value)
 
     def update(self, kl: float, turns: int) -> None:
+        """Stays as it is."""
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
         """Stays as it is."""
 
 
@@ -57,18 +86,29 @@ class AdaptiveKL(KLCoefficient):
 
     Args:
         value: first coefficient.
-        target: wanted mean KL per token.
-        horizon: turns over which an error of 100 % would double the coefficient; errors are clipped at 20 %.
+        target: wanted mean KL per token, in nats.
+        horizon: turns over which an error of 100 % would double the coefficient.
+        clip: largest error that counts, as a share of the target.
     """
 
-    def __init__(self, value: float = 0.001, target: float = 0.1, horizon: int = 10_000) -> None:
-        if value <= 0 or target <= 0 or horizon < 1:
-            raise ValueError(f"AdaptiveKL needs positive numbers, got {value=}, {target=}, {horizon=}")
+    def __init__(self, value: float = 0.001, target: float = 0.1, horizon: int = 10_000, clip: float = 0.2) -> None:
+        for name, number in {"value": value, "target": target, "horizon": horizon, "clip": clip}.items():
+            if not 0 < number < math.inf:
+                raise ValueError(f"AdaptiveKL: {name} must be above 0, got {number}")
         self.value = float(value)
-        self.target = target
-        self.horizon = horizon
+        self.target, self.horizon, self.clip = target, horizon, clip
 
     def update(self, kl: float, turns: int) -> None:
-        """Multiply by ``1 + clip(kl / target - 1, -0.2, 0.2) * turns / horizon``."""
-        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``.
+
+        Raises:
+            ValueError: the KL is NaN, or so many turns in one update could turn the coefficient negative.
+        """
+        if math.isnan(kl):
+            raise ValueError("AdaptiveKL got a KL of NaN; log-probs of the rollout are broken")
+        if not 0 <= self.clip * turns < self.horizon:
+            raise ValueError(
+                f"AdaptiveKL: {turns} turns per update need a horizon above {self.clip * turns:g}, got {self.horizon}"
+            )
+        error = min(max(kl / self.target - 1.0, -self.clip), self.clip)
         self.value *= 1.0 + error * turns / self.horizon

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from lightning_agentrl.losses.precision import same_shape_float32
+
 
 def ppo_clip_loss(
     logps: Tensor,
@@ -19,13 +21,56 @@ def ppo_clip_loss(
 ) -> Tensor:
     """PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
 
-    All tensors have one shape; the loss has it too. The log-ratio is clamped to [-20, 20].
+    With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20]:
+    ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` where A < 0.
+
+    Args:
+        logps: log-probs under the current policy, any shape.
+        old_logps: at the start of the update, same shape; a constant.
+        advantages: same shape; constants.
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        dual_clip: bound in multiples of the advantage; None: no bound.
+
+    Returns:
+        Loss per token in that shape, float32 or better. There is no mask: numbers at masked positions must be finite,
+        or their gradient is NaN there whatever multiplies the loss.
+
+    Raises:
+        ValueError: shapes differ.
     """
-    ratio = (logps - old_logps).clamp(-20.0, 20.0).exp()
+    ratio, advantages = _ratio(logps, old_logps, advantages)
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
     return loss
+
+
+@torch.no_grad()
+def clip_fractions(
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> tuple[Tensor, Tensor]:
+    """Where :func:`ppo_clip_loss` gives no gradient: by the clip of the ratio, and by the dual clip.
+
+    Same arguments as there; two bool tensors of their shape, never both True.
+    """
+    ratio, advantages = _ratio(logps, old_logps, advantages)
+    too_high, too_low = ratio > 1 + clip_high, ratio < 1 - clip_low
+    clipped = ((advantages > 0) & too_high) | ((advantages < 0) & too_low)
+    if dual_clip is None:
+        return clipped, torch.zeros_like(clipped)
+    return clipped, (advantages < 0) & (ratio > dual_clip)
+
+
+def _ratio(logps: Tensor, old_logps: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)
+    return (logps - old_logps.detach()).clamp(-20.0, 20.0).exp(), advantages.detach()
 
 
 class PolicyLoss(ABC):
@@ -33,7 +78,7 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def __call__(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> Tensor:
-        """Loss in the shape of the arguments."""
+        """Loss in the shape of the arguments, before any mean."""
 
     def metrics(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> dict[str, Tensor]:
         """Per-token numbers to log, as their means over action tokens."""
@@ -50,9 +95,9 @@ class PPOClip(PolicyLoss):
     """
 
     def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0) -> None:
-        if not 0 < clip_low <= 1 or clip_high <= 0:
+        if not 0 < clip_low <= 1 or not clip_high > 0:
             raise ValueError(f"PPOClip: needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
-        if dual_clip is not None and dual_clip <= 1:
+        if dual_clip is not None and not dual_clip > 1:
             raise ValueError(f"PPOClip: dual_clip must be above 1, got {dual_clip}")
         self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
 
@@ -68,9 +113,15 @@ class PPOClip(PolicyLoss):
 
     def metrics(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> dict[str, Tensor]:
         """Where a clip took the gradient away: by the ratio's bounds, and by the dual clip."""
-        ratio = (logps - old_logps).clamp(-20.0, 20.0).exp()
-        outside = torch.where(advantages > 0, ratio > 1 + self.clip_high, ratio < 1 - self.clip_low)
-        metrics = {"clip_fraction": (outside & (advantages != 0)).float()}
+        clipped, dual_clipped = clip_fractions(
+            logps,
+            old_logps,
+            advantages,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+        metrics = {"clip_fraction": clipped.float()}
         if self.dual_clip is not None:
-            metrics["dual_clip_fraction"] = ((advantages < 0) & (ratio > self.dual_clip)).float()
+            metrics["dual_clip_fraction"] = dual_clipped.float()
         return metrics

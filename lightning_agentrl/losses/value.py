@@ -5,9 +5,28 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_agentrl.losses.precision import same_shape_float32
+
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None = 0.5) -> Tensor:
-    """``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, or half the square without a clip."""
+    """``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, the value loss of OpenAI's PPO code.
+
+    Args:
+        values: of the current critic, any shape.
+        old_values: at the start of the update, same shape; constants.
+        returns: targets, same shape; constants.
+        clip: c, how far a value may move before the loss stops pulling it; None: half the plain square.
+
+    Returns:
+        Loss per token in that shape, float32 or better, the factor 0.5 included.
+
+    Raises:
+        ValueError: shapes differ, or the clip is not above 0.
+    """
+    if clip is not None and not clip > 0:
+        raise ValueError(f"the clip of the value loss must be above 0 or None, got {clip}")
+    values, old_values, returns = same_shape_float32(values=values, old_values=old_values, returns=returns)
+    old_values, returns = old_values.detach(), returns.detach()
     loss = (values - returns).square()
     if clip is not None:
         clipped = old_values + (values - old_values).clamp(-clip, clip)
@@ -16,13 +35,14 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 def first_token_weights(mask_BA: Tensor, turn_ids_BA: Tensor, weight: float) -> Tensor:
-    """[B, A] ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask.
+    """[B, A] ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask; float32.
 
     That token's value bootstraps the turn before. Means divide by the number of tokens, not by the sum of weights.
+    Turn ids must not fall along a row; those off the mask are not read.
     """
     mask = mask_BA.bool()
-    before = torch.full_like(turn_ids_BA[:, :1], -(2**62))
-    turns = torch.where(mask, turn_ids_BA, before)
-    latest = torch.cat([before, turns], 1).cummax(1).values[:, :-1]  # newest turn so far; turn ids never fall in a row
-    first = mask & (turn_ids_BA != latest)
+    never = torch.full_like(turn_ids_BA[:, :1], torch.iinfo(turn_ids_BA.dtype).min)
+    turns = torch.where(mask, turn_ids_BA, never)
+    latest = torch.cat([never, turns], 1).cummax(1).values[:, :-1]  # newest turn so far
+    first = mask & (turns != latest)
     return torch.where(mask, torch.where(first, weight, 1.0), 0.0)

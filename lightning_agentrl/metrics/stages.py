@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +15,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[str], None]] = []
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._turns: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
 
@@ -45,6 +45,7 @@ class StageClock:
             if seconds and self._turns[name]:
                 numbers[f"time/{name}_turns_per_second"] = self._turns[name] / seconds
                 numbers[f"time/{name}_tokens_per_second"] = self._tokens[name] / seconds
-        for counter in (self._seconds, self._turns, self._tokens):
-            counter.clear()
+        self._seconds.clear()
+        self._turns.clear()
+        self._tokens.clear()
         return numbers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -91,4 +90,4 @@ class SeparateCritic(Critic):
             lm.set_output_embeddings(nn.Identity())  # the vocabulary projection of a critic is never used
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        return self.head(hidden_at_reads(cast(PreTrainedModel, self.backbone), packed))
+        return self.head(hidden_at_reads(self.backbone, packed))

@@ -9,7 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.packing import Packed
@@ -29,7 +36,9 @@ class TokenScores:
 
 def resolve_model(model: str) -> str:
     """A hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
-    return str(demo_model_folder()) if model == DEMO else model
+    if model == DEMO:
+        return str(demo_model_folder())
+    return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -37,17 +46,13 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
-def load_causal_lm(model: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def load_causal_lm(model: str) -> PreTrainedModel:
     """Pretrained causal language model with an attention that takes the tree mask of a packed row."""
     _refuse_missing_folder(model)
     folder = resolve_model(model)
     config = AutoConfig.from_pretrained(folder)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or []):
-        raise ValueError(
-            f"the model '{model}' uses sliding-window attention, which packed rows do not support; "
-            "choose a model with full attention (key model.init_args.model)"
-        )
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    _refuse_unsupported(model, config)
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.get_default_dtype(), attn_implementation="sdpa")
     return cast(PreTrainedModel, lm)
 
 
@@ -60,12 +65,28 @@ def _refuse_missing_folder(model: str) -> None:
         )
 
 
+def _refuse_unsupported(model: str, config: PreTrainedConfig) -> None:
+    """Refuse what packed rows, or a bare vocabulary projection, would silently compute otherwise than the model."""
+    layers = getattr(config, "layer_types", None) or []
+    others = {kind for kind in layers if kind != "full_attention"}
+    if others or (not layers and getattr(config, "sliding_window", None)):
+        raise ValueError(
+            f"the model '{model}' has layers of the kind {', '.join(sorted(others)) or 'sliding_attention'}, "
+            "which packed rows do not support; choose a model with full attention (key model.init_args.model)"
+        )
+    neutral = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
+    changed = [name for name, value in neutral.items() if getattr(config, name, value) not in (value, None)]
+    if changed:
+        raise ValueError(
+            f"the model '{model}' changes its logits after the vocabulary projection ({', '.join(changed)} in its "
+            "config), which is not supported; choose another model (key model.init_args.model)"
+        )
+
+
 def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
     """Last hidden states [R, H] at the read-out positions of a packed row."""
-    backbone = cast(nn.Module, lm.base_model)
-    output = backbone(
-        input_ids=packed.ids, attention_mask=packed.mask, position_ids=packed.positions, use_cache=False
-    )
+    backbone = lm.base_model
+    output = backbone(input_ids=packed.ids, attention_mask=packed.mask, position_ids=packed.positions, use_cache=False)
     return output.last_hidden_state[0, packed.reads]
 
 

@@ -26,7 +26,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "the environment names no actions (attribute `actions`), so replies cannot be matched with them; add the "
             "attribute, or hand replies over as they are with RawParser (key data.init_args.interaction)"
         )
-    if not session.actions and form.think:
+    if isinstance(interaction.parser, RawParser) and form.think:
         raise ValueError(
             "RawParser hands the whole reply to the environment, so a reply must not hold a thought; set "
             "data.init_args.prompt.think to false"

@@ -95,6 +95,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop: LoopThread | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._saved_sessions: dict[int, dict[str, Any]] = {}
+        self._saved_iteration = 0
 
     @property
     def turns_per_rollout(self) -> int:
@@ -154,21 +155,34 @@ class RolloutDataModule(L.LightningDataModule):
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         self._saved_sessions = {session.index: session.state_dict() for session in self.sessions}
+        self._saved_iteration = self.stream.iteration if self.stream else 0
         for session in self.sessions:
             session.close()
         self.sessions, self._loop, self._executor, self._learner = [], None, None, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Every environment of every rank, as seed and actions of its running episode."""
+        """Every environment of every rank, as seed and actions of its running episode.
+
+        Raises:
+            RuntimeError: inside an iteration, whose scored rollout would be lost.
+        """
+        if self.stream is not None and self.stream.inside_iteration:
+            raise RuntimeError(
+                "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
+                "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
+            )
         own = {session.index: session.state_dict() for session in self.sessions}
         if dist.is_available() and dist.is_initialized():
             gathered: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
             dist.all_gather_object(gathered, own)
             own = {index: state for part in gathered for index, state in part.items()}
-        return {"sessions": own}
+        return {"sessions": own, "iteration": self.stream.iteration if self.stream else self._saved_iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved_sessions = state_dict["sessions"]
+        self._saved_sessions, self._saved_iteration = state_dict["sessions"], state_dict["iteration"]
+        self._restore_sessions()
+
+    def _restore_sessions(self) -> None:
         for session in self.sessions:
             if session.index in self._saved_sessions:
                 session.load_state_dict(self._saved_sessions[session.index])
@@ -179,21 +193,18 @@ class RolloutDataModule(L.LightningDataModule):
         """Build what needs the agent: prompts, engine, sessions, stream. Harmless when called again."""
         if self._learner is learner:
             return
-        self._learner = learner
         self._renderer = ChatRenderer(learner.tokenizer, self.prompt)
-        self._loop = LoopThread()
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         share = self.num_envs // world
         self._executor = ThreadPoolExecutor(max(share, self.validation.num_envs), thread_name_prefix="env")
         handle = learner.policy_handle(self._renderer.close_ids)
         self._check_prompts(handle)
+        self._loop = self._loop or LoopThread()
         self.engine.start(handle)
         self.sessions = [
             self._make_session(index, self._training_seed(index)) for index in range(rank * share, (rank + 1) * share)
         ]
-        if self._saved_sessions:
-            self.load_state_dict({"sessions": self._saved_sessions})
-        iteration = self.stream.iteration if self.stream else 0
+        self._restore_sessions()
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -202,7 +213,8 @@ class RolloutDataModule(L.LightningDataModule):
             update_epochs=self.update_epochs,
             seed=self.seed,
         )
-        self.stream.iteration = iteration
+        self.stream.iteration = self._saved_iteration
+        self._learner = learner  # last: a refused configuration leaves nothing connected
 
     def collect(self) -> Rollout:
         """The next rollout of this rank, sampled with the current weights."""
@@ -235,11 +247,13 @@ class RolloutDataModule(L.LightningDataModule):
         return lambda episode: derive_seed(self.seed, index, episode)
 
     def _make_session(self, index: int, episode_seed: Callable[[int], int]) -> Session:
-        assert self._renderer is not None and self._executor is not None
+        assert self._renderer is not None
+        assert self._executor is not None
         return Session(index, self.env.make(), episode_seed, self._renderer, self.memory, self._executor)
 
     def _check_prompts(self, handle: PolicyHandle) -> None:
-        assert self._renderer is not None and self._executor is not None
+        assert self._renderer is not None
+        assert self._executor is not None
         session = self._make_session(0, lambda _episode: 0)
         try:
             check_prompt(session, self.interaction, handle.policy.context_length)

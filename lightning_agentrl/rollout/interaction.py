@@ -50,6 +50,8 @@ class TurnInteraction(Interaction):
             raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
         if invalid_mode not in ("add", "replace", "truncate"):
             raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
         self.max_reply_tokens = max_reply_tokens
         self.parser = parser or TolerantParser()
         self.invalid_penalty = invalid_penalty
@@ -82,15 +84,12 @@ class TurnInteraction(Interaction):
         session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
 
         stop = self._stop_reason(result, valid, index + 1)
+        limit = session.renderer.format.max_prompt_tokens
+        if stop is None and session.memory.grows and len(session.prompt().ids) > limit:
+            stop = StopReason.CONTEXT_LENGTH
         truncated = stop is not None and stop is not StopReason.ENV_DONE
-        bootstrap = None
-        if not result.terminated:
-            following = session.prompt()
-            limit = session.renderer.format.max_prompt_tokens
-            if session.memory.grows and stop is None and len(following.ids) > limit:
-                stop, truncated = StopReason.CONTEXT_LENGTH, True
-            if truncated or recorder.at_last_turn:
-                bootstrap = (following.as_segment(),)
+        cut = truncated or (stop is None and recorder.at_last_turn)
+        bootstrap = (session.prompt().as_segment(),) if cut else None
         return Turn(
             env=session.index,
             episode=session.episode,

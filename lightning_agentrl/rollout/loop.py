@@ -24,7 +24,8 @@ class LoopThread:
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():  # was still running
+                asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
             raise
 
     def stop(self) -> None:
@@ -34,3 +35,7 @@ class LoopThread:
             self._loop.close()
 
 
+async def _others_ended() -> None:
+    """Wait until every other task of this loop has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)

@@ -111,23 +111,26 @@ class Session:
 
     @property
     def actions(self) -> Mapping[str, str]:
-        return getattr(self.env.unwrapped, "actions", {})
+        return self._offered("actions", {})
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        return getattr(self.env.unwrapped, "aliases", {})
+        return self._offered("aliases", {})
 
     @property
     def default_action(self) -> str:
-        return getattr(self.env.unwrapped, "default_action", "")
+        return self._offered("default_action", "")
 
     @property
     def system_prompt(self) -> str:
-        return getattr(self.env.unwrapped, "system_prompt", "")
+        return self._offered("system_prompt", "")
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
-        return getattr(self.env.unwrapped, "examples", ())
+        return self._offered("examples", ())
+
+    def _offered(self, name: str, default: Any) -> Any:
+        return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else default  # wrappers may offer too
 
     async def start(self) -> None:
         """Reset the environment if no episode was begun yet."""

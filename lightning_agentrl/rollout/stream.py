@@ -86,19 +86,3 @@ class RolloutStream:
                 last = epoch + 1 == self.update_epochs and k + 1 == self.mini_batches
                 self.inside_iteration = not last
                 yield MiniBatch(rollout.select(rows))
-
-    def state_dict(self) -> dict[str, int]:
-        """Counters; Lightning stores them with the fit loop.
-
-        Raises:
-            RuntimeError: inside an iteration, whose scored rollout would be lost.
-        """
-        if self.inside_iteration:
-            raise RuntimeError(
-                "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
-                "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
-            )
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.iteration = state["iteration"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
 from lightning_agentrl.rollout.collector import Collector
@@ -62,7 +63,7 @@ async def play_episodes(
 
     async def play() -> None:
         for place, seed in waiting:  # shared between the players: each takes the next seed
-            session = make_session(seed, lambda _episode, seed=seed: seed)
+            session = make_session(seed, partial(_constant, seed))
             try:
                 results[place] = summarise(await collector.episode(session))
             finally:
@@ -72,3 +73,8 @@ async def play_episodes(
         for _ in range(min(num_envs, len(seeds))):
             tasks.create_task(play())
     return [results[place] for place in range(len(seeds))]
+
+
+def _constant(seed: int, episode: int) -> int:
+    """Episode seeds of a session that plays one episode only."""
+    return seed

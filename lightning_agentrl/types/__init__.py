@@ -5,4 +5,15 @@ from lightning_agentrl.types.rollout import Rollout, Scores
 from lightning_agentrl.types.segment import Segment, SegmentKind, flatten_ids
 from lightning_agentrl.types.turn import Sample, StopReason, Turn
 
-__all__ = ["Rollout", "Sample", "Scores", "Segment", "SegmentKind", "StopReason", "Turn", "flatten_ids", "rollout_from_plain", "rollout_to_plain"]
+__all__ = [
+    "Rollout",
+    "Sample",
+    "Scores",
+    "Segment",
+    "SegmentKind",
+    "StopReason",
+    "Turn",
+    "flatten_ids",
+    "rollout_from_plain",
+    "rollout_to_plain",
+]

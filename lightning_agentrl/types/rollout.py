@@ -92,8 +92,13 @@ class Rollout:
         return flags
 
     def select(self, index: Sequence[int] | Tensor) -> Rollout:
-        """Rows ``index`` in that order, without columns that became empty."""
-        rows = torch.as_tensor(index, dtype=torch.int64, device=self.action_mask.device).reshape(-1)
+        """Rows ``index`` in that order (or where a mask [B] is true), without columns that became empty."""
+        rows = torch.as_tensor(index, device=self.action_mask.device).reshape(-1)
+        if rows.dtype == torch.bool:
+            if len(rows) != len(self):
+                raise ValueError(f"a mask of {len(rows)} rows does not fit a rollout of {len(self)}")
+            rows = rows.nonzero().flatten()
+        rows = rows.to(torch.int64)
         samples = tuple(self.samples[i] for i in rows.tolist())
         width = int(self.action_mask[rows].sum(1).max()) if len(rows) else 0
         return self._map(lambda x: x[rows] if x.dim() == 1 else x[rows, :width], samples)

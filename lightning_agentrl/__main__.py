@@ -1,0 +1,6 @@
+"""`python -m lightning_agentrl` is the `agentrl` command."""
+
+from lightning_agentrl.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_agentrl.advantages import compress
+
+MASK = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]])
+TURNS = torch.tensor([[9, 4, 4, 9], [0, 0, 0, 0], [1, 9, 9, 2], [9, 9, 0, 9]])
+LABELS = torch.tensor([5, 5, 5, 2])  # the third row comes before the first in its episode
+
+
+def test_rows_of_a_trajectory_follow_each_other_by_turn():
+    layout = compress(MASK, TURNS, LABELS)
+    columns = torch.arange(16).view(4, 4)
+    assert layout.mask_NL.tolist() == [[True, False, False, False], [True] * 4]
+    assert layout.gather(columns).tolist() == [[14, 0, 0, 0], [8, 11, 1, 2]]
+    assert layout.last_row_N.tolist() == [3, 0]
+
+
+def test_scatter_undoes_gather_and_leaves_zeros():
+    layout = compress(MASK, TURNS, LABELS)
+    numbers = torch.randn(4, 4)
+    back = layout.scatter(layout.gather(torch.where(MASK.bool(), numbers, torch.nan)))
+    assert torch.equal(back, torch.where(MASK.bool(), numbers, 0))
+
+
+def test_scatter_does_not_read_padding():
+    layout = compress(MASK, TURNS, LABELS)
+    numbers = torch.where(layout.mask_NL, 1.0, torch.nan)
+    assert torch.equal(layout.scatter(numbers), MASK.float())
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0), (3, 4)])
+def test_without_tokens_there_are_no_trajectories(shape: tuple[int, int]):
+    layout = compress(torch.zeros(shape), torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:1]))
+    assert layout.gather(torch.ones(shape)).shape == (0, 0)
+    assert torch.equal(layout.scatter(torch.zeros(0, 0)), torch.zeros(shape))
+
+
+def test_shapes_are_checked():
+    with pytest.raises(ValueError, match="trajectory labels"):
+        compress(MASK, TURNS, LABELS[:2])
+    with pytest.raises(ValueError, match="shape of the mask"):
+        compress(MASK, TURNS, LABELS).gather(torch.zeros(4, 5))

@@ -1,0 +1,58 @@
+"""Short real fits: a tiny model, a real game, the real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from lightning_agentrl.advantages import DualDiscountGAE
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.models.critic import Critic, SharedCritic
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    PromptFormat,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+
+
+def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPOAgent:
+    """Learning rates large enough that a step shows."""
+    defaults = {"kl_in_reward": 0.01, "lr_actor": 1e-3, "lr_critic": 1e-2, "advantage": DualDiscountGAE()}
+    return PPOAgent(str(folder), critic=critic or SharedCritic(), **{**defaults, **kwargs})
+
+
+def make_data(**kwargs: Any) -> RolloutDataModule:
+    """GuessNumber: several turns, episodes that end inside rollouts."""
+    defaults: dict[str, Any] = {
+        "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
+        "num_envs": 4,
+        "turns_per_env": 4,
+        "mini_batch_turns": 8,
+        "memory": WindowMemory(1),
+        "prompt": PromptFormat(think=False, max_prompt_tokens=512),
+        "interaction": TurnInteraction(max_reply_tokens=4),
+        "validation": ValidationConfig(episodes=8, num_envs=4),
+        "seed": 3,
+    }
+    return RolloutDataModule(**{**defaults, **kwargs})
+
+
+def make_trainer(path: Path, epochs: int, callbacks: list[L.Callback] | None = None, **kwargs: Any) -> L.Trainer:
+    """Float64 on the CPU, quiet."""
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "precision": "64-true",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+    }
+    return L.Trainer(default_root_dir=path, max_epochs=epochs, callbacks=callbacks, **{**defaults, **kwargs})

@@ -1,0 +1,140 @@
+"""The update: what one optimizer step is made of."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.rollout import FullMemory
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+
+class Spy(L.Callback):
+    """Keeps what passes: gradients before clipping is impossible to see from outside, so clipping is set far away."""
+
+    def __init__(self) -> None:
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self.rollouts = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+
+    def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+        self.rollouts.append(batch.rollout)
+        self.weights.append({n: p.detach().clone() for n, p in agent.named_parameters()})
+
+    def on_before_optimizer_step(self, trainer, agent, optimizer):
+        self.gradients.append({n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None})
+
+
+def gradients(tmp_path, folder, critic, tokens, memory=None):
+    spy = Spy()
+    agent = make_agent(
+        folder, critic, max_tokens_per_micro_batch=tokens, max_grad_norm_actor=1e9, max_grad_norm_critic=1e9
+    )
+    data = make_data(**({"memory": memory} if memory else {}))
+    make_trainer(tmp_path, 1, [spy]).fit(agent, data)
+    return spy
+
+
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
+    whole = gradients(tmp_path, exact_folder, critic(), 10**6)
+    cut = gradients(tmp_path, exact_folder, critic(), 1)  # every row by itself
+    some = gradients(tmp_path, exact_folder, critic(), 400)
+    assert whole.gradients[0].keys() == cut.gradients[0].keys()
+    assert any(g.abs().max() > 1e-6 for n, g in whole.gradients[0].items() if n.startswith("actor"))
+    for other in (cut, some):
+        for name, gradient in whole.gradients[0].items():
+            assert torch.allclose(gradient, other.gradients[0][name], rtol=0, atol=1e-10), name
+
+
+def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):
+    spy = Spy()
+    agent = make_agent(exact_folder, SharedCritic())
+    torch.manual_seed(1)
+    agent.configure_model()
+    agent.critic.head.linear.weight.data.normal_()
+    initial = {n: p.detach().double().clone() for n, p in agent.named_parameters()}
+    make_trainer(tmp_path, 1, [spy]).fit(agent, make_data())
+    with torch.no_grad():  # back to the weights that scored
+        for name, parameter in agent.named_parameters():
+            parameter.copy_(initial[name])
+    rollout = spy.rollouts[0]
+    agent.eval()
+    for i, (sample, row) in enumerate(zip(rollout.samples, action_rows(rollout), strict=True)):
+        with torch.no_grad():
+            out = agent.actor.lm(torch.tensor([sample.ids]), output_hidden_states=True)
+        log_pi = out.logits[0].log_softmax(-1)
+        values = agent.critic.head(out.hidden_states[-1][0])
+        for column, position in enumerate(sample.action_positions):
+            assert row.reads[column] == position - 1
+            expected = log_pi[position - 1, sample.ids[position]]
+            assert rollout.scores.old_logps[i, column].item() == pytest.approx(expected.item(), abs=1e-9)
+            assert rollout.rollout_logps[i, column].item() == pytest.approx(expected.item(), abs=1e-5)
+            entropy = -(log_pi[position - 1].exp() * log_pi[position - 1]).sum()
+            assert rollout.scores.entropy[i, column].item() == pytest.approx(entropy.item(), abs=1e-9)
+            assert rollout.scores.values[i, column].item() == pytest.approx(values[position - 1].item(), abs=1e-9)
+    for i, row in bootstrap_rows(rollout).items():
+        with torch.no_grad():
+            hidden = agent.actor.lm(torch.tensor([row.ids]), output_hidden_states=True).hidden_states[-1][0, -1:]
+        expected = agent.critic.head(hidden).item()
+        assert rollout.bootstrap_values[i].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_terminated_turns_have_no_bootstrap_and_cut_turns_have_one(tmp_path, tiny_folder):
+    spy = Spy()
+    make_trainer(tmp_path, 2, [spy]).fit(make_agent(tiny_folder), make_data())
+    kinds = set()
+    for rollout in spy.rollouts:
+        for sample in rollout.samples:
+            turn = sample.turns[-1]
+            kinds.add((turn.terminated, turn.truncated))
+            assert (turn.bootstrap is None) or not turn.terminated
+            assert not turn.truncated or turn.bootstrap is not None
+    assert {(True, False), (False, True), (False, False)} & kinds >= {(False, True), (False, False)}
+
+
+def test_full_memory_trains_growing_samples(tmp_path, exact_folder):
+    spy = gradients(tmp_path, exact_folder, SharedCritic(), 10**6, FullMemory())
+    cut = gradients(tmp_path, exact_folder, SharedCritic(), 1, FullMemory())
+    assert any(len(sample.turns) > 1 for rollout in spy.rollouts for sample in rollout.samples)
+    for name, gradient in spy.gradients[0].items():
+        assert torch.allclose(gradient, cut.gradients[0][name], rtol=0, atol=1e-10), name
+
+
+def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
+    events: list[str] = []
+    agent = make_agent(tiny_folder)
+    agent.clock.listeners.append(events.append)
+    make_trainer(tmp_path, 3, []).fit(agent, make_data())
+    assert events == ["collect", "score", "update", "update"] * 3
+
+
+def test_old_policy_is_the_sampling_policy_in_the_first_mini_batch(tmp_path, tiny_folder):
+    """Ratio 1: the policy version of every turn is the number of optimizer steps before the rollout."""
+    spy = Spy()
+    make_trainer(tmp_path, 3, [spy]).fit(make_agent(tiny_folder), make_data())
+    for k, rollout in enumerate(spy.rollouts):
+        assert {turn.policy_version for turn in rollout.turns} == {k // 2 * 2}
+
+
+def test_groups_are_clipped_apart(tmp_path, tiny_folder):
+    spy = Spy()
+    agent = make_agent(tiny_folder, max_grad_norm_actor=0.01, max_grad_norm_critic=0.5)
+    make_trainer(tmp_path, 1, [spy]).fit(agent, make_data())
+
+    def norm(prefix: str) -> float:
+        return float(torch.stack([g.norm() for n, g in spy.gradients[0].items() if n.startswith(prefix)]).norm())
+
+    assert norm("actor") == pytest.approx(0.01, rel=1e-3)
+    assert norm("critic") <= 0.5 + 1e-6
+    assert norm("critic") > 0.01
+
+
+def test_a_checkpoint_inside_an_iteration_is_refused(tmp_path, tiny_folder):
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1)
+    trainer = make_trainer(tmp_path, 1, [checkpoint], enable_checkpointing=True)
+    with pytest.raises(RuntimeError, match="inside an iteration"):
+        trainer.fit(make_agent(tiny_folder), make_data())

@@ -1,0 +1,320 @@
+"""The transformers engine: what it returns is what the model says, whoever else is being served."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+
+from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from tests.tiny import VOCABULARY
+
+CLOSE = 2
+
+
+def tokens(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(3, VOCABULARY), k=count))
+
+
+def request(prompt: tuple[int, ...], seed: int = 0, max_tokens: int = 6, temperature: float = 1.0) -> SamplingRequest:
+    return SamplingRequest(prompt, max_tokens, temperature, seed)
+
+
+PREFIX = tokens(0, 20)
+MIXED = [  # shared and unshared beginnings, equal prompts, one that is a prefix of another, short and long
+    request(PREFIX + tokens(1, 4), seed=1),
+    request(PREFIX + tokens(2, 1), seed=2, max_tokens=3),
+    request(PREFIX, seed=3),
+    request(PREFIX, seed=4, temperature=0.5),
+    request(tokens(3, 2), seed=5),
+    request(tokens(4, 1), seed=6, max_tokens=9),
+    request(PREFIX + tokens(1, 4), seed=7, temperature=0.0),
+]
+
+
+@pytest.fixture
+def policy(tiny_folder) -> LanguageModel:
+    return LanguageModel(load_causal_lm(str(tiny_folder)).double()).train()
+
+
+@pytest.fixture
+def engine(policy) -> Iterator[TransformersEngine]:
+    engine = TransformersEngine(gather_seconds=0.02)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    engine.sync(0)
+    yield engine
+    engine.stop()
+
+
+def serve(engine: TransformersEngine, requests: Sequence[SamplingRequest]) -> list[Reply]:
+    async def together() -> list[Reply]:
+        return await asyncio.wait_for(asyncio.gather(*map(engine.generate, requests)), timeout=60)
+
+    return asyncio.run(together())
+
+
+@contextmanager
+def batches_of(policy: LanguageModel) -> Iterator[list[tuple[int, int]]]:
+    """Shapes [rows, tokens] of every forward pass."""
+    shapes: list[tuple[int, int]] = []
+
+    def note(_module, _args, kwargs):
+        shapes.append(tuple(kwargs["input_ids"].shape))
+
+    handle = policy.lm.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    yield shapes
+    handle.remove()
+
+
+@torch.no_grad()
+def log_pi(policy: LanguageModel, ids: Sequence[int], temperature: float) -> torch.Tensor:
+    """[T, V] by one plain forward."""
+    return (policy.lm(torch.tensor([list(ids)]), use_cache=False).logits[0] / temperature).log_softmax(-1)
+
+
+def assert_same(a: Sequence[Reply], b: Sequence[Reply]) -> None:
+    assert [(r.ids, r.closed) for r in a] == [(r.ids, r.closed) for r in b]
+    for ours, theirs in zip(a, b, strict=True):
+        assert ours.logps == pytest.approx(theirs.logps, abs=1e-10)
+
+
+def test_logps_are_those_of_the_sampled_ids(engine, policy):
+    replies = serve(engine, MIXED)
+    for asked, reply in zip(MIXED, replies, strict=True):
+        whole = log_pi(policy, asked.prompt_ids + reply.ids, asked.temperature or 1.0)
+        start = len(asked.prompt_ids) - 1
+        expected = [float(whole[start + k, token]) for k, token in enumerate(reply.ids)]
+        assert reply.logps == pytest.approx(expected, abs=1e-10)
+        assert 1 <= len(reply.ids) <= asked.max_tokens
+
+
+def test_replies_do_not_depend_on_company(engine, policy):
+    alone = []
+    for one in MIXED:
+        engine.sync(0)  # forget the prefix
+        alone += serve(engine, [one])
+    with batches_of(policy) as shapes:
+        assert_same(serve(engine, MIXED), alone)
+    assert max(rows for rows, _ in shapes) == len(MIXED)
+    assert_same(serve(engine, MIXED[::-1])[::-1], alone)
+    for some in (MIXED[:2], MIXED[:4], MIXED[2:3], MIXED[4:], MIXED[:1]):  # after other batches, in other groups
+        assert_same(serve(engine, some), [alone[MIXED.index(one)] for one in some])
+    assert len({reply.ids for reply in alone}) > 4
+
+
+def test_small_batches(policy):
+    engine = TransformersEngine(max_batch=2)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    try:
+        with batches_of(policy) as shapes:
+            few = serve(engine, MIXED)
+        assert max(rows for rows, _ in shapes) == 2
+        engine.max_batch = 64
+        assert_same(serve(engine, MIXED), few)
+    finally:
+        engine.stop()
+
+
+def test_a_kept_prefix_is_not_computed_again(engine, policy):
+    with batches_of(policy) as shapes:
+        first = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+    assert shapes == [(1, 20), (3, 3)]
+    with batches_of(policy) as shapes:
+        second = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+    assert shapes == [(3, 3)]
+    assert_same(first, second)
+
+
+def test_seeds_and_repeats(engine):
+    seeds = range(12)
+    replies = serve(engine, [request(PREFIX, seed=seed) for seed in seeds])
+    assert_same(serve(engine, [request(PREFIX, seed=seed) for seed in seeds]), replies)
+    assert len({reply.ids for reply in replies}) > 6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_first_token_is_drawn_from_the_softmax(engine, policy, temperature):
+    """Pearson's statistic over the likely tokens and the rest; 5 standard deviations of chi-square."""
+    count = 3000
+    replies = serve(engine, [request(PREFIX, seed, max_tokens=1, temperature=temperature) for seed in range(count)])
+    seen = Counter(reply.ids[0] for reply in replies)
+    pi = log_pi(policy, PREFIX, temperature)[-1].exp()
+    likely = [i for i in range(len(pi)) if float(pi[i]) * count >= 8]
+    assert len(likely) >= 3
+    expected = [float(pi[i]) * count for i in likely]
+    observed = [seen[i] for i in likely]
+    rest = count - sum(expected)
+    if rest > 8:
+        expected, observed = [*expected, rest], [*observed, count - sum(observed)]
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    freedom = len(expected) - 1
+    assert statistic < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_greedy_takes_the_most_likely_token(engine, policy):
+    (reply,) = serve(engine, [request(PREFIX, temperature=0.0)])
+    ids = list(PREFIX)
+    for token, logp in zip(reply.ids, reply.logps, strict=True):
+        best = log_pi(policy, ids, 1.0)[-1]
+        assert token == int(best.argmax())
+        assert logp == pytest.approx(float(best.max()), abs=1e-10)
+        ids.append(token)
+    assert serve(engine, [request(PREFIX, seed=99, temperature=0.0)])[0].ids == reply.ids
+
+
+def test_cap_and_close(policy, engine):
+    (free,) = serve(engine, [request(PREFIX, max_tokens=8)])
+    assert free.ids[:3] != free.ids[3:6]
+    assert (len(free.ids), free.closed) == (8, False)
+    engine.stop()
+    stop_at = free.ids[4]
+    assert stop_at not in free.ids[:4]
+    engine.start(PolicyHandle(policy, (CLOSE, stop_at), nullcontext))
+    for cap in range(1, 8):
+        (reply,) = serve(engine, [request(PREFIX, max_tokens=cap)])
+        assert reply.ids == free.ids[: min(cap, 5)]  # the closing token belongs to the reply
+        assert reply.closed == (cap >= 5)
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"prompt_ids": ()}, {"temperature": -1.0}])
+def test_requests_that_make_no_sense_are_refused(fields):
+    with pytest.raises(ValueError, match="sampling request needs a prompt, max_tokens of at least 1"):
+        SamplingRequest(**({"prompt_ids": (1,), "max_tokens": 1, "temperature": 1.0, "seed": 0} | fields))
+
+
+def test_an_error_reaches_everyone_and_the_engine_goes_on(engine):
+    good = request(PREFIX)
+    expected = serve(engine, [good])
+
+    async def with_a_bad_one() -> list[Reply | BaseException]:
+        bad = request((VOCABULARY + 999,))  # no such row in the embedding
+        together = asyncio.gather(*map(engine.generate, [good, bad, good]), return_exceptions=True)
+        return await asyncio.wait_for(together, timeout=60)
+
+    outcomes = asyncio.run(with_a_bad_one())
+    assert [type(outcome) for outcome in outcomes] == [IndexError] * 3
+    assert_same(serve(engine, [good]), expected)
+
+
+def test_a_caller_that_left_does_not_harm_the_others(engine):
+    expected = serve(engine, [request(PREFIX)])
+
+    async def leave() -> None:
+        task = asyncio.create_task(engine.generate(request(PREFIX, max_tokens=40)))
+        await asyncio.sleep(0.03)
+        task.cancel()
+
+    asyncio.run(leave())  # the loop is closed while the engine still works for it
+    assert_same(serve(engine, [request(PREFIX)]), expected)
+    loop = asyncio.new_event_loop()
+    engine._waiting.put((request(PREFIX), loop, loop.create_future()))
+    loop.close()
+    assert_same(serve(engine, [request(PREFIX)]), expected)
+
+
+def test_sync_takes_new_weights(engine, policy):
+    asked = [request(PREFIX + tokens(k, 2), seed=k) for k in range(3)]
+    old = serve(engine, asked)
+    assert [reply.policy_version for reply in old] == [0, 0, 0]
+    with torch.no_grad():
+        for parameter in policy.lm.base_model.layers.parameters():
+            parameter.mul_(1.3)
+    engine.sync(7)
+    new = serve(engine, asked)
+    assert [reply.policy_version for reply in new] == [7, 7, 7]
+    assert [reply.logps for reply in new] != [reply.logps for reply in old]
+    for one, reply in zip(asked, new, strict=True):
+        whole = log_pi(policy, one.prompt_ids + reply.ids, 1.0)
+        expected = [float(whole[len(one.prompt_ids) - 1 + k, token]) for k, token in enumerate(reply.ids)]
+        assert reply.logps == pytest.approx(expected, abs=1e-10)
+
+
+def test_modes_and_checkpointing_are_left_as_they_were(engine, policy):
+    expected = serve(engine, MIXED)
+    policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_same(serve(engine, MIXED), expected)
+    assert policy.training
+    policy.eval()
+    assert_same(serve(engine, MIXED), expected)
+    assert not policy.training
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_precision_of_the_trainer_is_used(tiny_folder):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+    seen = []
+    policy.lm.base_model.layers[0].mlp.register_forward_hook(lambda _m, _x, y: seen.append(y.dtype))
+    engine = TransformersEngine()
+    engine.start(PolicyHandle(policy, (CLOSE,), lambda: torch.autocast("cpu", torch.bfloat16)))
+    try:
+        serve(engine, [request(PREFIX, max_tokens=2)])
+    finally:
+        engine.stop()
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_start_stop_start(policy, tiny_folder):
+    engine = TransformersEngine()
+    engine.stop()  # harmless
+    with pytest.raises(RuntimeError, match="not started"):
+        serve(engine, [request(PREFIX)])
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    first = serve(engine, MIXED[:3])
+    engine.stop()
+    engine.stop()
+    with pytest.raises(RuntimeError, match="not started"):
+        serve(engine, [request(PREFIX)])
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    assert_same(serve(engine, MIXED[:3]), first)
+    other = LanguageModel(load_causal_lm(str(tiny_folder)).double())
+    torch.nn.init.normal_(other.lm.base_model.layers[0].mlp.down_proj.weight)
+    engine.start(PolicyHandle(other, (CLOSE,), nullcontext))  # another policy while running: its own prefix
+    changed = serve(engine, MIXED[:3])
+    engine.sync(0)
+    assert_same(serve(engine, MIXED[:3]), changed)
+    assert [reply.logps for reply in changed] != [reply.logps for reply in first]
+    engine.stop()
+
+
+def test_stop_answers_those_who_still_wait(policy):
+    engine = TransformersEngine(max_batch=1, gather_seconds=0.0)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+
+    async def too_late() -> list[Reply | BaseException]:
+        first = asyncio.create_task(engine.generate(request(PREFIX, max_tokens=60)))
+        await asyncio.sleep(0.02)
+        stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+        while engine._waiting.empty() and engine._worker is not None:
+            await asyncio.sleep(0)
+        late = asyncio.create_task(engine.generate(request(PREFIX)))
+        outcomes = await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), timeout=30)
+        await stopping
+        return outcomes
+
+    first, late = asyncio.run(too_late())
+    assert isinstance(first, Reply)
+    assert isinstance(late, RuntimeError)
+
+
+def test_requests_wait_for_company_only_briefly(policy):
+    engine = TransformersEngine(max_batch=1000, gather_seconds=0.01)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    try:
+        serve(engine, [request(PREFIX, max_tokens=1)])
+        started = time.perf_counter()
+        serve(engine, [request(PREFIX, max_tokens=1)])
+        assert time.perf_counter() - started < 5
+    finally:
+        engine.stop()
+
+
+def test_a_batch_has_room_for_someone():
+    with pytest.raises(ValueError, match="max_batch must be at least 1, got 0"):
+        TransformersEngine(max_batch=0)

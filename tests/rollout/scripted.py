@@ -1,0 +1,162 @@
+"""Small environments that do what a test says, and a workplace of real parts around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import gymnasium
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.rollout import ChatRenderer, Interaction, Memory, PromptFormat, RawParser, Session
+from lightning_agentrl.rollout import TurnInteraction, WindowMemory
+from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.loop import LoopThread
+from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.types import Rollout, Turn
+
+
+class Scripted(gymnasium.Env):
+    """Counts steps. Reward of step n (from 1) is n; ends after ``length`` steps in the way that ``end`` says.
+
+    Args:
+        length: steps of an episode.
+        end: "terminated", "truncated" or "both".
+        invalid: steps (from 1) that the environment reports as invalid.
+        on_step: called in every step with its number.
+    """
+
+    def __init__(
+        self,
+        length: int = 3,
+        end: str = "terminated",
+        invalid: Sequence[int] = (),
+        on_step: Callable[[int], Any] = lambda count: None,
+    ) -> None:
+        self.length, self.end, self.invalid, self.on_step = length, end, invalid, on_step
+        self.seeds: list[int | None] = []
+        self.steps: list[str] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seeds.append(seed)
+        self.count, self.key = 0, int(self.np_random.integers(1000))
+        return self._text(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.on_step(self.count + 1)
+        self.count += 1
+        self.steps.append(action)
+        over = self.count == self.length
+        info = {"invalid_action": True} if self.count in self.invalid else {}
+        ends = (over and self.end in ("terminated", "both"), over and self.end in ("truncated", "both"))
+        return self._text(), float(self.count), *ends, info
+
+    def _text(self) -> str:
+        return f"key {self.key} step {self.count}"
+
+
+class LoggingEngine(TransformersEngine):
+    """Keeps every request with its reply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[SamplingRequest, Reply]] = []
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        reply = await super().generate(request)
+        self.log.append((request, reply))
+        return reply
+
+
+FREE_TEXT = PromptFormat(think=False, max_prompt_tokens=600)
+
+
+class Workplace:
+    """Sessions of given environments with a real engine and a real renderer."""
+
+    def __init__(
+        self,
+        folder: str,
+        envs: Sequence[gymnasium.Env],
+        memory: Memory | None = None,
+        interaction: Interaction | None = None,
+        prompt: PromptFormat = FREE_TEXT,
+        seed: int = 0,
+    ) -> None:
+        self.memory = memory or WindowMemory()
+        self.interaction = interaction or TurnInteraction(max_reply_tokens=4, parser=RawParser())
+        self.policy = LanguageModel(load_causal_lm(folder).double())
+        self.renderer = ChatRenderer(load_tokenizer(folder), prompt)
+        self.executor = ThreadPoolExecutor(len(envs))
+        self.loop = LoopThread()
+        self.seed = seed
+        self.engine = LoggingEngine()
+        self.engine.start(PolicyHandle(self.policy, self.renderer.close_ids, nullcontext))
+        self.sessions = [self.session(i, env) for i, env in enumerate(envs)]
+
+    def session(self, index: int, env: gymnasium.Env) -> Session:
+        def episode_seed(episode: int) -> int:
+            return derive_seed(self.seed, index, episode)
+
+        return Session(index, env, episode_seed, self.renderer, self.memory, self.executor)
+
+    @property
+    def collector(self) -> Collector:
+        return Collector(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
+
+    def collect(self, turns: int) -> Rollout:
+        return self.loop.run(self.collector.fixed_turns(self.sessions, turns))
+
+    def episode(self, session: Session) -> list[Turn]:
+        return self.loop.run(self.collector.episode(session))
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def close(self) -> None:
+        self.engine.stop()
+        self.loop.stop()
+        self.executor.shutdown()
+
+
+@contextmanager
+def workplace(folder: Any, envs: Sequence[gymnasium.Env], **settings: Any) -> Iterator[Workplace]:
+    place = Workplace(str(folder), envs, **settings)
+    try:
+        yield place
+    finally:
+        place.close()
+
+
+class Learner:
+    """What data module and stream ask of an agent, with a real model; it scores nothing."""
+
+    temperature = 1.0
+    policy_version = 0
+    explained_variance = None
+
+    def __init__(self, folder: Any) -> None:
+        self.clock = StageClock()
+        self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
+        self.policy = LanguageModel(load_causal_lm(str(folder)).double())
+
+    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
+        return PolicyHandle(self.policy, close_ids, nullcontext)
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        return rollout
+
+
+def story(rollout: Rollout) -> list[tuple]:
+    """All that a rollout says except how long things took."""
+    return [
+        (t.env, t.episode, t.index, t.observation, t.reply, t.action, t.valid, t.reward, t.stop, sample.ids)
+        for sample in rollout.samples
+        for t in sample.turns
+    ]

@@ -1,0 +1,323 @@
+"""The command `agentrl`: wrong input ends in one sentence and exit code 2, Ctrl-C in one line and 130, bugs in a traceback."""
+
+from __future__ import annotations
+
+import copy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_agentrl import cli
+from lightning_agentrl.errors import explain
+from lightning_agentrl.rollout import RolloutDataModule
+
+Config = dict[str, Any]
+
+
+@pytest.fixture
+def config(tiny_folder: Path, tmp_path: Path) -> Config:
+    return {
+        "model": {
+            "class_path": "PPOAgent",
+            "init_args": {"model": str(tiny_folder), "critic": {"class_path": "SharedCritic"}},
+        },
+        "data": {
+            "class_path": "RolloutDataModule",
+            "init_args": {
+                "env": {"id": "agentrl_envs:Bandit-v0"},
+                "num_envs": 4,
+                "turns_per_env": 2,
+                "mini_batch_turns": 4,
+                "memory": {"class_path": "WindowMemory", "init_args": {"turns": 0}},
+                "interaction": {"class_path": "TurnInteraction", "init_args": {"max_reply_tokens": 4}},
+                "validation": {"episodes": 2},
+            },
+        },
+        "trainer": {
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "logger": False,
+            "default_root_dir": str(tmp_path),
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
+    }
+
+
+@pytest.fixture
+def agentrl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Run the command in this process; gives its exit code and what it wrote to standard error."""
+    monkeypatch.setattr(cli, "keep_freed_memory", lambda: True)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, config: Config | None = None, command: str = "fit") -> tuple[int, str]:
+        given = [command]
+        if config is not None:
+            (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+            given += ["--config", str(tmp_path / "given.yaml")]
+        monkeypatch.setattr(sys, "argv", ["agentrl", *given, *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def sentence(result: tuple[int, str]) -> str:
+    """The one sentence of a refused input."""
+    code, text = result
+    assert code == 2
+    assert "Traceback" not in text
+    told = [line for line in text.splitlines() if line.startswith("agentrl: ")]
+    assert len(told) == 1
+    assert text.rstrip().endswith(told[0])
+    return told[0].removeprefix("agentrl: ")
+
+
+def changed(config: Config, key: str, value: Any) -> Config:
+    config = copy.deepcopy(config)
+    node = config
+    *way, last = key.split(".")
+    for part in way:
+        node = node.setdefault(part, {})
+    node[last] = value
+    return config
+
+
+WRONG = {
+    "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "did you mean model?"]),
+    "empty top": ("modle", {}, ["modle", "did you mean model?"]),
+    "trainer key at the top": ("max_epochs", 3, ["max_epochs", "trainer, model, data"]),
+    "model key": ("model.init_args.lr_actr", 1e-3, ["model.init_args.lr_actr", "PPOAgent", "did you mean lr_actor?"]),
+    "data key": ("data.init_args.num_env", 3, ["data.init_args.num_env", "did you mean num_envs?"]),
+    "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "did you mean max_epochs?"]),
+    "prompt key": ("data.init_args.prompt", {"thnk": 1}, ["data.init_args.prompt.thnk", "did you mean think?"]),
+    "env key": ("data.init_args.env", {"idd": "x"}, ["data.init_args.env.idd", "did you mean id?"]),
+    "memory key": (
+        "data.init_args.memory",
+        {"class_path": "WindowMemory", "init_args": {"turn": 1}},
+        ["data.init_args.memory.init_args.turn", "did you mean turns?"],
+    ),
+    "callback key": (
+        "trainer.callbacks",
+        [{"class_path": "StageProgress"}, {"class_path": "CriticWarmup", "init_args": {"rollout": 1}}],
+        ["trainer.callbacks", "rollout ", "CriticWarmup", "did you mean rollouts?"],
+    ),
+    "agent class": ("model.class_path", "PPOAgnt", ["model.class_path", "PPOAgnt", "did you mean PPOAgent?"]),
+    "critic class": (
+        "model.init_args.critic",
+        {"class_path": "SharedCritik"},
+        ["Critic", "model.init_args.critic", "known: SeparateCritic, SharedCritic", "did you mean SharedCritic?"],
+    ),
+    "class of another kind": (
+        "data.init_args.memory",
+        {"class_path": "SharedCritic"},
+        ["no Memory 'SharedCritic'", "data.init_args.memory", "FullMemory, WindowMemory"],
+    ),
+    "nested class": (
+        "data.init_args.interaction.init_args.parser",
+        {"class_path": "TolerantParsr"},
+        ["data.init_args.interaction.init_args.parser.class_path", "RawParser", "did you mean TolerantParser?"],
+    ),
+    "class of a missing module": (
+        "data.init_args.memory",
+        {"class_path": "my_code.MyMemory"},
+        ["my_code.MyMemory", "data.init_args.memory.class_path", "importable"],
+    ),
+    "callback class": (
+        "trainer.callbacks",
+        [{"class_path": "CriticWarmp"}],
+        ["trainer.callbacks", "RunSummary", "did you mean CriticWarmup?"],
+    ),
+    "no class_path": ("model", {"model": "demo"}, ["model needs a class_path", "PPOAgent"]),
+    "no class": ("data.init_args.memory", 3, ["data.init_args.memory needs a class_path", "WindowMemory"]),
+    "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs must be a whole number, got 'many'"]),
+    "float": ("model.init_args.lr_actor", "fast", ["model.init_args.lr_actor must be a number, got 'fast'"]),
+    "choice": ("model.init_args.kl_kind", "k9", ["model.init_args.kl_kind must be one of", "'k3'", "'k9'"]),
+    "type in a dataclass": ("data.init_args.validation.episodes", "all", ["data.init_args.validation.episodes", "'all'"]),
+    "type in a callback": (
+        "trainer.callbacks",
+        [{"class_path": "CriticWarmup", "init_args": {"rollouts": "many"}}],
+        ["trainer.callbacks.init_args.rollouts must be a whole number, got 'many'"],
+    ),
+    "type in trainer": ("trainer.max_epochs", "many", ["trainer.max_epochs must be a whole number, got 'many'"]),
+    "missing argument": ("model.init_args", {}, ["model.init_args.model", "missing"]),
+    "environment": ("data.init_args.env.id", "agentrl_envs:Bandt-v0", ["Bandt-v0", "data.init_args.env.id", "Bandit"]),
+    "environment argument": (
+        "data.init_args.env.kwargs",
+        {"arm": 2},
+        ["data.init_args.env.kwargs", "unexpected keyword argument 'arm'"],
+    ),
+    "environment module": ("data.init_args.env.id", "my_games:Chess-v0", ["my_games", "data.init_args.env.id"]),
+    "model folder": ("model.init_args.model", "./no/such/folder", ["./no/such/folder", "model.init_args.model"]),
+    "model on the hub": ("model.init_args.model", "nobody/nothing", ["nobody/nothing", "model.init_args.model"]),
+    "mini-batches": ("data.init_args.mini_batch_turns", 3, ["data.init_args.mini_batch_turns", "8 turns", "of 3"]),
+    "long memory": (
+        "data.init_args.memory.init_args.turns",
+        200,
+        ["WindowMemory", "200 turns", "data.init_args.memory", "data.init_args.prompt.max_prompt_tokens"],
+    ),
+    "long prompts": (
+        "data.init_args.prompt",
+        {"max_prompt_tokens": 2048},
+        ["context of 2048 tokens", "data.init_args.prompt.max_prompt_tokens"],
+    ),
+    "constructor": ("model.init_args.temperature", 0.0, ["temperature must be above 0", "model.init_args"]),
+    "nested constructor": (
+        "data.init_args.memory.init_args.turns",
+        -1,
+        ["turns must be at least 0, got -1", "data.init_args.memory.init_args"],
+    ),
+    "callback constructor": (
+        "trainer.callbacks",
+        [{"class_path": "CriticWarmup", "init_args": {"rollouts": 3}}],
+        ["whole number", "change rollouts or fraction", "trainer.callbacks"],
+    ),
+    "dataclass constructor": (
+        "data.init_args.validation.episodes",
+        10**6,
+        ["1000000 episodes", "data.init_args.validation.episodes"],
+    ),
+    "clipping": ("trainer.gradient_clip_val", 1.0, ["trainer.gradient_clip_val", "model.init_args.max_grad_norm_actor"]),
+    "accumulation": (
+        "trainer.accumulate_grad_batches",
+        4,
+        ["trainer.accumulate_grad_batches", "data.init_args.mini_batch_turns"],
+    ),
+    "trainer constructor": ("trainer.strategy", "ddq", ["trainer: ", "ddq"]),
+    "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt", "--ckpt_path"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl: Callable[..., tuple[int, str]]) -> None:
+    key, value, parts = WRONG[case]
+    told = sentence(agentrl(config=changed(config, key, value)))
+    for part in parts:
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--model.init_args.lr_actr=1"], ["model.init_args.lr_actr", "did you mean lr_actor?"]),
+        (["--model.lr_actr=1"], ["lr_actr", "did you mean lr_actor?"]),
+        (["--modle.class_path=PPOAgent"], ["modle", "did you mean model?"]),
+        (["--trainer.max_epoch=3"], ["trainer.max_epoch", "did you mean max_epochs?"]),
+        (["--model=PPOAgnt"], ["model.class_path", "did you mean PPOAgent?"]),
+        (["--trainer.fast_dev_run=abc"], ["trainer.fast_dev_run must be", "'abc'"]),
+        (["configs/quickstart.yaml"], ["did you mean --config configs/quickstart.yaml?"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "does not exist", "--config"]),
+    ],
+)
+def test_wrong_arguments_are_told_in_one_sentence(
+    arguments: list[str], parts: list[str], config: Config, agentrl: Callable[..., tuple[int, str]]
+) -> None:
+    told = sentence(agentrl(*arguments, config=config))
+    for part in parts:
+        assert part in told
+
+
+def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Callable[..., tuple[int, str]]) -> None:
+    assert "no command 'fti'; known: fit, validate; did you mean fit?" in sentence(agentrl(command="fti"))
+    assert "the keys data and model are missing; give a config file with --config" in sentence(agentrl())
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("model: [a\n b: c: d", ["not valid YAML", "line 2"]),
+        ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "line 2"]),
+        ("", ["holds no keys", "trainer, model, data"]),
+    ],
+)
+def test_a_broken_config_file_is_named(
+    text: str, parts: list[str], tmp_path: Path, agentrl: Callable[..., tuple[int, str]]
+) -> None:
+    (tmp_path / "broken.yaml").write_text(text)
+    told = sentence(agentrl("--config", "broken.yaml"))
+    for part in ["broken.yaml", *parts]:
+        assert part in told
+
+
+def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_read(
+    tiny_folder: Path, tmp_path: Path, config: Config, agentrl: Callable[..., tuple[int, str]]
+) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # no weights at all
+        (tmp_path / name).write_text((tiny_folder / name).read_text())
+    told = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
+    assert "no chat template" in told
+    assert "chat_template.jinja" in told
+
+
+def test_a_run_works_and_saves_its_config(
+    config: Config, tmp_path: Path, agentrl: Callable[..., tuple[int, str]]
+) -> None:
+    code, _ = agentrl(config=config)
+    assert code == 0
+    assert agentrl(config=config, command="validate")[0] == 0
+
+
+def test_bugs_keep_their_traceback(
+    config: Config, agentrl: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: RolloutDataModule) -> None:
+        raise ValueError("a bug while the agent plays")
+
+    monkeypatch.setattr(RolloutDataModule, "collect", broken)
+    with pytest.raises(ValueError, match="a bug while the agent plays"):
+        agentrl(config=config)
+
+
+def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
+    config: Config, agentrl: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect, calls = RolloutDataModule.collect, []
+
+    def interrupted(self: RolloutDataModule) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return collect(self)
+
+    monkeypatch.setattr(RolloutDataModule, "collect", interrupted)
+    code, text = agentrl(config=changed(config, "trainer.max_epochs", 5))
+    assert code == 130
+    assert "Traceback" not in text
+    last = text.rstrip().splitlines()[-1]
+    assert last.startswith("agentrl: stopped after iteration 2; continue with --ckpt_path ")
+    assert Path(last.split("--ckpt_path ")[1]).is_file()
+    assert not calls[0].sessions  # threads are ended: one inside torch would abort the process at its exit
+
+    calls.clear()
+    config["trainer"]["enable_checkpointing"] = False
+    code, text = agentrl(config=changed(config, "trainer.max_epochs", 5))
+    assert code == 130
+    assert "there is no checkpoint yet" in text
+
+
+def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
+    assert explain("Something new\nmore of it") == "Something new"
+    assert explain('Parser key "model":\n  Problem with given class_path \'no.Such\':\n    Something new').startswith(
+        "there is no class 'no.Such'"
+    )
+
+
+def test_the_installed_command_answers() -> None:
+    command = Path(sys.executable).with_name("agentrl")
+    done = subprocess.run([command, "fit", "--config", "nowhere.yaml"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("agentrl: the file '")
+    assert done.stderr.endswith("nowhere.yaml' does not exist (argument --config)\n")

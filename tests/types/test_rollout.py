@@ -1,0 +1,166 @@
+"""The rollout batch: its columns by hand, and that no operation mixes up rows."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_agentrl.types import Rollout, Sample, Scores, rollout_from_plain, rollout_to_plain
+from lightning_agentrl.types.rollout import EPISODES_PER_ENV
+from tests.types.samples import action, growing, prompt, turn, windowed
+
+T, F = True, False
+
+
+def scored(rollout: Rollout) -> Rollout:
+    """Every optional field filled with numbers that tell row and column."""
+    place = torch.arange(len(rollout))[:, None] * 100.0 + torch.arange(rollout.action_mask.shape[1])
+    columns = {f.name: torch.where(rollout.action_mask, place + k, 0.0) for k, f in enumerate(fields(Scores))}
+    return rollout.union(
+        scores=Scores(**columns),
+        shaped_rewards=columns["values"] * 2,
+        advantages=columns["values"] * 3,
+        returns=columns["values"] * 4,
+        bootstrap_values=torch.arange(len(rollout)) * 7.0,
+    )
+
+
+def tensors(rollout: Rollout) -> dict[str, torch.Tensor]:
+    own = {f.name: getattr(rollout, f.name) for f in fields(Rollout)}
+    own |= {f"scores.{f.name}": getattr(rollout.scores, f.name) for f in fields(Scores)}
+    return {name: x for name, x in own.items() if isinstance(x, torch.Tensor)}
+
+
+def assert_same(a: Rollout, b: Rollout) -> None:
+    assert a.samples == b.samples
+    ours, theirs = tensors(a), tensors(b)
+    assert ours.keys() == theirs.keys()
+    for name, x in ours.items():
+        assert x.dtype == theirs[name].dtype, name
+        assert torch.equal(x, theirs[name]), name
+
+
+def test_columns_of_windowed_samples():
+    rollout = Rollout.from_samples(windowed())
+    assert rollout.action_mask.tolist() == [[T, T, F, F], [T, F, F, F], [T, T, T, T], [T, T, F, F]]
+    assert rollout.turn_ids.tolist() == [[4, 4, -1, -1], [5, -1, -1, -1], [0, 0, 0, 0], [7, 7, -1, -1]]
+    rewards = [[0, -0.1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [0, 0.5, 0, 0]]
+    logps = [[-1.1, -1.2, 0, 0], [-1.3, 0, 0, 0], [-1.4, -1.5, -1.6, -1.7], [-1.8, -1.9, 0, 0]]
+    torch.testing.assert_close(rollout.rewards, torch.tensor(rewards))
+    torch.testing.assert_close(rollout.rollout_logps, torch.tensor(logps))
+    assert rollout.trajectory.tolist() == [EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 4, 0]
+    assert rollout.terminated.tolist() == [F, T, F, F]
+    assert rollout.last_of_trajectory.tolist() == [F, T, T, T]
+    assert (len(rollout), len(rollout.turns)) == (4, 4)
+
+
+def test_columns_of_growing_samples_leave_observations_out():
+    rollout = Rollout.from_samples(growing())
+    assert rollout.action_mask.tolist() == [[T] * 5, [T, F, F, F, F]]
+    assert rollout.turn_ids.tolist() == [[0, 0, 1, 2, 2], [0, -1, -1, -1, -1]]
+    assert rollout.rewards.tolist() == [[0, 0.5, 0, 0, 2], [-1, 0, 0, 0, 0]]
+    torch.testing.assert_close(rollout.rollout_logps[0], torch.tensor([-1.1, -1.2, -1.3, -1.4, -1.5]))
+    assert [turn.index for turn in rollout.turns] == [0, 1, 2, 0]
+
+
+def test_a_rollout_of_nothing():
+    rollout = Rollout.from_samples([])
+    assert len(rollout) == 0
+    assert rollout.action_mask.shape == (0, 0)
+    assert rollout.last_of_trajectory.tolist() == []
+    assert_same(rollout.select([]), rollout)
+
+
+def test_select_takes_rows_in_order_and_drops_empty_columns():
+    rollout = scored(Rollout.from_samples(windowed()))
+    part = rollout.select([3, 1])
+    assert part.samples == (rollout.samples[3], rollout.samples[1])
+    for name, x in tensors(part).items():
+        whole = tensors(rollout)[name][[3, 1]]
+        assert torch.equal(x, whole if x.dim() == 1 else whole[:, :2]), name
+    assert_same(rollout.select(torch.tensor([3, 1])), part)
+    assert rollout.select([2, 2]).samples == (rollout.samples[2],) * 2
+
+
+def test_select_by_mask():
+    rollout = scored(Rollout.from_samples(windowed()))
+    assert_same(rollout.select(rollout.last_of_trajectory), rollout.select([1, 2, 3]))
+    assert_same(rollout.select([False, True, False, False]), rollout.select([1]))
+    with pytest.raises(ValueError, match="mask of 2 rows does not fit a rollout of 4"):
+        rollout.select([True, False])
+
+
+@given(st.permutations(range(4)), st.integers(1, 6))
+def test_chunk_then_concat_is_nothing(order, count):
+    rollout = scored(Rollout.from_samples(windowed())).select(order)
+    chunks = rollout.chunk(count)
+    assert len(chunks) == count
+    assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
+    assert_same(Rollout.concat(chunks), rollout)
+
+
+def test_concat_of_other_widths_keeps_common_fields_only():
+    a, b = scored(Rollout.from_samples(windowed())), Rollout.from_samples(growing())
+    b = b.union(scores=Scores(values=torch.ones(2, 5)), returns=torch.ones(2, 5))
+    both = Rollout.concat([a, b])
+    assert both.action_mask.shape == (6, 5)
+    assert_same(both.select([0, 1, 2, 3]), Rollout(**_only_common(a)))
+    assert both.turn_ids[0].tolist() == [4, 4, -1, -1, -1]
+    assert both.scores.old_logps is None
+    assert both.advantages is None
+    assert both.bootstrap_values is None
+    assert both.returns is not None
+    assert both.returns[4:].tolist() == [[1.0] * 5] * 2
+    with pytest.raises(ValueError, match="at least one rollout"):
+        Rollout.concat([])
+
+
+def _only_common(a: Rollout) -> dict:
+    kept = ("action_mask", "turn_ids", "rewards", "rollout_logps", "trajectory", "terminated", "returns")
+    return {name: getattr(a, name) for name in kept} | {
+        "samples": a.samples,
+        "scores": Scores(values=a.scores.values),
+    }
+
+
+def test_union_merges_scores_field_by_field():
+    rollout = Rollout.from_samples(growing())
+    values, logps = torch.ones(2, 5), torch.zeros(2, 5)
+    one = rollout.union(scores=Scores(values=values))
+    two = one.union(scores=Scores(old_logps=logps, values=values * 2), advantages=logps)
+    assert two.scores.old_logps is logps
+    assert torch.equal(two.scores.values, values * 2)
+    assert one.scores.old_logps is None
+    assert torch.equal(one.scores.values, values)
+    assert rollout.scores == Scores()
+    assert two.advantages is logps
+    with pytest.raises(TypeError, match="no_such_field"):
+        rollout.union(no_such_field=values)
+
+
+def test_to_moves_every_tensor():
+    rollout = scored(Rollout.from_samples(windowed()))
+    assert {x.device.type for x in tensors(rollout.to("meta")).values()} == {"meta"}
+    assert len(tensors(rollout)) == len(tensors(rollout.to("meta"))) == 15
+    assert rollout.to("meta").samples is rollout.samples
+
+
+@given(st.permutations(range(7)))
+def test_last_of_trajectory_does_not_depend_on_row_order(order):
+    places = [(0, 0, 2), (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 5), (1, 0, 4), (2, 9, 0)]  # env, episode, turn
+    samples = [Sample((prompt(1), action(2)), (turn(env=e, episode=p, index=i),)) for e, p, i in places]
+    rollout = Rollout.from_samples([samples[i] for i in order])
+    last = {places[i] for i, flag in zip(order, rollout.last_of_trajectory.tolist(), strict=True) if flag}
+    assert last == {(0, 0, 2), (0, 1, 0), (1, 0, 5), (2, 9, 0)}
+
+
+@pytest.mark.parametrize("samples", [windowed, growing])
+@pytest.mark.parametrize("fill", [scored, lambda rollout: rollout])
+def test_plain_types_survive_a_safe_checkpoint(tmp_path, samples, fill):
+    rollout = fill(Rollout.from_samples(samples()))
+    torch.save(rollout_to_plain(rollout), tmp_path / "rollout.pt")
+    assert_same(rollout_from_plain(torch.load(tmp_path / "rollout.pt", weights_only=True)), rollout)

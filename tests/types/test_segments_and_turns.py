@@ -1,0 +1,85 @@
+"""What a segment, a turn and a sample refuse, and what they know of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lightning_agentrl.types import Sample, Segment, SegmentKind, StopReason, flatten_ids
+from tests.types.samples import action, glue, observation, prompt, turn
+
+END = {"terminated": True, "stop": StopReason.ENV_DONE}
+
+
+@pytest.mark.parametrize("kind", list(SegmentKind))
+def test_a_segment_needs_ids(kind):
+    with pytest.raises(ValueError, match=f"segment of kind '{kind}' needs at least one token id"):
+        Segment(kind, ())
+
+
+@pytest.mark.parametrize("logps", [(), (-1.0,), (-1.0, -1.0, -1.0)])
+def test_an_action_has_one_logp_per_id(logps):
+    with pytest.raises(ValueError, match=f"2 ids needs as many log-probs, got {len(logps)}"):
+        Segment(SegmentKind.ACTION, (4, 5), logps)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SegmentKind if kind is not SegmentKind.ACTION])
+def test_only_actions_have_logps(kind):
+    with pytest.raises(ValueError, match=f"'{kind}' was not sampled and must not carry log-probs"):
+        Segment(kind, (4,), (-1.0,))
+    assert not Segment(kind, (4,)).is_action
+
+
+def test_ids_in_order():
+    assert flatten_ids([prompt(1, 2), action(3), glue(4)]) == [1, 2, 3, 4]
+    assert flatten_ids([]) == []
+
+
+def test_terminated_turns_have_no_bootstrap():
+    with pytest.raises(ValueError, match="terminated turn has no next state"):
+        turn(**END, bootstrap=(prompt(1),))
+    assert turn(truncated=True, stop=StopReason.MAX_TURNS, bootstrap=(prompt(1),)).done
+
+
+@pytest.mark.parametrize(
+    "fields", [{"terminated": True}, {"truncated": True}, {"stop": StopReason.ENV_DONE}, {"stop": StopReason.MAX_TURNS}]
+)
+def test_stop_reason_belongs_to_the_end(fields):
+    with pytest.raises(ValueError, match="stop reason exactly when its episode ended"):
+        turn(**fields)
+
+
+def test_done_is_either_end():
+    assert [turn().done, turn(**END).done, turn(truncated=True, stop=StopReason.MAX_TURNS).done] == [False, True, True]
+
+
+def test_sample_knows_its_actions():
+    first, second = action(4, 5), action(9)
+    sample = Sample((prompt(1, 2, 3), first, glue(6), observation(7, 8), second), (turn(), turn(index=1)))
+    assert sample.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert sample.action_positions == [3, 4, 8]
+    assert sample.actions == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("segments", "turns", "message"),
+    [
+        ((prompt(1), action(2)), (), "one action segment per turn, got 1 for 0 turns"),
+        ((), (), "one action segment per turn, got 0 for 0 turns"),
+        ((prompt(1), action(2)), (turn(), turn(index=1)), "got 1 for 2 turns"),
+        ((prompt(1), action(2), observation(3)), (turn(),), "must end with an action segment"),
+        ((action(2),), (turn(),), "must start with something to read"),
+        ((prompt(1), action(2), glue(3), action(4)), (turn(**END), turn(index=1)), "only the last turn"),
+    ],
+)
+def test_sample_refuses(segments, turns, message):
+    with pytest.raises(ValueError, match=message):
+        Sample(segments, turns)
+
+
+def test_types_cannot_be_changed():
+    for thing, field in ((prompt(1), "ids"), (turn(), "reward"), (Sample((prompt(1), action(2)), (turn(),)), "turns")):
+        with pytest.raises(AttributeError):
+            setattr(thing, field, ())
+    assert replace(turn(), reward=2.0).reward == 2.0
