@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart test test-slow test-gpu lint types check format vllm-cpu clean
+.PHONY: help install quickstart seeds test test-slow test-gpu lint types check format vllm-cpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,15 @@ $(READY): pyproject.toml setup.py constraints.txt
 
 quickstart: install ## train the demo model on BabyAI, on this computer
 	$(BIN)/agentrl fit --config configs/quickstart.yaml
+
+# Every path of the config is moved from runs/quickstart to the folder of the seed.
+seeds: install ## the quickstart with three seeds, one after the other, then docs/results/quickstart.md
+	@mkdir -p runs
+	for seed in 0 1 2; do \
+		sed "s#runs/quickstart#runs/seed$$seed#g" configs/quickstart.yaml > runs/seed$$seed.yaml && \
+		$(BIN)/agentrl fit --config runs/seed$$seed.yaml --seed_everything $$seed || exit 1; \
+	done
+	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
 test: install ## run the tests, without the slow ones
 	$(BIN)/pytest $(PYTEST_ARGS)

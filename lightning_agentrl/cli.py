@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -109,7 +110,7 @@ class AgentCLI(LightningCLI):
             _reraise_as_sentence(error, cast(Agent, self.model))
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run. Until the first rollout, a ValueError of ours is about the config; after any error, threads are ended."""
+        """Run. Before the first rollout, a ValueError of ours is about the config. An error ends all threads."""
         data = cast(RolloutDataModule, self.datamodule)
         try:
             super()._run_subcommand(subcommand)
@@ -176,7 +177,7 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
 
 def _config_files(args: Sequence[str]) -> list[Path]:
     """The files that are given with --config and exist."""
-    values = [value for name, value in zip(args, args[1:], strict=False) if name in ("-c", "--config")]
+    values = [value for name, value in pairwise(args) if name in ("-c", "--config")]
     values += [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
     return [Path(value) for value in values if Path(value).is_file()]
 

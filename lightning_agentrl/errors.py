@@ -27,7 +27,7 @@ class ConfigError(ValueError):
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End on wrong input with its sentence and exit code 2, on Ctrl-C with one line and 130; bugs keep their traceback."""
+    """Wrong input ends with its sentence and exit code 2, Ctrl-C with one line and 130; bugs keep their traceback."""
     try:
         yield
     except ConfigError as error:
@@ -241,9 +241,9 @@ def _unknown(key: str, where: str, owner: type | None, known: Sequence[str]) -> 
     whose = f"a key of {owner.__name__}" if owner else "a known key"
     if hint := _hint(key, known):
         return f"{name} is not {whose}{hint}"
-    if 0 < len(known) <= 20:
-        return f"{name} is not {whose}; its keys are {_listed(known)}" if owner else f"{name} is not {whose}; use {_listed(known)}"
-    return f"{name} is not {whose}; remove or rename it"
+    if not 0 < len(known) <= 20:
+        return f"{name} is not {whose}; remove or rename it"
+    return f"{name} is not {whose}; {'its keys are' if owner else 'use'} {_listed(known)}"
 
 
 def _no_class(name: str, key: str, bases: Sequence[type]) -> str:

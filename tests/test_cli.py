@@ -1,4 +1,4 @@
-"""The command `agentrl`: wrong input ends in one sentence and exit code 2, Ctrl-C in one line and 130, bugs in a traceback."""
+"""The command `agentrl`: wrong input ends in a sentence and exit code 2, Ctrl-C in 130, bugs in a traceback."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lightning_agentrl.errors import explain
 from lightning_agentrl.rollout import RolloutDataModule
 
 Config = dict[str, Any]
+Command = Callable[..., tuple[int, str]]  # gives the exit code and standard error
 
 
 @pytest.fixture
@@ -51,9 +52,7 @@ def config(tiny_folder: Path, tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def agentrl(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str]]:
+def agentrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run the command in this process; gives its exit code and what it wrote to standard error."""
     monkeypatch.setattr(cli, "keep_freed_memory", lambda: True)
     monkeypatch.chdir(tmp_path)
@@ -146,7 +145,11 @@ WRONG = {
     "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs must be a whole number, got 'many'"]),
     "float": ("model.init_args.lr_actor", "fast", ["model.init_args.lr_actor must be a number, got 'fast'"]),
     "choice": ("model.init_args.kl_kind", "k9", ["model.init_args.kl_kind must be one of", "'k3'", "'k9'"]),
-    "type in a dataclass": ("data.init_args.validation.episodes", "all", ["data.init_args.validation.episodes", "'all'"]),
+    "type in a dataclass": (
+        "data.init_args.validation.episodes",
+        "all",
+        ["validation.episodes must be", "'all'"],
+    ),
     "type in a callback": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmup", "init_args": {"rollouts": "many"}}],
@@ -190,7 +193,11 @@ WRONG = {
         10**6,
         ["1000000 episodes", "data.init_args.validation.episodes"],
     ),
-    "clipping": ("trainer.gradient_clip_val", 1.0, ["trainer.gradient_clip_val", "model.init_args.max_grad_norm_actor"]),
+    "clipping": (
+        "trainer.gradient_clip_val",
+        1.0,
+        ["trainer.gradient_clip_val", "init_args.max_grad_norm_actor"],
+    ),
     "accumulation": (
         "trainer.accumulate_grad_batches",
         4,
@@ -202,7 +209,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl: Callable[..., tuple[int, str]]) -> None:
+def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl: Command) -> None:
     key, value, parts = WRONG[case]
     told = sentence(agentrl(config=changed(config, key, value)))
     for part in parts:
@@ -223,14 +230,14 @@ def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl:
     ],
 )
 def test_wrong_arguments_are_told_in_one_sentence(
-    arguments: list[str], parts: list[str], config: Config, agentrl: Callable[..., tuple[int, str]]
+    arguments: list[str], parts: list[str], config: Config, agentrl: Command
 ) -> None:
     told = sentence(agentrl(*arguments, config=config))
     for part in parts:
         assert part in told
 
 
-def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Callable[..., tuple[int, str]]) -> None:
+def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> None:
     assert "no command 'fti'; known: fit, validate; did you mean fit?" in sentence(agentrl(command="fti"))
     assert "the keys data and model are missing; give a config file with --config" in sentence(agentrl())
 
@@ -243,9 +250,7 @@ def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Callable[...,
         ("", ["holds no keys", "trainer, model, data"]),
     ],
 )
-def test_a_broken_config_file_is_named(
-    text: str, parts: list[str], tmp_path: Path, agentrl: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_broken_config_file_is_named(text: str, parts: list[str], tmp_path: Path, agentrl: Command) -> None:
     (tmp_path / "broken.yaml").write_text(text)
     told = sentence(agentrl("--config", "broken.yaml"))
     for part in ["broken.yaml", *parts]:
@@ -253,7 +258,7 @@ def test_a_broken_config_file_is_named(
 
 
 def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_read(
-    tiny_folder: Path, tmp_path: Path, config: Config, agentrl: Callable[..., tuple[int, str]]
+    tiny_folder: Path, tmp_path: Path, config: Config, agentrl: Command
 ) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # no weights at all
         (tmp_path / name).write_text((tiny_folder / name).read_text())
@@ -262,17 +267,13 @@ def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_r
     assert "chat_template.jinja" in told
 
 
-def test_a_run_works_and_saves_its_config(
-    config: Config, tmp_path: Path, agentrl: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
     code, _ = agentrl(config=config)
     assert code == 0
     assert agentrl(config=config, command="validate")[0] == 0
 
 
-def test_bugs_keep_their_traceback(
-    config: Config, agentrl: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bugs_keep_their_traceback(config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: RolloutDataModule) -> None:
         raise ValueError("a bug while the agent plays")
 
@@ -282,7 +283,7 @@ def test_bugs_keep_their_traceback(
 
 
 def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
-    config: Config, agentrl: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+    config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collect, calls = RolloutDataModule.collect, []
 
@@ -310,7 +311,7 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
 
 def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
     assert explain("Something new\nmore of it") == "Something new"
-    assert explain('Parser key "model":\n  Problem with given class_path \'no.Such\':\n    Something new').startswith(
+    assert explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new").startswith(
         "there is no class 'no.Such'"
     )
 

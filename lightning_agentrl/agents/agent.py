@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, whiten
+from lightning_agentrl.advantages import AdvantageEstimator, explained_variance, whiten
 from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.scoring import Reader, action_rows, score_policy, score_values, to_columns
 from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.rollout import rollout_metrics
 from lightning_agentrl.metrics.stages import StageClock
@@ -134,7 +135,11 @@ class Agent(L.LightningModule, ABC):
             advantages = whiten(advantages, rollout.action_mask, self.reduce_sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
         self._iteration_metrics = rollout_metrics(rollout, self.reduce_sum) | self.clock.read()
-        self.explained_variance = self._iteration_metrics.get("critic/explained_variance")
+        if rollout.scores.values is not None:
+            self.explained_variance = explained_variance(
+                rollout.scores.values, returns, rollout.action_mask, self.reduce_sum
+            )
+            self._iteration_metrics["critic/explained_variance"] = self.explained_variance
         return rollout
 
     def score(self, rollout: Rollout) -> Rollout:
@@ -183,8 +188,7 @@ class Agent(L.LightningModule, ABC):
         Each loss is divided by the action tokens of the whole mini-batch over all ranks, so how it is cut changes
         nothing. Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
         """
-        tokens = max(float(self.reduce_sum(rollout.action_mask.sum().double())), 1.0)
-        scale = self.trainer.world_size / tokens
+        tokens = float(self.reduce_sum(rollout.action_mask.sum().double()))
         rows, reader = action_rows(rollout), self.reader()
         totals: dict[str, float] = {}
         with without_sync(self):
@@ -192,11 +196,12 @@ class Agent(L.LightningModule, ABC):
                 micro = rollout.select(index).to(self.device)
                 packed = reader.pack([rows[i] for i in index])
                 for loss, metrics in self._micro_batch_losses(micro, packed):
-                    self.manual_backward(loss.sum() * scale)
+                    scale = float(self.trainer.world_size)
+                    self.manual_backward(aggregate(loss, micro.action_mask, total=tokens, scale=scale))
                     for name, x in metrics.items():
-                        totals[name] = totals.get(name, 0.0) + float(x.detach().double().sum())
+                        totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), micro.action_mask))
         sync_gradients(self)
-        return {name: total / tokens for name, total in self.reduce_dict(totals).items()}
+        return {name: total / max(tokens, 1.0) for name, total in self.reduce_dict(totals).items()}
 
     def _micro_batch_losses(self, micro: Rollout, packed: Packed) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Loss and metrics per action token [B, A]: of actor and shared critic, then of a separate critic.
@@ -208,24 +213,20 @@ class Agent(L.LightningModule, ABC):
             hidden = self.actor.hidden(packed)
             token = self.actor.token_scores(hidden, packed.targets, self.temperature)
             scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
-            loss = torch.where(mask, self.policy_loss(micro, scores), 0.0)
+            loss = self.policy_loss(micro, scores)
             metrics = {"policy/loss": loss, **self.update_metrics(micro, scores)}
             if critic is not None and critic.shares_trunk:
-                value_loss = self._masked_value_loss(micro, critic(packed, hidden))
+                value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
                 loss, metrics = loss + value_loss, {**metrics, "critic/loss": value_loss}
-            yield loss, {name: torch.where(mask, x, 0.0) for name, x in metrics.items()}
+            yield loss, metrics
         elif critic is not None and critic.shares_trunk:
             with torch.no_grad():
                 hidden = self.actor.hidden(packed)
-            value_loss = self._masked_value_loss(micro, critic(packed, hidden))
+            value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
             yield value_loss, {"critic/loss": value_loss}
         if critic is not None and not critic.shares_trunk:
-            value_loss = self._masked_value_loss(micro, critic(packed, None))
+            value_loss = self.value_loss(micro, to_columns(critic(packed, None), mask))
             yield value_loss, {"critic/loss": value_loss}
-
-    def _masked_value_loss(self, micro: Rollout, values_R: Tensor) -> Tensor:
-        values = to_columns(values_R, micro.action_mask)
-        return torch.where(micro.action_mask, self.value_loss(micro, values), 0.0)
 
     # Validation
 

@@ -109,18 +109,21 @@ class PPOAgent(Agent):
         return rollout
 
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        assert batch.scores.old_logps is not None and batch.advantages is not None
+        assert batch.scores.old_logps is not None
+        assert batch.advantages is not None
         loss = self.loss(scores.logps, batch.scores.old_logps, batch.advantages)
         return loss - self.entropy_bonus * scores.entropy
 
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
-        assert batch.scores.values is not None and batch.returns is not None
+        assert batch.scores.values is not None
+        assert batch.returns is not None
         loss = clipped_value_loss(values, batch.scores.values, batch.returns, self.value_clip)
         return loss * first_token_weights(batch.action_mask, batch.turn_ids, self.first_token_weight)
 
     @torch.no_grad()
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
-        assert batch.scores.old_logps is not None and batch.advantages is not None
+        assert batch.scores.old_logps is not None
+        assert batch.advantages is not None
         metrics = self.loss.metrics(scores.logps, batch.scores.old_logps, batch.advantages)
         return {
             "policy/entropy": scores.entropy,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import lightning as L
@@ -90,7 +91,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.buffer = self.prepared = None
         rollout = stream.source.next_rollout(stream)
         explained = stream.learner.explained_variance
-        if explained is None:
+        if explained is None or math.isnan(explained):
             rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")
         elif explained < self.min_explained_variance:
             rank_zero_warn(

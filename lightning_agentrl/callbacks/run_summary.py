@@ -23,11 +23,11 @@ class RunSummary(L.Callback):
     A resumed run keeps the numbers from before its first start.
 
     Args:
-        path: the file to write.
+        path: the file to write; ``summary.json`` in the trainer's ``default_root_dir`` when not given.
     """
 
-    def __init__(self, path: str = "runs/summary.json") -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path
         self.before: dict[str, float] | None = None
         self._started = time.monotonic()
 
@@ -41,14 +41,16 @@ class RunSummary(L.Callback):
         checkpoint = getattr(trainer.checkpoint_callback, "last_model_path", "") or getattr(
             trainer.checkpoint_callback, "best_model_path", ""
         )
+        path = Path(self.path) if self.path else Path(trainer.default_root_dir) / "summary.json"
         self._write(
+            path,
             {
                 "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
                 "before": self.before,
                 "after": after,
                 "minutes": round((time.monotonic() - self._started) / 60, 2),
                 "checkpoint": os.path.relpath(checkpoint) if checkpoint else "",
-            }
+            },
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,8 +67,8 @@ class RunSummary(L.Callback):
         return {key: round(numbers[key], 4) for key in KEYS if key in numbers}
 
     @rank_zero_only
-    def _write(self, summary: dict[str, Any]) -> None:
+    def _write(self, path: Path, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(text + "\n")
-        print(f"{text}\nwritten to {self.path}", flush=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+        print(f"{text}\nwritten to {path}", flush=True)

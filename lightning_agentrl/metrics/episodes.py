@@ -24,7 +24,7 @@ class EpisodeResult:
 
 
 def summarise(turns: Sequence[Turn]) -> EpisodeResult:
-    """The result of the turns of one finished episode. Success is what the environment reports, else a positive return."""
+    """The result of a finished episode. Success is as the environment reports, else a positive return."""
     total = sum(turn.env_reward for turn in turns)
     success = turns[-1].success
     return EpisodeResult(

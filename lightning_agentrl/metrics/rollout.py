@@ -58,11 +58,7 @@ def rollout_metrics(rollout: Rollout, reduce: Callable[[Tensor], Tensor]) -> dic
         numbers["rollout/entropy"] = total["entropy"] / tokens
     if "gap" in total:
         numbers["mismatch/logp_gap_mean"] = total["gap"] / tokens
-    if "return_square" in total:
-        variance = total["return_square"] / tokens - (total["return_sum"] / tokens) ** 2
-        residual = total["error_square"] / tokens - (total["error_sum"] / tokens) ** 2
-        if variance > 1e-12:
-            numbers["critic/explained_variance"] = 1 - residual / variance
+    if "return_sum" in total:
         numbers["critic/value_mean"] = total["value_sum"] / tokens
         numbers["critic/return_mean"] = total["return_sum"] / tokens
     return numbers
@@ -82,12 +78,5 @@ def _token_sums(rollout: Rollout) -> dict[str, float]:
     if scores.entropy is not None:
         sums["entropy"] = total(scores.entropy)
     if scores.values is not None and rollout.returns is not None:
-        returns, error = rollout.returns.double(), rollout.returns.double() - scores.values.double()
-        sums |= {
-            "value_sum": total(scores.values),
-            "return_sum": total(returns),
-            "return_square": total(returns.square()),
-            "error_sum": total(error),
-            "error_square": total(error.square()),
-        }
+        sums |= {"value_sum": total(scores.values), "return_sum": total(rollout.returns)}
     return sums

@@ -133,6 +133,12 @@ def test_nothing_to_explain_is_nan(tokens: int):
     assert math.isnan(explained_variance(torch.randn(1, 7), torch.full((1, 7), 0.1), mask))
 
 
+def test_equal_returns_in_float64_miss_their_mean_by_rounding_and_are_still_nan():
+    returns = torch.full((1, 1000), 0.1, dtype=torch.float64)
+    assert float((returns - returns.mean()).square().sum()) > 0  # what an exact test against 0 would trip over
+    assert math.isnan(explained_variance(torch.randn(1, 1000), returns, torch.ones(1, 1000)))
+
+
 # KL in the reward
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ CASES = {
     "ends at the last read": [Row(P + A, (13,)), Row(P + C, (15,))],
     "unordered reads": [Row(P + A, (11, 8)), Row(P + C, (12, 2, 9))],
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower with more, above all where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=sorted(CONFIGS), scope="module")
@@ -119,7 +129,9 @@ def test_packed_equals_alone(policy, critic, case, checkpointing):
     assert found_gradients.keys() == expected_gradients.keys()
     assert len(found_gradients) == len(list(policy.lm.parameters()))
     for name, gradient in found_gradients.items():
-        torch.testing.assert_close(gradient, expected_gradients[name], rtol=0, atol=gradient_tolerance(policy, gradient))
+        torch.testing.assert_close(
+            gradient, expected_gradients[name], rtol=0, atol=gradient_tolerance(policy, gradient)
+        )
 
 
 def test_checkpointing_recomputes(policy):

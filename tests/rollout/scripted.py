@@ -13,8 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
-from lightning_agentrl.rollout import ChatRenderer, Interaction, Memory, PromptFormat, RawParser, Session
-from lightning_agentrl.rollout import TurnInteraction, WindowMemory
+from lightning_agentrl.rollout import (
+    ChatRenderer,
+    Interaction,
+    Memory,
+    PromptFormat,
+    RawParser,
+    Session,
+    TurnInteraction,
+    WindowMemory,
+)
 from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.seeds import derive_seed

@@ -1,0 +1,260 @@
+"""RolloutDataModule: refused configurations, held-out episodes, repeatability, state."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FullMemory,
+    PromptFormat,
+    RawParser,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.rollout.seeds import HELD_OUT_FROM, held_out_seeds
+from lightning_agentrl.types import Rollout
+from tests.rollout.scripted import Learner, Scripted, story
+
+BANDIT = EnvConfig("agentrl_envs:Bandit-v0")
+GUESS = EnvConfig("agentrl_envs:GuessNumber-v0")
+BABYAI = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0")
+LOG: list[tuple[str, int | None]] = []
+
+
+class Watched(Scripted):
+    """Notes seeds and steps of all its instances."""
+
+    def reset(self, *, seed=None, options=None):
+        LOG.append(("reset", seed))
+        return super().reset(seed=seed, options=options)
+
+
+gymnasium.register("Watched-v0", Watched)
+WATCHED = EnvConfig("Watched-v0", {"length": 3})
+
+
+def data_module(**settings) -> RolloutDataModule:
+    defaults = {
+        "env": GUESS,
+        "num_envs": 4,
+        "turns_per_env": 2,
+        "mini_batch_turns": 4,
+        "prompt": PromptFormat(max_prompt_tokens=1000),
+        "interaction": TurnInteraction(4),
+        "validation": ValidationConfig(episodes=6, num_envs=2),
+        "seed": 3,
+    }
+    return RolloutDataModule(**(defaults | settings))
+
+
+@pytest.fixture
+def connected(tiny_folder):
+    """Connects data modules to a learner, and takes them down afterwards."""
+    modules: list[RolloutDataModule] = []
+
+    def connect(data: RolloutDataModule) -> RolloutDataModule:
+        modules.append(data)
+        data.setup("fit")
+        data.connect(Learner(tiny_folder))
+        return data
+
+    yield connect
+    for data in modules:
+        data.teardown("fit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"num_envs": 0}, "data.init_args.num_envs"),
+        ({"turns_per_env": 0}, "data.init_args.turns_per_env"),
+        ({"mini_batch_turns": 0}, "data.init_args.mini_batch_turns"),
+        ({"update_epochs": 0}, "data.init_args.update_epochs"),
+        ({"mini_batch_turns": 3}, "data.init_args.mini_batch_turns"),
+        ({"memory": FullMemory(), "num_envs": 2, "mini_batch_turns": 1}, "data.init_args.num_envs"),
+    ],
+)
+def test_sizes_that_do_not_fit(settings, key):
+    with pytest.raises(ValueError, match=key):
+        data_module(**settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: ValidationConfig(episodes=513), "data.init_args.validation.episodes"),
+        (lambda: ValidationConfig(episodes=-1), "data.init_args.validation.episodes"),
+        (lambda: ValidationConfig(num_envs=0), "validation.num_envs"),
+    ],
+)
+def test_validation_that_does_not_fit(make, key):
+    with pytest.raises(ValueError, match=key):
+        make()
+
+
+def test_a_wrong_environment_is_told_in_setup():
+    with pytest.raises(ValueError, match=r"data\.init_args\.env\.id"):
+        data_module(env=EnvConfig("agentrl_envs:NoSuch-v0")).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"prompt": PromptFormat(max_prompt_tokens=2045)},
+            r"up to 2045 tokens and replies of up to 4 .* context of 2048 .* data.init_args.prompt.max_prompt_tokens",
+        ),
+        ({"env": WATCHED}, r"names no actions .* RawParser \(key data.init_args.interaction\)"),
+        (
+            {"env": WATCHED, "interaction": TurnInteraction(4, RawParser())},
+            r"must not hold a thought; set data.init_args.prompt.think to false",
+        ),
+        ({"interaction": TurnInteraction(4, RawParser())}, r"data.init_args.prompt.think to false"),
+        ({"prompt": PromptFormat(max_prompt_tokens=20)}, r"over the limit of 20; .* raise max_prompt_tokens"),
+        (
+            {"memory": WindowMemory(30), "prompt": PromptFormat(max_prompt_tokens=400)},
+            r"WindowMemory shows up to 30 turns, of which only \d+ fit .* \(key data.init_args.memory\) .* "
+            r"data.init_args.prompt.max_prompt_tokens",
+        ),
+    ],
+)
+def test_prompts_that_cannot_work(tiny_folder, settings, message):
+    data, learner = data_module(**settings), Learner(tiny_folder)
+    for _ in range(2):  # a second attempt is refused too
+        with pytest.raises(ValueError, match=message):
+            data.connect(learner)
+        with pytest.raises(RuntimeError, match="not connected"):
+            data.collect()
+    data.teardown("fit")
+
+
+def test_a_growing_sample_needs_a_template_that_only_appends(tiny_folder):
+    learner = Learner(tiny_folder)
+    template = learner.tokenizer.chat_template
+    mark = "{% if loop.last and message['role'] == 'assistant' %}(last) {% endif %}"
+    learner.tokenizer.chat_template = template.replace("{{ message['content'] }}", mark + "{{ message['content'] }}")
+    data_module().connect(learner)  # windows do not mind
+    with pytest.raises(ValueError, match=r"FullMemory needs a chat template that only appends.*data.init_args.memory"):
+        data_module(memory=FullMemory(), mini_batch_turns=8).connect(learner)
+
+
+def test_before_connect():
+    data = data_module()
+    for call in (data.train_dataloader, data.collect, lambda: data.play_held_out([1])):
+        with pytest.raises(RuntimeError, match=r"call connect\(agent\) first"):
+            call()
+    data.teardown("fit")  # harmless
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
+@pytest.mark.parametrize("env", [GUESS, BABYAI, BANDIT])
+def test_same_seed_same_rollouts(connected, env, memory):
+    settings = {"env": env, "memory": memory, "mini_batch_turns": 8}
+    settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
+    one, two, other = (connected(data_module(**settings, seed=seed)) for seed in (3, 3, 4))
+    first = [story(one.collect()) for _ in range(2)]
+    assert first == [story(two.collect()) for _ in range(2)]
+    assert first[0] != story(other.collect())
+    assert [len(turns) for turns in first] == [8, 8]
+
+
+def test_validation_plays_each_seed_once_and_leaves_training_alone(connected):
+    settings = {"env": WATCHED, "interaction": TurnInteraction(4, RawParser()), "prompt": PromptFormat(think=False)}
+    data, twin = (connected(data_module(**settings)) for _ in range(2))
+    assert story(data.collect()) == story(twin.collect())
+    before = data.state_dict()
+    (batch,) = list(data.val_dataloader())
+    assert batch.seeds == list(held_out_seeds()[:6])
+    LOG.clear()
+    results = data.play_held_out(batch.seeds)
+    resets = [seed for kind, seed in LOG if kind == "reset"]
+    assert set(resets) == set(batch.seeds)
+    assert [(r.turns, r.total_reward, r.success) for r in results] == [(3, 6.0, True)] * 6
+    assert data.state_dict() == before
+    assert story(data.collect()) == story(twin.collect())
+    assert data.play_held_out(batch.seeds) == results
+    assert data.play_held_out([]) == []
+
+
+def test_validation_results_are_in_the_order_of_seeds(connected):
+    data = connected(data_module(env=BABYAI, prompt=PromptFormat(think=False, max_prompt_tokens=1500)))
+    seeds = held_out_seeds()[:3]
+    results = data.play_held_out(seeds)
+    assert data.play_held_out(seeds[::-1]) == results[::-1]
+    assert [data.play_held_out([seed])[0] for seed in seeds] == results
+
+
+def test_training_never_sees_a_held_out_seed(connected):
+    LOG.clear()
+    data = connected(
+        data_module(env=WATCHED, interaction=TurnInteraction(4, RawParser()), prompt=PromptFormat(think=False))
+    )
+    for _ in range(4):
+        data.collect()
+    seen = [seed for _, seed in LOG]
+    assert len(set(seen) - {0}) > 8
+    assert max(seen) < HELD_OUT_FROM
+    assert not set(seen) & set(held_out_seeds())
+
+
+@given(st.integers(0, 40), st.integers(1, 6))
+def test_ranks_share_the_held_out_seeds(episodes, world):
+    class Rank:
+        world_size = world
+
+        def __init__(self, rank: int) -> None:
+            self.global_rank = rank
+
+    played: list[int] = []
+    for rank in range(world):
+        data = data_module(validation=ValidationConfig(episodes=episodes))
+        data.trainer = Rank(rank)
+        played += data.validation_seeds()
+    assert sorted(played) == sorted(held_out_seeds()[:episodes])
+
+
+def test_environments_are_shared_evenly():
+    data = data_module(env=GUESS, num_envs=4)
+    data.trainer = type("World", (), {"world_size": 3})()
+    with pytest.raises(ValueError, match=r"4 environments cannot be shared evenly by 3 .* data.init_args.num_envs"):
+        data.setup("fit")
+
+
+def test_state_goes_to_a_new_data_module(connected, tmp_path):
+    data, new = data_module(), data_module()
+    connected(data).collect()
+    torch.save(data.state_dict(), tmp_path / "data.pt")
+    expected = story(data.collect())
+    new.load_state_dict(torch.load(tmp_path / "data.pt", weights_only=True))  # before the agent is there
+    assert story(connected(new).collect()) == expected
+
+
+def test_a_second_fit_goes_on(connected, tiny_folder):
+    one, two = connected(data_module()), connected(data_module())
+    one.collect()
+    two.collect()
+    two.teardown("fit")
+    two.teardown("fit")
+    learner = Learner(tiny_folder)
+    two.connect(learner)
+    stream = two.train_dataloader()
+    two.connect(learner)  # harmless
+    assert two.train_dataloader() is stream
+    assert story(two.collect()) == story(one.collect())
+
+
+def test_stream_cuts_what_is_collected(connected):
+    data = connected(data_module(update_epochs=2))
+    batches = [batch.rollout for batch in data.train_dataloader()]
+    assert [len(batch) for batch in batches] == [4] * 4
+    names = [{(t.env, t.episode, t.index) for t in batch.turns} for batch in batches]
+    assert names[0] | names[1] == names[2] | names[3]
+    assert len(names[0] | names[1]) == 8
+    assert isinstance(batches[0], Rollout)

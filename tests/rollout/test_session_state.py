@@ -1,0 +1,78 @@
+"""A session goes on where it was: environments are replayed from seed and actions."""
+
+from __future__ import annotations
+
+import itertools
+
+import gymnasium
+import pytest
+import torch
+
+from lightning_agentrl.rollout import EnvConfig, FullMemory, PromptFormat, RawParser, TurnInteraction, WindowMemory
+from tests.rollout.scripted import Scripted, story, workplace
+
+GUESS = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 50, "max_turns": 5})
+BABYAI = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0")
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(3), FullMemory()])
+@pytest.mark.parametrize("make", [lambda: Scripted(6, "truncated"), GUESS.make, BABYAI.make])
+def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, make):
+    settings = {"memory": memory, "interaction": TurnInteraction(4, RawParser())}
+    settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
+    with workplace(tiny_folder, [make() for _ in range(2)], **settings) as place:
+        place.collect(3)
+        torch.save([session.state_dict() for session in place.sessions], tmp_path / "sessions.pt")
+        expected = story(place.collect(7))
+    with workplace(tiny_folder, [make() for _ in range(2)], **settings) as place:
+        for session, state in zip(place.sessions, torch.load(tmp_path / "sessions.pt", weights_only=True), strict=True):
+            session.load_state_dict(state)
+            assert session.state_dict() == state
+        assert story(place.collect(7)) == expected
+
+
+def test_a_session_before_its_first_episode(tiny_folder):
+    with workplace(tiny_folder, [Scripted(3), Scripted(3)]) as place:
+        fresh, other = place.sessions
+        other.load_state_dict(fresh.state_dict())
+        assert other.env.seeds == []
+        assert [turn.episode for turn in place.collect(1).turns] == [0, 0]
+
+
+def test_an_environment_with_randomness_of_its_own_is_refused(tiny_folder):
+    counter = itertools.count()
+
+    class Unrepeatable(Scripted):
+        def _text(self) -> str:
+            return f"ticket {next(counter)}"
+
+    with workplace(tiny_folder, [Unrepeatable(9), Unrepeatable(9)]) as place:
+        place.collect(2)
+        state = place.sessions[1].state_dict()
+        with pytest.raises(RuntimeError, match=r"environment 5 does not repeat its episode .* self.np_random"):
+            place.session(5, Unrepeatable(9)).load_state_dict(state)
+
+
+def test_replay_gives_actions_and_seed_of_the_running_episode_only(tiny_folder):
+    env = Scripted(4)
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        rollout = place.collect(6)
+        session = place.session(0, env)
+        session.load_state_dict(place.sessions[0].state_dict())
+        assert env.steps == [turn.action or "" for turn in rollout.turns[4:]]
+        assert env.seeds == [place.sessions[0].episode_seed(1)]
+        assert (session.episode, session.turns_taken, session.episode_return) == (1, 6, 3.0)
+
+
+@pytest.mark.parametrize("config", [EnvConfig("agentrl_envs:NoSuch-v0"), EnvConfig("no_such_module:X-v0")])
+def test_unknown_environments_name_their_keys(config):
+    with pytest.raises(ValueError, match=r"keys data.init_args.env.id and data.init_args.env.kwargs") as error:
+        config.make()
+    assert config.id in str(error.value)
+
+
+def test_wrong_arguments_name_their_keys():
+    for kwargs in ({"no_such": 1}, {"highest": 1}):
+        with pytest.raises(ValueError, match=r"data\.init_args\.env\.kwargs"):
+            EnvConfig("agentrl_envs:GuessNumber-v0", kwargs).make()
+    assert isinstance(GUESS.make(), gymnasium.Env)
