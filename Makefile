@@ -26,12 +26,10 @@ $(READY): pyproject.toml setup.py constraints.txt
 quickstart: install ## train the demo model on BabyAI, on this computer
 	$(BIN)/agentrl fit --config configs/quickstart.yaml
 
-# Every path of the config is moved from runs/quickstart to the folder of the seed.
 seeds: install ## the quickstart with three seeds, one after the other, then docs/results/quickstart.md
-	@mkdir -p runs
 	for seed in 0 1 2; do \
-		sed "s#runs/quickstart#runs/seed$$seed#g" configs/quickstart.yaml > runs/seed$$seed.yaml && \
-		$(BIN)/agentrl fit --config runs/seed$$seed.yaml --seed_everything $$seed || exit 1; \
+		$(BIN)/agentrl fit --config configs/quickstart.yaml --seed_everything $$seed \
+			--trainer.default_root_dir runs/seed$$seed || exit 1; \
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 

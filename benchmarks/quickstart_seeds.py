@@ -53,10 +53,11 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read the newest version of a run folder."""
-    versions = sorted(folder.glob("version_*"), key=lambda path: int(path.name.rsplit("_", 1)[1]))
-    if not versions or not (folder / "summary.json").exists():
-        raise SystemExit(f"{folder} is no finished run: it needs summary.json and version_*/ with TensorBoard events")
-    events = EventAccumulator(str(versions[-1]), size_guidance={"scalars": 0}).Reload()
+    files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
+    if not files or not (folder / "summary.json").exists():
+        raise SystemExit(f"{folder} is no finished run: it needs summary.json and TensorBoard events")
+    version = files[-1].parent
+    events = EventAccumulator(str(version), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
     iteration = {point.step: int(point.value) + 1 for point in events.Scalars("epoch")}
     curves = {
@@ -68,7 +69,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         summary=json.loads((folder / "summary.json").read_text()),
-        config=yaml.safe_load((versions[-1] / "config.yaml").read_text()),
+        config=yaml.safe_load((version / "config.yaml").read_text()),
         curves=curves,
         warmup=first - 1,
     )

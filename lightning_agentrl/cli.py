@@ -33,6 +33,7 @@ from lightning_agentrl.errors import (
 )
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
+from lightning_agentrl.quiet import leave_out_noise
 from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
 from lightning_agentrl.rollout.checks import check_prompt
 
@@ -72,7 +73,7 @@ class AgentCLI(LightningCLI):
         return {"fit": every | {"train_dataloaders", "val_dataloaders"}, "validate": every | {"dataloaders"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"trainer.num_sanity_val_steps": 0})
+        parser.set_defaults({"trainer.num_sanity_val_steps": 0, "trainer.log_every_n_steps": 1})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Look at the config files first, since the parser does not say which of them is wrong."""
@@ -198,5 +199,6 @@ def run(args: ArgsType = None) -> AgentCLI:
 def main() -> None:
     """Entry point of the `agentrl` command."""
     keep_freed_memory()
+    leave_out_noise()
     with one_line_errors():
         run(None if sys.argv[1:] else ["--help"])

@@ -105,7 +105,8 @@ def test_a_config_runs(
     assert summary["before"]["episodes"] == summary["after"]["episodes"] == 2
     if "ModelCheckpoint" in path.read_text():
         assert (tmp_path / summary["checkpoint"]).is_file()
-    logged = EventAccumulator(str(run / "version_0")).Reload().Scalars("rollout/reward_per_turn")
+    (events,) = run.rglob("events.out.tfevents.*")
+    logged = EventAccumulator(str(events)).Reload().Scalars("rollout/reward_per_turn")
     assert len(logged) == 3
     assert all(math.isfinite(point.value) for point in logged)
     assert "iteration 3/3 train" in capsys.readouterr().out

@@ -232,7 +232,7 @@ class Session:
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> None:
         if not isinstance(observation, str):
-            raise TypeError(
+            raise ValueError(
                 f"environment {self.index} gave an observation of type {type(observation).__name__}; "
                 "observations must be text (wrap the environment)"
             )
