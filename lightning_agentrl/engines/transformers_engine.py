@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class TransformersEngine(Engine):
         prefix_ids, cache = kept
         repeated = DynamicCache(config=handle.policy.lm.config)
         for index, layer in enumerate(cache.layers if prefix_ids else ()):
-            keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
+            keys, values = cast(Any, layer).keys, cast(Any, layer).values
             repeated.update(keys.expand(len(prompts), -1, -1, -1), values.expand(len(prompts), -1, -1, -1), index)
         return prefix_ids, repeated
 
@@ -194,7 +194,7 @@ class _TokenSampler:
 
 
 def _backbone(handle: PolicyHandle) -> nn.Module:
-    return cast(nn.Module, handle.policy.lm.base_model)
+    return handle.policy.lm.base_model
 
 
 def _tell(waiting: _Waiting, outcome: Reply | Exception) -> None:

@@ -32,7 +32,7 @@ def summarise(turns: Sequence[Turn]) -> EpisodeResult:
     )
 
 
-def wilson_interval(successes: float, episodes: float, z: float = 1.96) -> tuple[float, float]:
+def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:
     """Bounds of a binomial proportion (Wilson 1927), 95 % by default; (0, 1) without episodes."""
     if not episodes:
         return 0.0, 1.0

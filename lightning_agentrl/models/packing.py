@@ -46,7 +46,7 @@ class Packed:
     targets: Tensor  # [R] int64, the token after the read-out, -1 where the row ends there
 
 
-def common_prefix_length(rows: Sequence[Sequence[int]]) -> int:
+def common_prefix_length(rows: Sequence[tuple[int, ...]]) -> int:
     """Length of the longest token prefix that all rows share."""
     low, high = min(rows), max(rows)  # the lexicographic extremes differ first
     length = 0

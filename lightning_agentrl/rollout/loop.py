@@ -19,10 +19,16 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result; an interrupt cancels the coroutine and waits until it has ended."""
+        """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
+
+        Raises:
+            Exception: what the coroutine raised; of a group, its first error, with the group as its cause.
+        """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
         except BaseException:
             if future.cancel():  # was still running
                 asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
@@ -39,3 +45,9 @@ async def _others_ended() -> None:
     """Wait until every other task of this loop has ended."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -132,6 +132,20 @@ def test_a_kept_prefix_is_not_computed_again(engine, policy):
     assert_same(first, second)
 
 
+def test_a_kept_prefix_serves_only_those_who_share_it(engine):
+    """Prefixes of equal length one after the other, then one that goes on where the kept one ends."""
+    groups = [
+        [request(start + tokens(k, 3), seed=k) for k in range(2)]
+        for start in (PREFIX, tokens(9, 20), PREFIX + tokens(8, 5), PREFIX[:12])
+    ]
+    alone = []
+    for group in groups:
+        engine.sync(0)
+        alone.append(serve(engine, group))
+    for group, expected in zip(groups, alone, strict=True):
+        assert_same(serve(engine, group), expected)
+
+
 def test_seeds_and_repeats(engine):
     seeds = range(12)
     replies = serve(engine, [request(PREFIX, seed=seed) for seed in seeds])

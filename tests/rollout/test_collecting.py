@@ -265,9 +265,9 @@ class Pixels(Plain):
 
 
 def test_other_observations_are_refused(tiny_folder):
-    with workplace(tiny_folder, [Pixels()]) as place, pytest.raises(ExceptionGroup) as error:
+    message = "environment 0 gave an observation of type int"
+    with workplace(tiny_folder, [Pixels()]) as place, pytest.raises(ValueError, match=message):
         place.collect(1)
-    assert error.group_contains(TypeError, match="environment 0 gave an observation of type int")
 
 
 def test_an_error_of_one_environment_ends_the_collection(tiny_folder):
@@ -276,9 +276,8 @@ def test_an_error_of_one_environment_ends_the_collection(tiny_folder):
             raise OSError("the game crashed")
 
     with workplace(tiny_folder, [Scripted(50), Scripted(50, on_step=fall)]) as place:
-        with pytest.raises(ExceptionGroup) as error:
+        with pytest.raises(OSError, match="the game crashed"):
             place.collect(500)
-        assert error.group_contains(OSError, match="the game crashed")
         place.sessions = [place.session(7, Scripted(50))]
         assert len(place.collect(2).turns) == 2  # the engine is still there
 
@@ -292,6 +291,13 @@ def test_same_seed_same_rollout_whoever_else_plays(tiny_folder):
     assert play(3, seed=5) == three
     assert play(1, seed=5) == [turn for turn in three if turn[0] == 0]
     assert play(3, seed=6) != three
+
+
+def test_every_reply_has_its_own_seed(tiny_folder):
+    with workplace(tiny_folder, [Scripted(2) for _ in range(3)]) as place:
+        place.collect(3)
+        place.collect(3)
+        assert len({request.seed for request, _ in place.engine.log}) == len(place.engine.log) == 18
 
 
 def test_turns_say_what_happened(tiny_folder):

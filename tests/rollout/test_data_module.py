@@ -184,9 +184,12 @@ def test_validation_plays_each_seed_once_and_leaves_training_alone(connected):
 
 
 def test_validation_results_are_in_the_order_of_seeds(connected):
-    data = connected(data_module(env=BABYAI, prompt=PromptFormat(think=False, max_prompt_tokens=1500)))
-    seeds = held_out_seeds()[:3]
+    """A random model names no number, so 1 is guessed: an episode takes one turn or all of them."""
+    data = connected(data_module(env=EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 2, "max_turns": 5})))
+    seeds = held_out_seeds()[:6]
     results = data.play_held_out(seeds)
+    assert {result.turns for result in results} == {1, 5}
+    assert [result.success for result in results] == [result.turns == 1 for result in results]
     assert data.play_held_out(seeds[::-1]) == results[::-1]
     assert [data.play_held_out([seed])[0] for seed in seeds] == results
 

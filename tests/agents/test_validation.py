@@ -1,0 +1,59 @@
+"""Validation: whole held-out episodes, alone and during a fit, also where an event loop already runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lightning_agentrl.metrics.episodes import wilson_interval
+from lightning_agentrl.rollout import ValidationConfig
+from lightning_agentrl.rollout.seeds import held_out_seeds
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+
+def validate(tmp_path, folder, **kwargs):
+    data = make_data(validation=ValidationConfig(episodes=12, **kwargs))
+    (numbers,) = make_trainer(tmp_path, 1, limit_val_batches=1.0).validate(make_agent(folder), data, verbose=False)
+    return numbers
+
+
+def test_validate_plays_every_held_out_seed_once(tmp_path, tiny_folder):
+    numbers = validate(tmp_path, tiny_folder, num_envs=5)
+    assert numbers["val/episodes"] == 12
+    assert 1 <= numbers["val/mean_turns"] <= 3
+    low, high = wilson_interval(numbers["val/success"] * 12, 12)
+    assert (numbers["val/success_low"], numbers["val/success_high"]) == pytest.approx((low, high))
+    assert low <= numbers["val/success"] <= high
+
+
+def test_validation_repeats_whatever_plays_beside_it(tmp_path, tiny_folder):
+    assert validate(tmp_path, tiny_folder, num_envs=1) == pytest.approx(validate(tmp_path, tiny_folder, num_envs=12))
+
+
+def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
+    """Training environments and their random streams stay untouched: the same weights with and without."""
+
+    def weights(**kwargs):
+        agent = make_agent(tiny_folder)
+        make_trainer(tmp_path, 2, **kwargs).fit(agent, make_data())
+        return {name: p.detach() for name, p in agent.named_parameters()}
+
+    without, with_validation = weights(), weights(limit_val_batches=1.0, check_val_every_n_epoch=1)
+    assert all(without[name].equal(with_validation[name]) for name in without)
+
+
+def test_fit_works_inside_a_running_event_loop(tmp_path, tiny_folder):
+    async def notebook() -> int:
+        trainer = make_trainer(tmp_path, 1)
+        trainer.fit(make_agent(tiny_folder), make_data())
+        return trainer.global_step
+
+    assert asyncio.run(notebook()) == 2
+
+
+def test_wilson_interval():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    low, high = wilson_interval(8, 10)
+    assert (low, high) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)  # Wilson (1927), z = 1.96
+    assert len(held_out_seeds()) >= 128
