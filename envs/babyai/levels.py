@@ -38,7 +38,7 @@ _MAX_DRAWS = 1000
 class _Redraw(RoomGridLevel):
     """Draws a level until it is accepted, silently: Minigrid's own loop prints a line for every rejected draw."""
 
-    instrs: Instr
+    instrs: Any  # of its own kind in each of the levels
 
     def _gen_grid(self, width: int, height: int) -> None:
         for _ in range(_MAX_DRAWS):

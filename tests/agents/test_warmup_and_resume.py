@@ -67,7 +67,7 @@ def test_each_round_trains_on_a_sample_without_replacement_of_all_data(tmp_path,
 
     callbacks = [Keep(), CriticWarmup(rollouts=4, rounds=2, fraction=0.5)]
     make_trainer(tmp_path, 4, callbacks).fit(make_agent(tiny_folder), make_data())
-    rounds = [sum(seen[k : k + 4], []) for k in (0, 4)]
+    rounds = [[turn for batch in seen[k : k + 4] for turn in batch] for k in (0, 4)]
     for turns in rounds:
         assert len(turns) == len(set(turns)) == 4 * 16 * 0.5
     assert set(rounds[0]) != set(rounds[1])
