@@ -64,7 +64,9 @@ class RunSummary(L.Callback):
         metrics = EpisodeMetrics().to(pl_module.device)
         metrics.update(data.play_held_out(data.validation_seeds()))
         numbers = metrics.compute()
-        return {key: round(numbers[key], 4) for key in KEYS if key in numbers}
+        return {
+            key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
+        }
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:
