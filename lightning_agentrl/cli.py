@@ -21,6 +21,7 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.errors import (
     OWN_PACKAGES,
     ConfigError,
@@ -62,6 +63,7 @@ class AgentCLI(LightningCLI):
             parser_class=AgentParser,
             subclass_mode_model=True,
             subclass_mode_data=True,
+            auto_configure_optimizers=False,
             save_config_kwargs={"overwrite": True},
             args=args,
             run=run,
@@ -106,7 +108,10 @@ class AgentCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         try:
-            check_before_loading(cast(Agent, self.model), cast(RolloutDataModule, self.datamodule))
+            agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
+            if self.subcommand == "fit":
+                check_trainer(self.trainer, data.steps_per_iteration)
+            check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
             _reraise_as_sentence(error, cast(Agent, self.model))
 

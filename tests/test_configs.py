@@ -61,7 +61,7 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     data["validation"] |= {"episodes": 2, "num_envs": 2}
     data["env"]["kwargs"] = data["env"].get("kwargs", {}) | _short_episodes(data["env"]["id"])
     trainer = config["trainer"]
-    trainer |= {"accelerator": "cpu", "precision": "32-true", "max_epochs": 3, "check_val_every_n_epoch": 2}
+    trainer |= {"accelerator": "cpu", "max_epochs": 3, "check_val_every_n_epoch": 2}
     for callback in trainer["callbacks"]:
         if callback["class_path"] == "CriticWarmup":
             callback["init_args"] = {"rollouts": 1, "rounds": 1, "fraction": 1.0}

@@ -10,13 +10,15 @@ from typing import Any, Literal, cast
 
 import lightning as L
 import torch
-import torch.distributed as dist
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, explained_variance, whiten
+from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.scoring import Reader, action_rows, score_policy, score_values, to_columns
+from lightning_agentrl.distributed import all_gather, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -91,6 +93,11 @@ class Agent(L.LightningModule, ABC):
             raise ValueError(
                 f"{type(advantage).__name__} needs values, so a critic must be given: set model.init_args.critic, "
                 "for example to SeparateCritic"
+            )
+        if advantage.needs_groups or advantage.needs_greedy_baseline:
+            raise ValueError(
+                f"{type(advantage).__name__} needs groups of episodes or greedy ones, which no collector gives yet; "
+                "change model.init_args.advantage"
             )
         self.critic = critic
         self.phase: Phase = "train"
@@ -231,6 +238,8 @@ class Agent(L.LightningModule, ABC):
     # Validation
 
     def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
+        if self.trainer.sanity_checking:  # whole episodes are no sanity check
+            return
         self.validation_metrics.update(self.datamodule.play_held_out(batch.seeds))
 
     def on_validation_epoch_end(self) -> None:
@@ -266,7 +275,18 @@ class Agent(L.LightningModule, ABC):
         return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
 
     def on_fit_start(self) -> None:
+        check_trainer(self.trainer, self.datamodule.steps_per_iteration)
         self._connect()
+
+    def on_train_start(self) -> None:
+        """A resumed run takes learning rates and weight decay from its configuration, not from the checkpoint."""
+        rates = {"actor": self.lr_actor, "critic": self.lr_critic}
+        for group in self.trainer.optimizers[0].param_groups:
+            wanted = {"lr": rates[group["name"]], "weight_decay": self.weight_decay}
+            for key, value in wanted.items():
+                if group[key] != value:
+                    rank_zero_info(f"{key} of the {group['name']}: {value}, in the checkpoint it was {group[key]}")
+            group.update(wanted)
 
     def on_validation_start(self) -> None:
         self._connect()
@@ -288,34 +308,33 @@ class Agent(L.LightningModule, ABC):
         return self.trainer.global_step
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.actor, close_ids, self.trainer.precision_plugin.forward_context)
+        return PolicyHandle(self.actor, close_ids, self.inference_precision)
 
     def reader(self) -> Reader:
         return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device)
+
+    @contextmanager
+    def inference_precision(self) -> Iterator[None]:
+        """The trainer's precision; under autocast, weights are cast once and not in each forward pass."""
+        with self.trainer.precision_plugin.forward_context():
+            torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
+            yield
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
         """Eval mode, no gradients, the trainer's precision."""
         self.eval()
         try:
-            with torch.no_grad(), self.trainer.precision_plugin.forward_context():
+            with torch.no_grad(), self.inference_precision():
                 yield
         finally:
             self.train()
 
     def reduce_sum(self, x: Tensor) -> Tensor:
-        """Sum over all ranks."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return x
-        x = x.to(self.device, copy=True)
-        dist.all_reduce(x)
-        return x.cpu()
+        """Sum over all ranks, on the CPU."""
+        return sum_over_ranks(x.to(self.device)).cpu()
 
     def reduce_dict(self, numbers: dict[str, float]) -> dict[str, float]:
         """Sum over all ranks by name; a rank may lack names."""
-        if not (dist.is_available() and dist.is_initialized()):
-            return numbers
-        gathered: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(gathered, numbers)
-        names = sorted({name for part in gathered for name in part})
-        return {name: sum(part.get(name, 0.0) for part in gathered) for name in names}
+        parts = all_gather(numbers)
+        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}

@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.rollout import OnPolicy, RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.rollout.seeds import derive_seed
@@ -56,6 +57,8 @@ class CriticWarmup(L.Callback, RolloutSource):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
+        envs = cast(RolloutDataModule, cast(Any, trainer).datamodule).own_envs
+        self.buffer, self.prepared = _rows_of(self.buffer, envs), _rows_of(self.prepared, envs)  # of a checkpoint
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the stream while warm-up lasts, and for the first rollout after it."""
@@ -104,15 +107,24 @@ class CriticWarmup(L.Callback, RolloutSource):
         return rollout
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer is part of a checkpoint taken inside the warm-up."""
-        return {
-            "done_epochs": self.done_epochs,
-            "buffer": None if self.buffer is None else rollout_to_plain(self.buffer),
-            "prepared": None if self.prepared is None else rollout_to_plain(self.prepared),
-        }
+        """A checkpoint taken inside the warm-up holds the data of all ranks."""
+        return {"done_epochs": self.done_epochs, "buffer": _pooled(self.buffer), "prepared": _pooled(self.prepared)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.done_epochs = state_dict["done_epochs"]
         buffer, prepared = state_dict["buffer"], state_dict["prepared"]
         self.buffer = None if buffer is None else rollout_from_plain(buffer)
         self.prepared = None if prepared is None else rollout_from_plain(prepared)
+
+
+def _pooled(rollout: Rollout | None) -> dict[str, Any] | None:
+    """The rows of all ranks; each collects its own environments, so nothing is there twice."""
+    parts = [part for part in all_gather(None if rollout is None else rollout_to_plain(rollout)) if part is not None]
+    return rollout_to_plain(Rollout.concat([rollout_from_plain(part) for part in parts])) if parts else None
+
+
+def _rows_of(rollout: Rollout | None, envs: range) -> Rollout | None:
+    """The rows of these environments."""
+    if rollout is None:
+        return None
+    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in envs])

@@ -28,7 +28,7 @@ class StageProgress(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
-        self._started = time.monotonic()
+        self._started: float | None = None
         self._first_epoch = 0
         self._listening: Any = None
 
@@ -47,12 +47,16 @@ class StageProgress(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._started, self._first_epoch = time.monotonic(), trainer.current_epoch
+        self._started = None
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._started is None:  # not before, since other callbacks may play episodes first
+            self._started, self._first_epoch = time.monotonic(), trainer.current_epoch
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
         done = trainer.current_epoch + 1 - self._first_epoch
-        seconds = time.monotonic() - self._started
+        seconds = time.monotonic() - (self._started or time.monotonic())
         text = f"{self._head(trainer, agent)} | {self._numbers(trainer)}"
         if trainer.max_epochs and trainer.max_epochs > 0:
             left = seconds / done * (trainer.max_epochs - trainer.current_epoch - 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -20,7 +21,8 @@ KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "val
 class RunSummary(L.Callback):
     """Plays the held-out episodes before and after training; writes and prints ``summary.json``.
 
-    A resumed run keeps the numbers from before its first start.
+    A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint that is named
+    holds the weights that played the last episodes.
 
     Args:
         path: the file to write; ``summary.json`` in the trainer's ``default_root_dir`` when not given.
@@ -30,17 +32,19 @@ class RunSummary(L.Callback):
         self.path = path
         self.before: dict[str, float] | None = None
         self._started = time.monotonic()
+        self._earlier_minutes = 0.0
+        self._saved_at = -1  # optimizer steps behind the newest checkpoint
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started = time.monotonic()
         if self.before is None:
             self.before = self._play(trainer, pl_module)
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._saved_at = trainer.global_step
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         after = self._play(trainer, pl_module)
-        checkpoint = getattr(trainer.checkpoint_callback, "last_model_path", "") or getattr(
-            trainer.checkpoint_callback, "best_model_path", ""
-        )
         path = Path(self.path) if self.path else Path(trainer.default_root_dir) / "summary.json"
         self._write(
             path,
@@ -48,16 +52,30 @@ class RunSummary(L.Callback):
                 "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
                 "before": self.before,
                 "after": after,
-                "minutes": round((time.monotonic() - self._started) / 60, 2),
-                "checkpoint": os.path.relpath(checkpoint) if checkpoint else "",
+                "minutes": round(self._minutes, 2),
+                "checkpoint": self._final_checkpoint(trainer),
             },
         )
 
+    @property
+    def _minutes(self) -> float:
+        return self._earlier_minutes + (time.monotonic() - self._started) / 60
+
+    def _final_checkpoint(self, trainer: L.Trainer) -> str:
+        callback = trainer.checkpoint_callback
+        if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
+            return ""
+        path = callback.best_model_path
+        if self._saved_at != trainer.global_step or not path:
+            path = str(Path(callback.dirpath) / "final.ckpt")
+            trainer.save_checkpoint(path)
+        return os.path.relpath(path)
+
     def state_dict(self) -> dict[str, Any]:
-        return {"before": self.before}
+        return {"before": self.before, "minutes": self._minutes}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.before = state_dict["before"]
+        self.before, self._earlier_minutes = state_dict["before"], state_dict["minutes"]
 
     def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)

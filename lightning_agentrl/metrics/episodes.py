@@ -23,13 +23,15 @@ class EpisodeResult:
     valid_turns: int
 
 
+def succeeded(last: Turn) -> bool:
+    """Success of an episode by its last turn: what the environment reports, else a positive return."""
+    return last.episode_return > 0 if last.success is None else last.success
+
+
 def summarise(turns: Sequence[Turn]) -> EpisodeResult:
-    """The result of a finished episode. Success is as the environment reports, else a positive return."""
-    total = sum(turn.env_reward for turn in turns)
-    success = turns[-1].success
-    return EpisodeResult(
-        total > 0 if success is None else success, total, len(turns), sum(turn.valid for turn in turns)
-    )
+    """The result of the turns of one finished episode."""
+    last = turns[-1]
+    return EpisodeResult(succeeded(last), last.episode_return, len(turns), sum(turn.valid for turn in turns))
 
 
 def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.types import Rollout
 
 
@@ -18,7 +19,6 @@ def rollout_metrics(rollout: Rollout, reduce: Callable[[Tensor], Tensor]) -> dic
     """
     turns, mask = rollout.turns, rollout.action_mask
     ended = [turn for turn in turns if turn.done]
-    judged = [turn for turn in ended if turn.success is not None]
     counts = {
         "turns": len(turns),
         "reward": sum(turn.reward for turn in turns),
@@ -30,8 +30,7 @@ def rollout_metrics(rollout: Rollout, reduce: Callable[[Tensor], Tensor]) -> dic
         "episode_turns": sum(turn.index + 1 for turn in ended),
         "episode_return": sum(turn.episode_return for turn in ended),
         "truncated": sum(turn.truncated for turn in ended),
-        "judged": len(judged),
-        "success": sum(bool(turn.success) for turn in judged),
+        "success": sum(succeeded(turn) for turn in ended),
         **_token_sums(rollout),
     }
     names = sorted(counts)
@@ -47,11 +46,10 @@ def rollout_metrics(rollout: Rollout, reduce: Callable[[Tensor], Tensor]) -> dic
         "rollout/episodes": total["ended"],
     }
     if total["ended"]:
+        numbers["rollout/success"] = total["success"] / total["ended"]
         numbers["rollout/return"] = total["episode_return"] / total["ended"]
         numbers["rollout/episode_turns"] = total["episode_turns"] / total["ended"]
         numbers["rollout/truncated_ratio"] = total["truncated"] / total["ended"]
-    if total["judged"]:
-        numbers["rollout/success"] = total["success"] / total["judged"]
     if "kl" in total:
         numbers["kl/reference"] = total["kl"] / tokens
     if "entropy" in total:

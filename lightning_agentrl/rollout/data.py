@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
@@ -96,10 +96,29 @@ class RolloutDataModule(L.LightningDataModule):
         self._executor: ThreadPoolExecutor | None = None
         self._saved_sessions: dict[int, dict[str, Any]] = {}
         self._saved_iteration = 0
+        self._saved_origin = ""
+        self._trained: RolloutLearner | None = None  # whose training the saved episodes belong to
 
     @property
     def turns_per_rollout(self) -> int:
         return self.num_envs * self.turns_per_env
+
+    @property
+    def own_envs(self) -> range:
+        """The environments of this rank, numbered over all ranks."""
+        rank, world = self._place
+        share = self.num_envs // world
+        return range(rank * share, (rank + 1) * share)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Rank and number of ranks."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps, which are the mini-batches of a Lightning epoch."""
+        return self.turns_per_rollout // self.mini_batch_turns * self.update_epochs
 
     def _check_sizes(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
@@ -123,7 +142,7 @@ class RolloutDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Make one environment, so that a wrong id is told before models are loaded."""
         self.env.make().close()
-        world = self.trainer.world_size if self.trainer else 1
+        _, world = self._place
         if self.num_envs % world:
             raise ValueError(
                 f"{self.num_envs} environments cannot be shared evenly by {world} processes; "
@@ -140,7 +159,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def validation_seeds(self) -> list[int]:
         """The held-out seeds that this rank plays."""
-        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world = self._place
         return list(held_out_seeds()[: self.validation.episodes][rank::world])
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -154,7 +173,9 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
-        self._saved_sessions = {session.index: session.state_dict() for session in self.sessions}
+        if self.sessions:
+            self._saved_sessions = {session.index: session.state_dict() for session in self.sessions}
+            self._saved_origin = self._origin
         self._saved_iteration = self.stream.iteration if self.stream else 0
         for session in self.sessions:
             session.close()
@@ -171,21 +192,23 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        own = {session.index: session.state_dict() for session in self.sessions}
-        if dist.is_available() and dist.is_initialized():
-            gathered: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
-            dist.all_gather_object(gathered, own)
-            own = {index: state for part in gathered for index, state in part.items()}
-        return {"sessions": own, "iteration": self.stream.iteration if self.stream else self._saved_iteration}
+        own = {session.index: session.state_dict() for session in self.sessions} or self._saved_sessions
+        return {
+            "sessions": {index: state for part in all_gather(own) for index, state in part.items()},
+            "iteration": self.stream.iteration if self.stream else self._saved_iteration,
+            "origin": self._origin,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state until training starts; validation needs none of it."""
         self._saved_sessions, self._saved_iteration = state_dict["sessions"], state_dict["iteration"]
-        self._restore_sessions()
+        self._saved_origin = state_dict["origin"]
+        self._trained = None
 
-    def _restore_sessions(self) -> None:
-        for session in self.sessions:
-            if session.index in self._saved_sessions:
-                session.load_state_dict(self._saved_sessions[session.index])
+    @property
+    def _origin(self) -> str:
+        """What the episodes of a run follow from."""
+        return f"{self.env.id} with {dict(sorted(self.env.kwargs.items()))}, seed {self.seed}"
 
     # What the agent calls
 
@@ -193,18 +216,15 @@ class RolloutDataModule(L.LightningDataModule):
         """Build what needs the agent: prompts, engine, sessions, stream. Harmless when called again."""
         if self._learner is learner:
             return
+        if self._trained is not None and self._trained is not learner:  # another agent starts afresh
+            self._saved_sessions, self._saved_iteration = {}, 0
         self._renderer = ChatRenderer(learner.tokenizer, self.prompt)
-        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        share = self.num_envs // world
-        self._executor = ThreadPoolExecutor(max(share, self.validation.num_envs), thread_name_prefix="env")
+        threads = max(len(self.own_envs), self.validation.num_envs)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
         handle = learner.policy_handle(self._renderer.close_ids)
         self._check_prompts(handle)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
-        self.sessions = [
-            self._make_session(index, self._training_seed(index)) for index in range(rank * share, (rank + 1) * share)
-        ]
-        self._restore_sessions()
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -222,10 +242,26 @@ class RolloutDataModule(L.LightningDataModule):
         with learner.clock.stage("collect"):
             self.engine.sync(learner.policy_version)
             collector = self._collector(learner.temperature)
+            self._begin_training()
             rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
         return rollout
+
+    def _begin_training(self) -> None:
+        """Make the environments of this rank when they are first needed, and continue their saved episodes."""
+        if self.sessions:
+            return
+        if self._saved_sessions and self._saved_origin != self._origin:
+            raise ValueError(
+                f"the checkpoint's environments are {self._saved_origin}; this run has {self._origin}, so their "
+                "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
+            )
+        sessions = [self._make_session(i, self._training_seed(i)) for i in self.own_envs]
+        for session in sessions:
+            if session.index in self._saved_sessions:
+                session.load_state_dict(self._saved_sessions[session.index])
+        self.sessions, self._trained = sessions, self._learner
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""

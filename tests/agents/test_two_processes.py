@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
@@ -33,36 +34,58 @@ data:
 trainer:
   accelerator: cpu
   precision: 64-true
-  max_epochs: 4
-  check_val_every_n_epoch: 4
+  max_epochs: 5
+  check_val_every_n_epoch: 5
   enable_progress_bar: false
   enable_model_summary: false
   logger: {{class_path: CSVLogger, init_args: {{save_dir: {path}/devices}}}}
   callbacks:
-    - {{class_path: CriticWarmup, init_args: {{rollouts: 2, rounds: 1, fraction: 0.5}}}}
+    - {{class_path: CriticWarmup, init_args: {{rollouts: 4, rounds: 1, fraction: 0.5}}}}
     - class_path: ModelCheckpoint
-      init_args: {{dirpath: "{path}", filename: "last", save_on_train_epoch_end: true}}
+      init_args: {{dirpath: "{path}", filename: "last", enable_version_counter: false, save_on_train_epoch_end: true}}
 """
+
+
+def fit(path, folder, critic, devices, *arguments):
+    path.mkdir(exist_ok=True)
+    config = path / "config.yaml"
+    config.write_text(CONFIG.format(folder=folder, critic=critic, path=path))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config), *arguments]
+    command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp" if devices > 1 else "auto"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(path / "last.ckpt", weights_only=True)
+
+
+def metrics(path):
+    """What was logged, by step; times left out."""
+    (file,) = path.glob("devices/**/metrics.csv")
+    rows = list(csv.DictReader(file.open()))
+    return [{k: float(v) for k, v in row.items() if v and not k.startswith("time/")} for row in rows]
 
 
 @pytest.mark.parametrize("critic", ["SharedCritic", "SeparateCritic"])
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder, critic):
-    """Four iterations, the first of them warm-up; ranks hold different numbers of micro-batches."""
-    saved = []
-    for devices in (1, 2):
-        path = tmp_path / str(devices)
-        path.mkdir()
-        config = path / "config.yaml"
-        config.write_text(CONFIG.format(folder=exact_folder, critic=critic, path=path))
-        command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config)]
-        command += ["--trainer.devices", str(devices), "--trainer.strategy", "ddp" if devices > 1 else "auto"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
-        assert done.returncode == 0, done.stderr[-3000:]
-        saved.append(torch.load(path / "last.ckpt", weights_only=True))
-    one, two = (checkpoint["state_dict"] for checkpoint in saved)
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.allclose(one[name], two[name], rtol=0, atol=1e-8), name
-    sessions = [checkpoint["RolloutDataModule"]["sessions"] for checkpoint in saved]
-    assert sessions[0] == sessions[1]  # every environment of every rank is in the checkpoint
+    """Five iterations, the first two of them warm-up; the two processes stop inside the warm-up and go on."""
+    one = fit(tmp_path / "one", exact_folder, critic, 1)
+    two = fit(tmp_path / "two", exact_folder, critic, 2)
+    assert_same(one, two)
+    logged = [metrics(tmp_path / name) for name in ("one", "two")]
+    assert len(logged[0]) == len(logged[1]) > 4
+    for a, b in zip(*logged, strict=True):
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-8, nan_ok=True)
+    assert any(row.get("val/episodes") == 6 for row in logged[1])
+
+    if critic == "SeparateCritic":
+        fit(tmp_path / "stopped", exact_folder, critic, 2, "--trainer.max_epochs", "1")
+        checkpoint = tmp_path / "stopped" / "last.ckpt"
+        assert_same(one, fit(tmp_path / "stopped", exact_folder, critic, 2, "--ckpt_path", str(checkpoint)))
+
+
+def assert_same(a, b):
+    assert a["state_dict"].keys() == b["state_dict"].keys()
+    for name, weight in a["state_dict"].items():
+        assert torch.allclose(weight, b["state_dict"][name], rtol=0, atol=1e-8), name
+    # every environment of every rank is in the checkpoint
+    assert a["RolloutDataModule"]["sessions"] == b["RolloutDataModule"]["sessions"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.callbacks import CriticWarmup, RunSummary
+from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.rollout import EnvConfig
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
@@ -119,3 +124,79 @@ def test_the_reference_is_neither_saved_nor_optimised(tmp_path, tiny_folder):
     assert {name.split(".")[0] for name in saved} == {"actor", "critic"}
     optimised = {id(p) for group in agent.trainer.optimizers[0].param_groups for p in group["params"]}
     assert not any(id(p) in optimised or p.requires_grad for p in agent._reference[0].parameters())
+
+
+def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(tmp_path, tiny_folder):
+    path, _ = run_and_save(tmp_path, tiny_folder, 1, [])
+    trainer = make_trainer(tmp_path, 2)
+    trainer.fit(make_agent(tiny_folder, SeparateCritic(), lr_actor=1e-7), make_data(), ckpt_path=str(path))
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [1e-7, 1e-2]
+
+
+def test_a_checkpoint_saved_after_the_fit_has_the_environments(tmp_path, tiny_folder):
+    trainer, data = make_trainer(tmp_path, 2), make_data()
+    trainer.fit(make_agent(tiny_folder), data)
+    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    state = torch.load(tmp_path / "late.ckpt", weights_only=True)["RolloutDataModule"]
+    assert sorted(state["sessions"]) == [0, 1, 2, 3]
+    assert all(session["turns_taken"] == 8 for session in state["sessions"].values())
+    assert state["iteration"] == 2
+
+
+def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_only(tmp_path, tiny_folder):
+    path, _ = run_and_save(tmp_path, tiny_folder, 1, [])
+    other = {"env": EnvConfig("agentrl_envs:Bandit-v0")}
+    trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0)
+    agent = make_agent(tiny_folder, SeparateCritic())
+    (numbers,) = trainer.validate(agent, make_data(**other), ckpt_path=str(path), verbose=False)
+    assert numbers["val/mean_turns"] == 1
+    for change in (other, {"seed": 4}):
+        with pytest.raises(ValueError, match=r"the checkpoint's environments are .*GuessNumber.*seed 3"):
+            make_trainer(tmp_path, 2).fit(
+                make_agent(tiny_folder, SeparateCritic()), make_data(**change), ckpt_path=str(path)
+            )
+
+
+def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
+    def agent():
+        return make_agent(tiny_folder, SeparateCritic(), kl_in_reward=AdaptiveKL(0.01, target=1e-9, horizon=100))
+
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="stop", save_on_train_epoch_end=True)
+    first = agent()
+    make_trainer(tmp_path, 3, [checkpoint], enable_checkpointing=True).fit(first, make_data())
+    assert first.kl_coefficient.value != 0.01
+    second = agent()
+    make_trainer(tmp_path, 3).fit(second, make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))
+    assert second.kl_coefficient.value == first.kl_coefficient.value
+
+
+def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "saved", filename="newest", every_n_epochs=2, save_on_train_epoch_end=True
+    )
+    trainer = make_trainer(tmp_path, 3, [RunSummary(), checkpoint], enable_checkpointing=True)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    saved = torch.load(tmp_path / "saved" / "final.ckpt", weights_only=True)
+    assert (tmp_path / "saved" / "final.ckpt").samefile(summary["checkpoint"])
+    assert saved["global_step"] == trainer.global_step == 6
+    for when in ("before", "after"):
+        assert summary[when]["episodes"] == 8
+        assert summary[when]["success_low"] <= summary[when]["success"] <= summary[when]["success_high"]
+        assert 1 <= summary[when]["mean_turns"] <= 3
+        assert 0 <= summary[when]["valid_action_ratio"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"precision": "bf16-true"}, "trainer.precision"),
+        ({"limit_train_batches": 1}, "trainer.limit_train_batches"),
+        ({"max_steps": 3}, "trainer.max_steps"),
+        ({"max_time": "00:01:00:00"}, "trainer.max_time"),
+        ({"strategy": ModelParallelStrategy(), "accelerator": "cpu"}, "trainer.strategy"),
+    ],
+)
+def test_settings_that_would_break_an_iteration_are_refused(tmp_path, tiny_folder, settings, key):
+    with pytest.raises(ValueError, match=key):
+        check_trainer(make_trainer(tmp_path, 2, **settings), make_data().steps_per_iteration)

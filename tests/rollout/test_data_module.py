@@ -225,7 +225,7 @@ def test_ranks_share_the_held_out_seeds(episodes, world):
 
 def test_environments_are_shared_evenly():
     data = data_module(env=GUESS, num_envs=4)
-    data.trainer = type("World", (), {"world_size": 3})()
+    data.trainer = type("World", (), {"world_size": 3, "global_rank": 0})()
     with pytest.raises(ValueError, match=r"4 environments cannot be shared evenly by 3 .* data.init_args.num_envs"):
         data.setup("fit")
 
@@ -239,18 +239,22 @@ def test_state_goes_to_a_new_data_module(connected, tmp_path):
     assert story(connected(new).collect()) == expected
 
 
-def test_a_second_fit_goes_on(connected, tiny_folder):
-    one, two = connected(data_module()), connected(data_module())
-    one.collect()
-    two.collect()
-    two.teardown("fit")
-    two.teardown("fit")
-    learner = Learner(tiny_folder)
+def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(connected, tiny_folder):
+    one, two, three = (connected(data_module()) for _ in range(3))
+    first = story(one.collect())
+    for data in (two, three):
+        data.collect()
+    learner = two._learner
+    for data in (two, three):
+        data.teardown("fit")
+        data.teardown("fit")  # harmless
     two.connect(learner)
     stream = two.train_dataloader()
     two.connect(learner)  # harmless
     assert two.train_dataloader() is stream
     assert story(two.collect()) == story(one.collect())
+    three.connect(Learner(tiny_folder))
+    assert story(three.collect()) == first
 
 
 def test_stream_cuts_what_is_collected(connected):

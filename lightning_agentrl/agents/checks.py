@@ -1,0 +1,43 @@
+"""Trainer settings that would silently do something else than they say."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+
+
+def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
+    """Refuse precisions and strategies that are not supported, and stops inside an iteration.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if trainer.precision not in PRECISIONS:
+        raise ValueError(
+            f"trainer.precision '{trainer.precision}' is not supported (scaled or low-precision weights would break "
+            f"clipping and small steps); use one of {', '.join(PRECISIONS)}"
+        )
+    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+        raise ValueError(
+            f"trainer.strategy {type(trainer.strategy).__name__} is not supported yet; use 'ddp' for several processes "
+            "or 'auto' for one"
+        )
+    if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
+        raise ValueError(
+            "trainer.limit_train_batches would drop mini-batches of a collected rollout; remove it and set "
+            "data.init_args.num_envs, turns_per_env or mini_batch_turns"
+        )
+    if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration:
+        raise ValueError(
+            f"trainer.max_steps {trainer.max_steps} would stop inside an iteration of {steps_per_iteration} optimizer "
+            "steps; give a multiple of it, or use trainer.max_epochs"
+        )
+    timers = [callback for callback in getattr(trainer, "callbacks", []) if isinstance(callback, Timer)]
+    if any(timer._interval == "step" for timer in timers):
+        raise ValueError(
+            "trainer.max_time would stop inside an iteration; remove it and add the callback "
+            "{class_path: Timer, init_args: {duration: ..., interval: epoch}}"
+        )
