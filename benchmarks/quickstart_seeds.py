@@ -199,11 +199,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_FOLDER")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), help="folder of the picture and the table")
+    parser.add_argument("--note", default="", help="a sentence on how the runs were made, to end the report")
     chosen = parser.parse_args(arguments)
     runs = sorted((read_run(folder) for folder in chosen.runs), key=lambda run: run.seed)
     rivals = baselines(runs[0].config, runs[0].successes("after")[1])
     plot(runs, rivals, chosen.out / "quickstart.png")
     text = report(runs, rivals, "quickstart.png")
+    text += f"\n{chosen.note}\n" if chosen.note else ""
     (chosen.out / "quickstart.md").write_text(text)
     print(text)
 

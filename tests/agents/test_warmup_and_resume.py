@@ -194,7 +194,7 @@ def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
         ({"limit_train_batches": 1}, "trainer.limit_train_batches"),
         ({"max_steps": 3}, "trainer.max_steps"),
         ({"max_time": "00:01:00:00"}, "trainer.max_time"),
-        ({"strategy": ModelParallelStrategy(), "accelerator": "cpu"}, "trainer.strategy"),
+        ({"strategy": ModelParallelStrategy(), "precision": "32-true"}, "trainer.strategy"),
     ],
 )
 def test_settings_that_would_break_an_iteration_are_refused(tmp_path, tiny_folder, settings, key):
