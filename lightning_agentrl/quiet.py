@@ -16,9 +16,12 @@ _WARNINGS = (
 )
 
 
-class _NoAdvertising(logging.Filter):
+_LOG_LINES = ("litlogger", "litmodels", "`weights_only` was not set")
+
+
+class _NoNoise(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return "litlogger" not in record.getMessage() and "litmodels" not in record.getMessage()
+        return not any(text in record.getMessage() for text in _LOG_LINES)
 
 
 def leave_out_noise() -> None:
@@ -26,4 +29,4 @@ def leave_out_noise() -> None:
     transformers_logging.disable_progress_bar()
     for pattern in _WARNINGS:
         warnings.filterwarnings("ignore", message=pattern)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NoAdvertising())
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NoNoise())

@@ -10,8 +10,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-pytest.importorskip("minigrid")
-
 from agentrl_envs import baselines
 from agentrl_envs.babyai.env import BabyAIEnv
 from agentrl_envs.babyai.levels import HELD_OUT, LEVELS

@@ -55,7 +55,6 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 def make(env_id: str, **kwargs) -> gymnasium.Env:
     if env_id in NEEDS_MINIGRID:
-        pytest.importorskip("minigrid")
     return gymnasium.make(f"agentrl_envs:{env_id}", **kwargs)
 
 
@@ -278,7 +277,6 @@ def test_without_minigrid_the_package_works_and_babyai_says_what_to_install():
 
 
 def test_another_process_tells_the_same_texts():
-    pytest.importorskip("minigrid")
     code = (
         "import gymnasium\n"
         "def texts():\n"

@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.models import demo
 
-pytest.importorskip("gguf")
-
 
 def convert_slowly(gguf_file: Path, folder: Path) -> None:
     """Stands in for the conversion: leaves a half-written folder in sight for a while."""
