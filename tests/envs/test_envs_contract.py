@@ -54,7 +54,6 @@ def python(code: str) -> subprocess.CompletedProcess:
 
 
 def make(env_id: str, **kwargs) -> gymnasium.Env:
-    if env_id in NEEDS_MINIGRID:
     return gymnasium.make(f"agentrl_envs:{env_id}", **kwargs)
 
 
