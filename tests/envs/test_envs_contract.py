@@ -15,7 +15,6 @@ from agentrl_envs import ENV_IDS, TextEnv, baselines, normalise
 from agentrl_envs.games.bandit import Bandit
 from agentrl_envs.games.guess_number import GuessNumber
 
-NEEDS_MINIGRID = [env_id for env_id in ENV_IDS if env_id.startswith("BabyAI")]
 INFO_KEYS = {"success", "progression", "executed_action", "invalid_action", "long_term_text", "short_term_text"}
 
 
