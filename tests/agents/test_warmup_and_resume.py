@@ -26,6 +26,7 @@ class Watch(L.Callback):
         self.phases: list[str] = []
         self.actor_states: list[int] = []
         self.versions: list[int] = []
+        self.actor_losses: list[bool] = []  # whether the actor's loss was computed
 
     def on_train_start(self, trainer, agent):
         self._keep(agent)
@@ -36,6 +37,7 @@ class Watch(L.Callback):
     def on_train_epoch_end(self, trainer, agent):
         self._keep(agent)
         self.phases.append(agent.phase)
+        self.actor_losses.append("policy/loss" in trainer.callback_metrics)
         state = trainer.optimizers[0].state
         self.actor_states.append(sum(p in state and bool(state[p]) for p in agent.actor.parameters()))
 
@@ -56,6 +58,7 @@ def test_the_actor_does_not_move_and_its_adam_state_stays_empty(tmp_path, tiny_f
     assert watch.phases == ["critic_warmup", "critic_warmup", "train"]
     assert same(watch.weights[0], watch.weights[2], "actor")
     assert watch.actor_states[:2] == [0, 0]
+    assert watch.actor_losses == [False, False, True]  # no graph of the actor is built
     assert not same(watch.weights[0], watch.weights[1], "critic")
     assert not same(watch.weights[1], watch.weights[2], "critic")
     assert not same(watch.weights[2], watch.weights[3], "actor")
