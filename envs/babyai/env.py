@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from agentrl_envs.babyai import words
 from agentrl_envs.babyai.levels import LEVELS
 from agentrl_envs.babyai.text import describe_view
 from agentrl_envs.text_env import TextEnv
 
 _FORWARD = 2
+_TILE = 16  # pixels of a cell in a picture
 
 
 class BabyAIEnv(TextEnv):
@@ -22,7 +25,10 @@ class BabyAIEnv(TextEnv):
         actions: names of the offered actions; by default three words for the small levels, else all six names.
         max_turns: turns after which an episode is truncated; by default the usual limit of the level.
         num_dists: distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo (default 0).
+        render_mode: "rgb_array" lets `render` draw the room from above, with what the agent sees lit up.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - declared by gymnasium
 
     def __init__(
         self,
@@ -32,12 +38,15 @@ class BabyAIEnv(TextEnv):
         actions: Sequence[str] | None = None,
         max_turns: int | None = None,
         num_dists: int | None = None,
+        render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
         if level not in LEVELS:
             raise ValueError(f"Unknown BabyAI level {level!r}; the levels are {', '.join(LEVELS)}.")
         if reward not in ("binary", "native"):
             raise ValueError(f'reward must be "binary" or "native", not {reward!r}.')
+        if render_mode not in (None, "rgb_array"):
+            raise ValueError(f'render_mode must be "rgb_array" or None, not {render_mode!r}.')
         if mission_in not in ("system", "observation"):
             raise ValueError(f'mission_in must be "system" or "observation", not {mission_in!r}.')
         spec = LEVELS[level]
@@ -49,6 +58,7 @@ class BabyAIEnv(TextEnv):
         self.level = level
         self.reward = reward
         self.mission_in = mission_in
+        self.render_mode = render_mode
         self.max_turns = spec.max_turns if max_turns is None else max_turns
         self._level = spec.build(max_steps=self.max_turns, **kwargs)
         self._numbers = _action_numbers(actions or (words.SHORT_ACTIONS if spec.small else words.FULL_ACTIONS))
@@ -97,6 +107,10 @@ class BabyAIEnv(TextEnv):
                 mission = words.MISSION_LINE.format(mission=f"go to the {target}")
                 told.append((f"{mission}\n{view.format(target=target)}", self._names[number]))
         return tuple(told)
+
+    def render(self) -> np.ndarray | None:
+        """The room from above as RGB [height, width, 3], uint8; None without `render_mode`."""
+        return self._level.get_frame(tile_size=_TILE) if self.render_mode == "rgb_array" else None
 
     def extra_info(self) -> dict[str, Any]:
         """The mission."""

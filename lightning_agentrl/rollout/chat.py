@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -98,7 +99,7 @@ class ChatRenderer:
         """
         head = self._system(system, actions)
         if self.format.examples:
-            head += self._pairs(PastTurn(text, *map(str.strip, split_reply(reply))) for text, reply in examples)
+            head += self._pairs(PastTurn(text, *map(str.strip, split_reply(reply)[:2])) for text, reply in examples)
         history = self._pairs(recollection.turns)
         current = [self._user(observation, short_term, recollection.note, self._instruction(actions))]
         prompts: dict[int, list[int]] = {}
@@ -161,6 +162,18 @@ class ChatRenderer:
         """Text of sampled ids without special tokens."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
+        decoded = self.tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+        return cast(list[str], decoded)
+
+    def tokens_before(self, ids: Sequence[int], chars: int) -> int:
+        """How many leading tokens of a reply lie within its first ``chars`` characters."""
+        if not chars:
+            return 0
+        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
+        return beyond - 1
 
     # Start-up
 

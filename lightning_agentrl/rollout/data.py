@@ -285,7 +285,16 @@ class RolloutDataModule(L.LightningDataModule):
     def _make_session(self, index: int, episode_seed: Callable[[int], int]) -> Session:
         assert self._renderer is not None
         assert self._executor is not None
-        return Session(index, self.env.make(), episode_seed, self._renderer, self.memory, self._executor)
+        return Session(
+            index,
+            self.env.make(),
+            episode_seed,
+            self._renderer,
+            self.memory,
+            self._executor,
+            remake=self.env.make,
+            retries=self.env.retries,
+        )
 
     def _check_prompts(self, handle: PolicyHandle) -> None:
         assert self._renderer is not None

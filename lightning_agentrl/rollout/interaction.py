@@ -78,6 +78,7 @@ class TurnInteraction(Interaction):
         observation, index = session.observation, len(session.past)
         text = session.renderer.decode(reply.ids)
         parsed = self.parser.parse(text, list(session.actions), session.aliases)
+        image = await session.image()
         result = await session.step(session.default_action if parsed.action is None else parsed.action)
         executed = result.info.get("executed_action", parsed.action or session.default_action)
         valid = parsed.action is not None and not result.info.get("invalid_action", False)
@@ -98,6 +99,8 @@ class TurnInteraction(Interaction):
             reply=text,
             thought=parsed.thought,
             action=executed,
+            parsed_action=parsed.action,
+            thought_tokens=session.renderer.tokens_before(reply.ids, parsed.action_start),
             valid=valid,
             env_reward=result.reward,
             reward=self._reward(result.reward, valid),
@@ -111,6 +114,9 @@ class TurnInteraction(Interaction):
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
+            metrics=_metrics(result, session),
+            env_errors=session.take_env_errors(),
+            image=image,
             bootstrap=bootstrap,
         )
 
@@ -133,6 +139,18 @@ class TurnInteraction(Interaction):
 
 def _action_segment(reply: Reply) -> Segment:
     return Segment(SegmentKind.ACTION, reply.ids, reply.logps)
+
+
+def _metrics(result: StepResult, session: Session) -> dict[str, float]:
+    """What the environment reports in ``info["progression"]`` and ``info["metrics"]``."""
+    told = {key: result.info[key] for key in ("progression",) if key in result.info}
+    try:
+        return {name: float(value) for name, value in {**told, **result.info.get("metrics", {})}.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"environment {session.index} reports info['metrics'] = {result.info.get('metrics')!r}, which must be a "
+            "dictionary of names and numbers"
+        ) from error
 
 
 def _success(result: StepResult) -> bool | None:

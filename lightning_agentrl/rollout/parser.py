@@ -29,10 +29,14 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """What a reply says: its thought, and the action in the environment's own spelling (None: it names none)."""
+    """What a reply says: its thought, and the action in the environment's own spelling (None: it names none).
+
+    ``action_start`` is the place in the reply, in characters, where the thought ends and the naming of the action begins.
+    """
 
     thought: str
     action: str | None
+    action_start: int = 0
 
 
 class ActionParser(ABC):
@@ -74,31 +78,32 @@ class TolerantParser(ActionParser):
         """
         if not actions:
             raise ValueError("TolerantParser needs action names; use RawParser where an environment takes any text")
-        thought, said = split_reply(reply)
+        thought, said, action_start = split_reply(reply)
         lines = said.splitlines()
         line = next((line for line in lines if normalise(line)), next((x for x in lines if x.strip()), "")).strip()
         exact = [name for name in actions if name.casefold() == line.casefold()]  # also names made of marks only
         if len(exact) == 1:
-            return ParsedReply(thought, exact[0])
-        return ParsedReply(thought, _find(normalise(line), _names(tuple(actions), tuple(aliases.items()))))
+            return ParsedReply(thought, exact[0], action_start)
+        action = _find(normalise(line), _names(tuple(actions), tuple(aliases.items())))
+        return ParsedReply(thought, action, action_start)
 
 
-def split_reply(reply: str) -> tuple[str, str]:
-    """The thought of a reply and the text in which it names its action, both without their keys."""
+def split_reply(reply: str) -> tuple[str, str, int]:
+    """The thought of a reply and the text in which it names its action, both without their keys; where that begins."""
     end_of_block = max((match.end() for match in _THINK_END.finditer(reply)), default=0)
     keys = list(_ACTION.finditer(reply, end_of_block)) or list(_BARE_ACTION.finditer(reply, end_of_block))
     start, end = (keys[-1].start(), keys[-1].end()) if keys else (len(reply), end_of_block)
     think = _THINK.search(reply, 0, start)
     if think is None:
-        return "", reply[end:]
+        return "", reply[end:], end_of_block
     block_end = _THINK_END.search(reply, think.end(), start)
     if block_end is not None:
-        return reply[think.end() : block_end.start()].strip(), reply[end:]
+        return reply[think.end() : block_end.start()].strip(), reply[end:], block_end.end()
     thought = reply[think.end() : start]
     head, newline, tail = thought.rpartition("\n")
     if keys and newline and not re.search(r"[^\W\d_]", tail):  # bullet and marks of the key that follows
         thought = head
-    return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:]
+    return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:], start
 
 
 def normalise(text: str) -> str:

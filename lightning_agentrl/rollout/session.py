@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
+from PIL import Image
 
 from lightning_agentrl.rollout.chat import ChatRenderer
 from lightning_agentrl.rollout.memory import Memory, PastTurn
@@ -23,10 +28,17 @@ class EnvConfig:
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
         kwargs: arguments of the environment.
+        retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
+            is played again from its seed and actions, and the call is tried again.
     """
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ValueError(f"data.init_args.env.retries must be at least 0, got {self.retries}")
 
     def make(self) -> gymnasium.Env:
         """Build the environment.
@@ -80,6 +92,8 @@ class Session:
         episode_seed: seed of the n-th episode.
         renderer: prompts as tokens.
         memory: what of the past is shown.
+        remake: makes the environment anew after an error.
+        retries: see :class:`EnvConfig`.
     """
 
     def __init__(
@@ -90,6 +104,8 @@ class Session:
         renderer: ChatRenderer,
         memory: Memory,
         executor: Executor,
+        remake: Callable[[], gymnasium.Env] | None = None,
+        retries: int = 0,
     ) -> None:
         self.index = index
         self.env = env
@@ -97,6 +113,9 @@ class Session:
         self.renderer = renderer
         self.memory = memory
         self.executor = executor
+        self.remake = remake
+        self.retries = retries if remake else 0
+        self.env_errors: list[str] = []  # kinds of errors that were overcome since they were last taken
         self.episode = -1  # none yet
         self.turns_taken = 0  # over all episodes
         self.observation = ""  # long-term text
@@ -140,15 +159,16 @@ class Session:
     async def reset(self) -> None:
         """Begin the next episode."""
         self.episode += 1
-        await self._in_executor(self._reset_env)
+        with self._telling_where():
+            await self._in_executor(self._reset_env)
         self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
 
     async def step(self, action: str) -> StepResult:
         """Let the environment take one action."""
-        self.env_actions.append(action)
         self.turns_taken += 1
         started = time.perf_counter()
-        reward, terminated, truncated, info = await self._in_executor(self._step_env, action)
+        with self._telling_where(action):
+            reward, terminated, truncated, info = await self._in_executor(self._step_env, action)
         self.episode_return += reward
         return StepResult(reward, terminated, truncated, info, time.perf_counter() - started)
 
@@ -193,22 +213,13 @@ class Session:
         """Begin the saved episode again and replay its actions.
 
         Raises:
-            RuntimeError: when the replay does not lead to the saved observation, since the environment then draws
-                randomness from elsewhere than its seed.
+            RuntimeError: when the replay does not lead to the saved observation.
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
         if self.episode < 0:
             return
-        self._reset_env()
-        for action in state["env_actions"]:
-            self._step_env(action)
-        self.env_actions = list(state["env_actions"])
-        if self.observation != state["observation"]:
-            raise RuntimeError(
-                f"environment {self.index} does not repeat its episode from seed and actions, so it cannot be resumed; "
-                "draw all its randomness from self.np_random"
-            )
+        self._replay(state["env_actions"], state["observation"])
         self.past = [PastTurn(**turn) for turn in state["past"]]
         self.context = tuple(Segment(SegmentKind(k), tuple(i), tuple(p)) for k, i, p in state["context"])
         self.closed = state["closed"]
@@ -217,18 +228,88 @@ class Session:
     def close(self) -> None:
         self.env.close()
 
+    async def image(self) -> bytes | None:
+        """PNG of the environment as it is, where its ``render_mode`` is ``rgb_array``."""
+        return await self._in_executor(self._draw) if self.env.render_mode == "rgb_array" else None
+
+    def take_env_errors(self) -> tuple[str, ...]:
+        """Kinds of errors that were overcome since the last time this was asked."""
+        errors, self.env_errors = tuple(self.env_errors), []
+        return errors
+
     async def _in_executor(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.executor, fn, *args)
 
     def _reset_env(self) -> None:
-        observation, info = self.env.reset(seed=self.episode_seed(self.episode))
         self.env_actions = []
-        self._see(observation, info)
+        self._see(*self._retried(self._reset_once))
 
     def _step_env(self, action: str) -> tuple[float, bool, bool, Mapping[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
+        observation, reward, terminated, truncated, info = self._retried(lambda: self.env.step(action), action)
+        self.env_actions.append(action)
         self._see(observation, info)
         return float(reward), bool(terminated), bool(truncated), info
+
+    def _reset_once(self) -> tuple[Any, Mapping[str, Any]]:
+        return self.env.reset(seed=self.episode_seed(self.episode))
+
+    def _retried(self, call: Callable[[], Any], action: str | None = None) -> Any:
+        """Let the environment answer; after an error, make it anew, play the episode up to here and ask again."""
+        for attempt in itertools.count():
+            try:
+                if attempt:
+                    self._revive(replay=action is not None)
+                return call()
+            except Exception as error:
+                if attempt >= self.retries:
+                    raise
+                self.env_errors.append(type(error).__name__)
+                warnings.warn(f"{type(error).__name__}: {error} ({self._where(action)}); trying again", stacklevel=2)
+
+    def _revive(self, replay: bool) -> None:
+        assert self.remake is not None
+        with suppress(Exception):  # whatever a broken environment says as it goes
+            self.env.close()
+        self.env = self.remake()
+        if replay:
+            self._replay(self.env_actions, self.observation)
+
+    def _replay(self, actions: Sequence[str], observation: str) -> None:
+        """Play the running episode from its start.
+
+        Raises:
+            RuntimeError: when that does not lead to ``observation``, since the environment then draws randomness from
+                elsewhere than its seed.
+        """
+        seen, info = self._reset_once()
+        for action in actions:
+            seen, _, _, _, info = self.env.step(action)
+        self._see(seen, info)
+        self.env_actions = list(actions)
+        if self.observation != observation:
+            raise RuntimeError(
+                f"environment {self.index} does not repeat its episode from seed and actions, so it cannot be resumed; "
+                "draw all its randomness from self.np_random"
+            )
+
+    @contextmanager
+    def _telling_where(self, action: str | None = None) -> Iterator[None]:
+        """Add to an error where it came from. Not in the executor, since asyncio copies a TimeoutError on its way."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(self._where(action))
+            raise
+
+    def _where(self, action: str | None) -> str:
+        doing = "in its reset" if action is None else f"in turn {len(self.env_actions)}, action {action!r}"
+        seed = self.episode_seed(self.episode)
+        return f"environment {self.index}, episode {self.episode} with seed {seed}, {doing}"
+
+    def _draw(self) -> bytes:
+        file = io.BytesIO()
+        Image.fromarray(cast(Any, self.env.render())).save(file, "PNG")
+        return file.getvalue()
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> None:
         if not isinstance(observation, str):

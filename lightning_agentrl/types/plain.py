@@ -46,6 +46,7 @@ def _segments_from_plain(plain: list[tuple[str, list[int], list[float]]]) -> tup
 
 def _turn_to_plain(turn: Turn) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
+    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "image": None}  # images are for looks
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else _segments_to_plain(turn.bootstrap)
     return plain
@@ -57,6 +58,7 @@ def _turn_from_plain(plain: dict[str, Any]) -> Turn:
         **{
             **plain,
             "stop": None if stop is None else StopReason(stop),
+            "env_errors": tuple(plain["env_errors"]),
             "bootstrap": None if bootstrap is None else _segments_from_plain(bootstrap),
         }
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lightning_agentrl.types.segment import Segment, flatten_ids
@@ -47,6 +48,11 @@ class Turn:
     policy_version: int  # optimizer steps behind the weights that sampled the reply
     env_seconds: float
     engine_seconds: float
+    parsed_action: str | None = None  # the action that the reply names; None: it names none
+    thought_tokens: int = 0  # leading tokens of the reply that are its thought; the others name the action
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reports, by name
+    env_errors: tuple[str, ...] = ()  # kinds of errors of the environment that were overcome on the way to this turn
+    image: bytes | None = None  # PNG of what was observed, where the environment renders
     bootstrap: tuple[Segment, ...] | None = None
 
     def __post_init__(self) -> None:

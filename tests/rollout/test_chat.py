@@ -129,7 +129,23 @@ def test_one_prompt_segment_encoded_by_the_tokenizer():
 @pytest.mark.parametrize("thought", ["", "left, then\ngo forward"])
 def test_reply_text_is_read_back(think, thought):
     text = renderer(think=think).reply_text(thought, "turn right")
-    assert TolerantParser().parse(text, list(ACTIONS), {}) == ParsedReply(thought if think else "", "turn right")
+    start = text.index("ACTION") if think and thought else 0
+    expected = ParsedReply(thought if think else "", "turn right", start)
+    assert TolerantParser().parse(text, list(ACTIONS), {}) == expected
+
+
+def test_tokens_before_a_place_in_the_reply():
+    """Every token but those that hold a later character; joined, the texts of the tokens are the reply."""
+    made = renderer(think=True)
+    text = "THINK: left is a wall, über it\nACTION: turn right"
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    for chars in range(len(text) + 1):
+        count = made.tokens_before(ids, chars)
+        assert len(made.decode(ids[:count])) <= chars
+        assert count == len(ids) or len(made.decode(ids[: count + 1])) > chars
+    assert made.tokens_before(ids, len(text)) == len(ids)
+    plain = TOKENIZER.encode("go forward", add_special_tokens=False)
+    assert "".join(made.token_texts([*plain, made.turn_close_id])) == "go forward<|im_end|>"
 
 
 # Limits

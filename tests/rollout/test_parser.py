@@ -186,7 +186,22 @@ def test_thought(reply, thought):
 
 
 def test_split_reply_without_keys():
-    assert split_reply("turn left") == ("", "turn left")
+    assert split_reply("turn left") == ("", "turn left", 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "thought_part"),
+    [
+        ("THINK: so left\nACTION: turn left", "THINK: so left\n"),
+        ("<think>so left</think>\nACTION: turn left", "<think>so left</think>"),
+        ("<think>so left</think> turn left", "<think>so left</think>"),
+        ("THINK: cut by the ca", "THINK: cut by the ca"),
+        ("ACTION: turn left\nTHINK: too late", ""),
+        ("turn left", ""),
+    ],
+)
+def test_where_the_naming_of_the_action_begins(reply, thought_part):
+    assert TolerantParser().parse(reply, BABYAI, {}).action_start == len(thought_part)
 
 
 WRAPS = ["{}", "**{}**", "`{}`", '"{}"', "'{}'", "[{}]", "({})", "<{}>", "- {}", "* {}", "2. {}", "_{}_", "“{}”"]
