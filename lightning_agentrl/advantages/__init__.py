@@ -1,7 +1,7 @@
 """Advantage estimators: scored rollout -> advantages and returns."""
 
 from lightning_agentrl.advantages.base import AdvantageEstimator
-from lightning_agentrl.advantages.diagnostics import explained_variance
+from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
 from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
 from lightning_agentrl.advantages.layout import Layout, compress
 from lightning_agentrl.advantages.rewards import kl_in_reward
@@ -12,9 +12,10 @@ __all__ = [
     "AdvantageEstimator",
     "DualDiscountGAE",
     "Layout",
+    "ValueStatistics",
     "compress",
     "dual_discount_gae",
-    "explained_variance",
     "kl_in_reward",
+    "value_statistics",
     "whiten",
 ]

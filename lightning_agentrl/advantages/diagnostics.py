@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,14 +12,28 @@ from torch import Tensor
 from lightning_agentrl.advantages.whitening import global_moments
 
 
-@torch.no_grad()
-def explained_variance(
-    values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | None = None
-) -> float:
-    """``1 - var(returns - values) / var(returns)`` over the action tokens of all ranks.
+@dataclass(frozen=True)
+class ValueStatistics:
+    """Of values and returns of the action tokens of all ranks; standard deviations are those of the population.
 
-    1: the critic tells the returns apart perfectly; 0: no better than a constant; below: worse. NaN where all returns
-    are equal (also with fewer than two tokens), since there is nothing to explain.
+    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic tells the returns apart
+    perfectly; 0: no better than a constant; below: worse. NaN where all returns are equal, since there is nothing to
+    explain. ``value_error`` is the root mean square of ``returns - values``, so a constant offset counts.
+    """
+
+    value_mean: float
+    value_std: float
+    return_mean: float
+    return_std: float
+    value_error: float
+    explained_variance: float
+
+
+@torch.no_grad()
+def value_statistics(
+    values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | None = None
+) -> ValueStatistics:
+    """How well values foretell returns; all NaN without action tokens.
 
     Args:
         values_BT: values before the update.
@@ -28,7 +43,17 @@ def explained_variance(
     """
     mask = mask_BT.bool()
     values_M, returns_M = values_BT[mask].double(), returns_BT[mask].double()
-    count, mean, squares = global_moments(torch.stack([returns_M, returns_M - values_M], 1), reduce)
-    spread, error = squares.tolist()
-    rounding = count * (1e-12 * float(mean[0])) ** 2  # equal returns may miss their mean by the last digit
-    return math.nan if spread <= rounding else 1.0 - error / spread
+    count, mean, squares = global_moments(torch.stack([values_M, returns_M, returns_M - values_M], 1), reduce)
+    if not count:
+        return ValueStatistics(*[math.nan] * 6)
+    value_std, return_std, error_std = (squares / count).sqrt().tolist()
+    rounding = count * (1e-12 * float(mean[1])) ** 2  # equal returns may miss their mean by the last digit
+    flat = float(squares[1]) <= rounding
+    return ValueStatistics(
+        value_mean=float(mean[0]),
+        value_std=value_std,
+        return_mean=float(mean[1]),
+        return_std=return_std,
+        value_error=math.hypot(error_std, float(mean[2])),
+        explained_variance=math.nan if flat else 1.0 - float(squares[2] / squares[1]),
+    )

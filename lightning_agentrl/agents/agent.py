@@ -14,15 +14,17 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, explained_variance, whiten
+from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.agents.describe import RecentEpisodes, describe
 from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
-from lightning_agentrl.agents.scoring import Reader, action_rows, score_policy, score_values, to_columns
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
 from lightning_agentrl.distributed import all_gather, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
-from lightning_agentrl.metrics.rollout import rollout_metrics
+from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
@@ -103,6 +105,7 @@ class Agent(L.LightningModule, ABC):
         self.phase: Phase = "train"
         self.explained_variance: float | None = None
         self.clock = StageClock()
+        self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
         self._reference: list[LanguageModel] = []  # in a list: not a submodule, so neither optimised nor saved
@@ -134,19 +137,22 @@ class Agent(L.LightningModule, ABC):
 
     def prepare(self, rollout: Rollout) -> Rollout:
         """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh."""
-        with self.clock.stage("score"), self.evaluation_mode():
+        collected_now = rollout.scores.old_logps is None
+        with self.clock.stage("score", total=self._rows_to_score(rollout)), self.evaluation_mode():
             rollout = self.score(rollout)
         rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         advantages, returns = self.advantage.estimate(rollout)
         if self.advantage.whiten:
             advantages = whiten(advantages, rollout.action_mask, self.reduce_sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
-        self._iteration_metrics = rollout_metrics(rollout, self.reduce_sum) | self.clock.read()
-        if rollout.scores.values is not None:
-            self.explained_variance = explained_variance(
-                rollout.scores.values, returns, rollout.action_mask, self.reduce_sum
-            )
-            self._iteration_metrics["critic/explained_variance"] = self.explained_variance
+        with self.clock.stage("log"):
+            self._iteration_metrics = describe(rollout, self.device, self.reduce_sum)
+            self.explained_variance = self._iteration_metrics.get("critic/explained_variance")
+            if collected_now:
+                self._iteration_metrics |= self.recent_episodes.update(rollout)
+                for callback in cast(list[L.Callback], cast(Any, self.trainer).callbacks):
+                    if isinstance(callback, RolloutCallback):
+                        callback.on_rollout(self.trainer, self, rollout)
         return rollout
 
     def score(self, rollout: Rollout) -> Rollout:
@@ -169,12 +175,22 @@ class Agent(L.LightningModule, ABC):
             rollout = rollout.union(bootstrap_values=bootstrap_values)
         return rollout
 
+    def _rows_to_score(self, rollout: Rollout) -> int:
+        """Rows that the passes of :meth:`score` read together."""
+        ends = len(bootstrap_rows(rollout)) if self.critic is not None else 0
+        shared = self.critic is not None and self.critic.shares_trunk
+        policy = len(rollout) + ends * shared if rollout.scores.old_logps is None else 0
+        reference = len(rollout) if self.needs_reference and rollout.scores.ref_logps is None else 0
+        values = len(rollout) + ends if self.critic is not None and not (shared and policy) else 0
+        return policy + reference + values
+
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
         """Gradients of all micro-batches, clipped per group, then one step."""
         rollout = batch.rollout
-        with self.clock.stage("update"):
+        steps = self.datamodule.steps_per_iteration
+        with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
             metrics = self._accumulate_gradients(rollout)
@@ -207,6 +223,7 @@ class Agent(L.LightningModule, ABC):
                     self.manual_backward(aggregate(loss, micro.action_mask, total=tokens, scale=scale))
                     for name, x in metrics.items():
                         totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), micro.action_mask))
+                self.clock.advance(len(index))
         sync_gradients(self)
         return {name: total / max(tokens, 1.0) for name, total in self.reduce_dict(totals).items()}
 
@@ -235,6 +252,14 @@ class Agent(L.LightningModule, ABC):
             value_loss = self.value_loss(micro, to_columns(critic(packed, None), mask))
             yield value_loss, {"critic/loss": value_loss}
 
+    def on_train_epoch_start(self) -> None:
+        self.clock.read()  # what came between two iterations belongs to neither
+
+    def on_train_epoch_end(self) -> None:
+        times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
+        if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
+            self.log_dict(times)
+
     # Validation
 
     def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
@@ -248,6 +273,12 @@ class Agent(L.LightningModule, ABC):
         self.log_dict(numbers)
 
     # Lightning hooks around it
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
 
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)
@@ -311,7 +342,7 @@ class Agent(L.LightningModule, ABC):
         return PolicyHandle(self.actor, close_ids, self.inference_precision)
 
     def reader(self) -> Reader:
-        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device)
+        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, self.clock.advance)
 
     @contextmanager
     def inference_precision(self) -> Iterator[None]:

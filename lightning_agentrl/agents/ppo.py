@@ -132,7 +132,9 @@ class PPOAgent(Agent):
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         checkpoint["kl_coefficient"] = self.kl_coefficient.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
         self.kl_coefficient.load_state_dict(checkpoint["kl_coefficient"])

@@ -16,11 +16,12 @@ from lightning_agentrl.types import Rollout, Scores, flatten_ids
 
 @dataclass(frozen=True)
 class Reader:
-    """How models are read: sampling temperature, tokens of one micro-batch, device."""
+    """How models are read: sampling temperature, tokens of one micro-batch, device; told how many rows were read."""
 
     temperature: float
     max_tokens: int
     device: torch.device
+    advance: Callable[[int], None] = lambda count: None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
         return plan_micro_batches(rows, self.max_tokens)
@@ -93,6 +94,7 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
         sizes = [len(rows[i].reads) for i in index]
         by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
+        reader.advance(len(index))
     return [by_row[i] for i in range(len(rows))]
 
 

@@ -1,80 +1,63 @@
-"""Numbers of one rollout, over all ranks."""
+"""Numbers of one rollout's turns and episodes, as sums that add up over ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from collections import Counter
+from collections.abc import Sequence
 
 from lightning_agentrl.metrics.episodes import succeeded
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.metrics.numbers import Mean, Number, Sum
+from lightning_agentrl.types import Rollout, StopReason, Turn
 
 
-def rollout_metrics(rollout: Rollout, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """What happened in a prepared rollout.
+def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
+    """What happened: per turn, per ended episode, and in the environments.
 
-    Episodes are those that ended in it, counted with all their turns, also from earlier rollouts. ``reduce`` sums a
-    tensor over ranks. A number that nothing gives (no episode ended, no reference) is left out.
+    Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
     """
-    turns, mask = rollout.turns, rollout.action_mask
-    ended = [turn for turn in turns if turn.done]
-    counts = {
-        "turns": len(turns),
-        "reward": sum(turn.reward for turn in turns),
-        "valid": sum(turn.valid for turn in turns),
-        "capped": sum(turn.hit_token_cap for turn in turns),
-        "cuts": sum(turn.history_cuts for turn in turns),
-        "tokens": int(mask.sum()),
-        "ended": len(ended),
-        "episode_turns": sum(turn.index + 1 for turn in ended),
-        "episode_return": sum(turn.episode_return for turn in ended),
-        "truncated": sum(turn.truncated for turn in ended),
-        "success": sum(succeeded(turn) for turn in ended),
-        **_token_sums(rollout),
+    turns = rollout.turns
+    prompts = sum(len(segment.ids) for s in rollout.samples for segment in s.segments if not segment.is_action)
+    return {
+        **_per_turn(turns),
+        "rollout/reply_tokens": Mean(float(rollout.action_mask.sum()), len(turns)),
+        "rollout/prompt_tokens": Mean(prompts, len(turns)),
+        "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
+        **_per_episode([turn for turn in turns if turn.done]),
+        **_environments(turns),
     }
-    names = sorted(counts)
-    summed = reduce(torch.tensor([float(counts[name]) for name in names], dtype=torch.float64))
-    total = dict(zip(names, summed.tolist(), strict=True))
-    tokens = max(total["tokens"], 1.0)
-    numbers = {
-        "rollout/reward_per_turn": total["reward"] / total["turns"],
-        "rollout/valid_action_ratio": total["valid"] / total["turns"],
-        "rollout/reply_tokens": total["tokens"] / total["turns"],
-        "rollout/token_cap_ratio": total["capped"] / total["turns"],
-        "rollout/history_cuts": total["cuts"],
-        "rollout/episodes": total["ended"],
+
+
+def _per_turn(turns: Sequence[Turn]) -> dict[str, Number]:
+    count = len(turns)
+    return {
+        "rollout/reward_per_turn": Mean(sum(turn.reward for turn in turns), count),
+        "rollout/valid_action_ratio": Mean(sum(turn.valid for turn in turns), count),
+        "rollout/token_cap_ratio": Mean(sum(turn.hit_token_cap for turn in turns), count),
     }
-    if total["ended"]:
-        numbers["rollout/success"] = total["success"] / total["ended"]
-        numbers["rollout/return"] = total["episode_return"] / total["ended"]
-        numbers["rollout/episode_turns"] = total["episode_turns"] / total["ended"]
-        numbers["rollout/truncated_ratio"] = total["truncated"] / total["ended"]
-    if "kl" in total:
-        numbers["kl/reference"] = total["kl"] / tokens
-    if "entropy" in total:
-        numbers["rollout/entropy"] = total["entropy"] / tokens
-    if "gap" in total:
-        numbers["mismatch/logp_gap_mean"] = total["gap"] / tokens
-    if "return_sum" in total:
-        numbers["critic/value_mean"] = total["value_sum"] / tokens
-        numbers["critic/return_mean"] = total["return_sum"] / tokens
-    return numbers
 
 
-def _token_sums(rollout: Rollout) -> dict[str, float]:
-    scores, mask = rollout.scores, rollout.action_mask
+def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
+    """Of the episodes with these last turns."""
+    count = len(lasts)
+    reasons = Counter(turn.stop for turn in lasts)
+    names = sorted({name for turn in lasts for name in turn.metrics})
+    told = {name: [turn.metrics[name] for turn in lasts if name in turn.metrics] for name in names}
+    return {
+        "rollout/episodes": Sum(count),
+        "rollout/success": Mean(sum(succeeded(turn) for turn in lasts), count),
+        "rollout/return": Mean(sum(turn.episode_return for turn in lasts), count),
+        "rollout/episode_turns": Mean(sum(turn.index + 1 for turn in lasts), count),
+        "rollout/truncated_ratio": Mean(sum(turn.truncated for turn in lasts), count),
+        **{f"stop/{reason.value}": Mean(reasons[reason], count) for reason in StopReason},
+        **{f"env/{name}": Mean(sum(values), len(values)) for name, values in told.items()},
+    }
 
-    def total(x: Tensor) -> float:
-        return float(torch.where(mask, x, 0.0).double().sum())
 
-    sums: dict[str, float] = {}
-    if scores.old_logps is not None:
-        sums["gap"] = total((scores.old_logps - rollout.rollout_logps).abs())
-        if scores.ref_logps is not None:
-            sums["kl"] = total(scores.old_logps - scores.ref_logps)
-    if scores.entropy is not None:
-        sums["entropy"] = total(scores.entropy)
-    if scores.values is not None and rollout.returns is not None:
-        sums |= {"value_sum": total(scores.values), "return_sum": total(rollout.returns)}
-    return sums
+def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
+    kinds = Counter(kind for turn in turns for kind in turn.env_errors)
+    env_seconds = sum(turn.env_seconds for turn in turns)
+    return {
+        "env/retries": Sum(kinds.total()),
+        **{f"env/errors/{kind}": Sum(count) for kind, count in kinds.items()},
+        "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
+    }

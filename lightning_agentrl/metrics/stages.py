@@ -1,4 +1,4 @@
-"""Where an iteration is, and how long each stage took."""
+"""Where an iteration is, how far, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -7,44 +7,65 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-STAGES = ("collect", "score", "update", "validate")
+from lightning_agentrl.metrics.numbers import Mean, Number
+
+STAGES = ("collect", "score", "update", "validate", "log")
 
 
 class StageClock:
-    """Names the running stage to listeners and adds up seconds, turns and tokens per stage until read."""
+    """Tells listeners the running stage and how far it is; adds up seconds, turns and tokens per stage until read.
+
+    Listeners are called with the stage, what is done and the total of it, in whatever thread the work is done.
+    """
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[str], None]] = []
+        self.listeners: list[Callable[[str, int, int], None]] = []
+        self.running = ""  # the stage that was entered last
+        self._done = self._total = 0
+        self._read_at = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._turns: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Time the block as part of stage ``name``."""
+    def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
+        """Time the block as part of stage ``name``, which is over when ``total`` of something is done; 0: not known."""
         if name not in STAGES:
             raise ValueError(f"stage '{name}' is none of {STAGES}")
-        for listener in self.listeners:
-            listener(name)
+        self.running, self._done, self._total = name, done, total
+        self._tell()
         started = time.perf_counter()
         try:
             yield
         finally:
             self._seconds[name] += time.perf_counter() - started
 
+    def advance(self, count: int = 1) -> None:
+        """So much more of the running stage is done."""
+        self._done += count
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener(self.running, self._done, self._total)
+
     def count(self, name: str, turns: int, tokens: int) -> None:
         """Say how much stage ``name`` worked through. Tokens are those of the samples: prompt and reply."""
         self._turns[name] += turns
         self._tokens[name] += tokens
 
-    def read(self) -> dict[str, float]:
-        """Seconds and rates by stage since the last reading, which is then forgotten."""
-        numbers: dict[str, float] = {}
+    def read(self, world_size: int = 1) -> dict[str, Number]:
+        """Seconds (means over ranks) and rates (of all ranks together) since the last reading, which is then forgotten."""
+        now = time.perf_counter()
+        numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():
-            numbers[f"time/{name}_seconds"] = seconds
-            if seconds and self._turns[name]:
-                numbers[f"time/{name}_turns_per_second"] = self._turns[name] / seconds
-                numbers[f"time/{name}_tokens_per_second"] = self._tokens[name] / seconds
+            numbers[f"time/{name}_seconds"] = Mean(seconds, 1)
+            if self._turns[name]:
+                numbers[f"time/{name}_turns_per_second"] = Mean(self._turns[name] * world_size, seconds)
+                numbers[f"time/{name}_tokens_per_second"] = Mean(self._tokens[name] * world_size, seconds)
+        if self._seconds["collect"] and self._seconds["update"]:
+            numbers["time/collect_to_update"] = Mean(self._seconds["collect"], self._seconds["update"])
+        self._read_at = now
         self._seconds.clear()
         self._turns.clear()
         self._tokens.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lightning_agentrl.engines import Engine
@@ -22,10 +22,11 @@ class Collector:
     grows: bool  # one growing sample per episode
     temperature: float
     seed: int
+    advance: Callable[[], None] = lambda: None  # called after each turn of a rollout, and after each whole episode
 
     async def fixed_turns(self, sessions: Sequence[Session], turns_per_env: int) -> Rollout:
         """``turns_per_env`` turns of each session. Episodes go on across calls; no session waits for another."""
-        recorders = [Recorder(turns_per_env, self.grows) for _ in sessions]
+        recorders = [Recorder(turns_per_env, self.grows, self.advance) for _ in sessions]
         async with asyncio.TaskGroup() as tasks:
             for session, recorder in zip(sessions, recorders, strict=True):
                 tasks.create_task(self._run(session, recorder))
@@ -35,6 +36,7 @@ class Collector:
         """The turns of one whole episode from a fresh session."""
         recorder = Recorder(None, self.grows)
         await self._run(session, recorder)
+        self.advance()
         return [turn for sample in recorder.samples() for turn in sample.turns]
 
     async def _run(self, session: Session, recorder: Recorder) -> None:

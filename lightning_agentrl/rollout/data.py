@@ -239,9 +239,9 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self) -> Rollout:
         """The next rollout of this rank, sampled with the current weights."""
         learner, loop = self._connected()
-        with learner.clock.stage("collect"):
+        with learner.clock.stage("collect", total=len(self.own_envs) * self.turns_per_env):
             self.engine.sync(learner.policy_version)
-            collector = self._collector(learner.temperature)
+            collector = self._collector(learner.temperature, learner.clock)
             self._begin_training()
             rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
@@ -266,9 +266,9 @@ class RolloutDataModule(L.LightningDataModule):
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""
         learner, loop = self._connected()
-        with learner.clock.stage("validate"):
+        with learner.clock.stage("validate", total=len(seeds)):
             self.engine.sync(learner.policy_version)
-            collector = self._collector(self.validation.temperature)
+            collector = self._collector(self.validation.temperature, learner.clock)
             return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
@@ -276,8 +276,8 @@ class RolloutDataModule(L.LightningDataModule):
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         return self._learner, self._loop
 
-    def _collector(self, temperature: float) -> Collector:
-        return Collector(self.interaction, self.engine, self.memory.grows, temperature, self.seed)
+    def _collector(self, temperature: float, clock: StageClock) -> Collector:
+        return Collector(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance)
 
     def _training_seed(self, index: int) -> Callable[[int], int]:
         return lambda episode: derive_seed(self.seed, index, episode)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lightning_agentrl.rollout.session import Prompt
 from lightning_agentrl.types import Sample, Segment, Turn
 
@@ -12,11 +14,13 @@ class Recorder:
     Args:
         turns: turns to record; None records until the episode ends.
         grows: put the turns of one episode into one growing sample instead of one sample each.
+        on_turn: called after each turn.
     """
 
-    def __init__(self, turns: int | None, grows: bool) -> None:
+    def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
         self.turns_left = turns
         self.grows = grows
+        self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
 
     @property
@@ -41,6 +45,7 @@ class Recorder:
             self._samples.append(([prompt.as_segment(), action], [turn]))
         if self.turns_left is not None:
             self.turns_left -= 1
+        self._on_turn()
 
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]

@@ -115,11 +115,28 @@ def test_full_memory_trains_growing_samples(tmp_path, exact_folder):
 
 
 def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
-    events: list[str] = []
+    stages: list[str] = []
     agent = make_agent(tiny_folder)
-    agent.clock.listeners.append(events.append)
+    agent.clock.listeners.append(lambda stage, done, total: stages.append(stage) if stages[-1:] != [stage] else None)
     make_trainer(tmp_path, 3, []).fit(agent, make_data())
-    assert events == ["collect", "score", "update", "update"] * 3
+    assert stages == ["collect", "score", "log", "update"] * 3
+
+
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
+    """Steps up to its total: turns collected, rows scored, rows of all mini-batches trained on."""
+    told: dict[str, list[tuple[int, int]]] = {}
+    agent = make_agent(tiny_folder, critic=critic(), max_tokens_per_micro_batch=600)
+    agent.clock.listeners.append(lambda stage, done, total: told.setdefault(stage, []).append((done, total)))
+    make_trainer(tmp_path, 1, []).fit(agent, make_data())
+    assert told["collect"] == [(done, 16) for done in range(17)]
+    for stage in ("score", "update"):
+        done, totals = zip(*told[stage], strict=True)
+        assert list(done) == sorted(done)
+        assert len(told[stage]) > 3
+        assert done[0] == 0
+        assert done[-1] == totals[-1]
+    assert told["update"][-1] == (16, 16)
 
 
 def test_old_policy_is_the_sampling_policy_in_the_first_mini_batch(tmp_path, tiny_folder):

@@ -1,0 +1,75 @@
+"""Numbers by name, over all ranks: a sum, or a mean with its own weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_agentrl.distributed import all_gather
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A sum and what it is divided by, once both are added up over ranks."""
+
+    total: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Something that is added up over ranks."""
+
+    total: float
+
+
+Number = Mean | Sum
+
+
+class GlobalNumbers(Metric):
+    """Sums and weights by name; all ranks know the same names."""
+
+    full_state_update = False
+    totals: Tensor
+    weights: Tensor
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+        for state in ("totals", "weights"):
+            self.add_state(state, default=torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
+        self._sums: set[str] = set()
+
+    def update(self, numbers: Mapping[str, Number]) -> None:
+        self._sums |= {name for name, number in numbers.items() if isinstance(number, Sum)}
+        totals = [numbers[name].total if name in numbers else 0.0 for name in self.names]
+        weights = [number.weight if isinstance(number := numbers.get(name), Mean) else 0.0 for name in self.names]
+        self.totals += torch.tensor(totals, dtype=torch.float64, device=self.totals.device)
+        self.weights += torch.tensor(weights, dtype=torch.float64, device=self.weights.device)
+
+    def compute(self) -> dict[str, float]:
+        """Sums, and those means that have a weight."""
+        rows = zip(self.names, self.totals.tolist(), self.weights.tolist(), strict=True)
+        means = {name: (total, weight) for name, total, weight in rows}
+        return {
+            name: total / weight if weight else total
+            for name, (total, weight) in means.items()
+            if weight or name in self._sums
+        }
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> GlobalNumbers:  # counts stay float64 under every precision
+        return self
+
+
+def over_ranks(numbers: Mapping[str, Number], device: torch.device) -> dict[str, float]:
+    """The numbers of all ranks together; a rank may lack names. A mean of nothing is left out."""
+    parts = all_gather({name: isinstance(number, Sum) for name, number in numbers.items()})
+    kinds = {name: is_sum for part in parts for name, is_sum in part.items()}
+    absent = {name: Sum(0.0) for name, is_sum in kinds.items() if is_sum}
+    metric = GlobalNumbers(sorted(kinds)).to(device)
+    metric.update({**absent, **numbers})
+    return metric.compute()

@@ -1,0 +1,113 @@
+"""Repetition and diversity of what is written: the first signs that an agent has stopped thinking."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_agentrl.types import Turn
+
+_WORD = re.compile(r"\w+")
+
+
+def bigrams(text: str) -> list[str]:
+    """Pairs of neighbouring words, without case and punctuation."""
+    return [f"{a} {b}" for a, b in pairwise(_WORD.findall(text.casefold()))]
+
+
+class TextMetrics(Metric):
+    """Of the replies of a rollout, over all ranks.
+
+    * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it goes in circles
+    * ``distinct_across_turns``: the same over all replies together; low: every reply says the same
+    * ``thought_copies``: share of thoughts that equal the thought of the turn before in their episode
+    * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
+    """
+
+    full_state_update = False
+    sums: Tensor
+    replies: list[Tensor] | Tensor
+    thoughts: list[Tensor] | Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # distinct pairs within turns, pairs, copied thoughts, thoughts that have one before them
+        self.add_state("sums", default=torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("replies", default=[], dist_reduce_fx="cat")  # [P] hash of each word pair
+        self.add_state("thoughts", default=[], dist_reduce_fx="cat")  # [Q, 2] environment and hash, distinct
+
+    def update(self, turns: Sequence[Turn]) -> None:
+        pairs = [bigrams(turn.reply) for turn in turns]
+        copies = list(_copies(turns))
+        sums = [sum(len(set(p)) for p in pairs), sum(map(len, pairs)), sum(copies), len(copies)]
+        device = self.sums.device
+        self.sums += torch.tensor(sums, dtype=torch.float64, device=device)
+        hashes = [_hash(pair) for found in pairs for pair in found]
+        rows = [(turn.env, _hash(pair)) for turn in _last_thoughts(turns) for pair in set(bigrams(turn.thought))]
+        assert isinstance(self.replies, list)
+        assert isinstance(self.thoughts, list)
+        self.replies.append(torch.tensor(hashes, dtype=torch.int64, device=device))
+        self.thoughts.append(torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 2))
+
+    def compute(self) -> dict[str, float]:
+        """What there is something to say about."""
+        distinct, pairs, copies, thoughts = self.sums.tolist()
+        numbers = {}
+        if pairs:
+            numbers["text/distinct_in_turn"] = distinct / pairs
+            numbers["text/distinct_across_turns"] = len(_joined(self.replies).unique()) / pairs
+        if thoughts:
+            numbers["text/thought_copies"] = copies / thoughts
+        diversity = mean_distance(_joined(self.thoughts).reshape(-1, 2))
+        if diversity is not None:
+            numbers["text/thought_diversity"] = diversity
+        return numbers
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> TextMetrics:  # counts stay float64 under every precision
+        return self
+
+
+def mean_distance(members_Q2: Tensor) -> float | None:
+    """Mean Jaccard distance over all pairs of sets, given as rows of (set, member); None with fewer than two sets."""
+    sets, row = members_Q2[:, 0].unique(return_inverse=True)
+    if len(sets) < 2:
+        return None
+    words, column = members_Q2[:, 1].unique(return_inverse=True)
+    member_EW = torch.zeros(len(sets), len(words), dtype=torch.float64, device=members_Q2.device)
+    member_EW[row, column] = 1.0
+    shared_EE = member_EW @ member_EW.T
+    sizes = member_EW.sum(1)
+    distance_EE = 1 - shared_EE / (sizes[:, None] + sizes[None, :] - shared_EE)
+    return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # the diagonal is 0
+
+
+def _copies(turns: Sequence[Turn]) -> Iterator[bool]:
+    """Of each thought whose turn before is here too, whether it says the same."""
+    thoughts = {(turn.env, turn.episode, turn.index): turn.thought for turn in turns}
+    for (env, episode, index), thought in thoughts.items():
+        before = thoughts.get((env, episode, index - 1))
+        if thought and before is not None:
+            yield thought == before
+
+
+def _last_thoughts(turns: Sequence[Turn]) -> list[Turn]:
+    """Of each environment, the last turn with a thought."""
+    ordered = sorted(turns, key=lambda turn: (turn.episode, turn.index))
+    return list({turn.env: turn for turn in ordered if turn.thought}.values())
+
+
+def _hash(text: str) -> int:
+    """Equal on every rank and in every process, unlike Python's own."""
+    data = text.encode()
+    return zlib.crc32(data) << 31 ^ zlib.adler32(data)
+
+
+def _joined(state: list[Tensor] | Tensor) -> Tensor:
+    """A state before or after it was gathered."""
+    return torch.cat(state) if isinstance(state, list) else state

@@ -1,0 +1,42 @@
+"""Numbers of one scored rollout's action tokens, as sums that add up over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.types import Rollout
+
+
+def token_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Means over action tokens; what was not scored is left out. The KL also by part of the reply."""
+    scores, mask = rollout.scores, rollout.action_mask
+    numbers: dict[str, Number] = {}
+    if scores.entropy is not None:
+        numbers["rollout/entropy"] = _mean(scores.entropy, mask)
+    if scores.old_logps is None:
+        return numbers
+    numbers["mismatch/logp_gap_mean"] = _mean((scores.old_logps - rollout.rollout_logps).abs(), mask)
+    if scores.ref_logps is not None:
+        log_ratio = scores.old_logps - scores.ref_logps
+        thought = thought_mask(rollout)
+        numbers["kl/reference"] = _mean(log_ratio, mask)
+        numbers["kl/thought"] = _mean(log_ratio, mask & thought)
+        numbers["kl/action"] = _mean(log_ratio, mask & ~thought)
+    return numbers
+
+
+def thought_mask(rollout: Rollout) -> Tensor:
+    """[B, A] bool: action tokens that are part of a thought, as against those that name the action."""
+    thought = torch.zeros_like(rollout.action_mask)
+    for row, sample in enumerate(rollout.samples):
+        start = 0
+        for segment, turn in zip(sample.actions, sample.turns, strict=True):
+            thought[row, start : start + turn.thought_tokens] = True
+            start += len(segment.ids)
+    return thought
+
+
+def _mean(x_BA: Tensor, mask_BA: Tensor) -> Mean:
+    return Mean(float(torch.where(mask_BA, x_BA, 0.0).double().sum()), int(mask_BA.sum()))
