@@ -1,7 +1,8 @@
-"""The `agentrl` command: LightningCLI for fit and validate."""
+"""`agentrl fit` and `agentrl validate`: LightningCLI with the defaults, checks and errors that suit agents."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from transformers import AutoConfig
 
@@ -22,6 +24,8 @@ import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.callbacks import RolloutReport, StageProgress
+from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.errors import (
     OWN_PACKAGES,
     ConfigError,
@@ -30,11 +34,9 @@ from lightning_agentrl.errors import (
     explain,
     from_package,
     one_line,
-    one_line_errors,
 )
-from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
-from lightning_agentrl.quiet import leave_out_noise
+from lightning_agentrl.plan import DryRun, PlanShown
 from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
 from lightning_agentrl.rollout.checks import check_prompt
 
@@ -64,7 +66,7 @@ class AgentCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=RunRecord,
             args=args,
             run=run,
         )
@@ -76,12 +78,20 @@ class AgentCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults({"trainer.num_sanity_val_steps": 0, "trainer.log_every_n_steps": 1})
+        parser.add_argument("--quiet", type=bool, default=False, help="Show warnings and results only.")
+        parser.add_argument(
+            "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Look at the config files first, since the parser does not say which of them is wrong."""
         for path in _config_files(args if isinstance(args, list) else sys.argv[1:]):
             check_yaml(path)
         super().parse_arguments(parser, args)
+        parsed = cast(Any, self.config)
+        if parsed.get(f"{parsed.get('subcommand')}.quiet"):
+            for name in ("lightning.pytorch", "lightning.fabric"):
+                logging.getLogger(name).setLevel(logging.WARNING)
 
     @property
     def settings(self) -> Any:
@@ -106,6 +116,27 @@ class AgentCLI(LightningCLI):
                 raise
             raise sentence from error
 
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Progress by stage and a report of each rollout, unless the config has its own; quiet and dry runs."""
+        config = self._get(self.config_init, "trainer", default={})
+        callbacks = (
+            list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
+        )
+        quiet = self.settings.get("quiet", False)
+        if quiet:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+            kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
+        elif config["enable_progress_bar"] is not False and not _has(callbacks, ProgressBar):
+            callbacks.append(StageProgress())
+        if not _has(callbacks, RolloutReport):
+            callbacks.append(RolloutReport())
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        if self.settings.get("dry_run"):
+            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
+            cast(Any, trainer).callbacks = [DryRun(), *kept]
+            trainer.loggers = []
+        return trainer
+
     def after_instantiate_classes(self) -> None:
         try:
             agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
@@ -126,6 +157,8 @@ class AgentCLI(LightningCLI):
             if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
             data.teardown(subcommand)  # a thread inside torch would abort the process as it exits
+            if isinstance(error, PlanShown):
+                return
             if interrupted:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
@@ -188,6 +221,10 @@ def _config_files(args: Sequence[str]) -> list[Path]:
     return [Path(value) for value in values if Path(value).is_file()]
 
 
+def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in callbacks)
+
+
 def _stopped(trainer: L.Trainer) -> str:
     callback = trainer.checkpoint_callback
     for name in ("last_model_path", "best_model_path"):
@@ -199,11 +236,3 @@ def _stopped(trainer: L.Trainer) -> str:
 def run(args: ArgsType = None) -> AgentCLI:
     """Parse the arguments and run; for use from Python, without any handling of errors."""
     return AgentCLI(args)
-
-
-def main() -> None:
-    """Entry point of the `agentrl` command."""
-    keep_freed_memory()
-    leave_out_noise()
-    with one_line_errors():
-        run(None if sys.argv[1:] else ["--help"])

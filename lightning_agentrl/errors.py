@@ -113,7 +113,18 @@ def check_yaml(path: Path) -> None:
         raise ConfigError(f"the config file '{path}' is not valid YAML{place}: {problem}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"the config file '{path}' holds no keys; it needs {_listed(TOP_KEYS[1:4])}")
-    known = (*TOP_KEYS, "optimizer", "lr_scheduler", "weights_only", "fit", "validate", "subcommand", "verbose")
+    known = (
+        *TOP_KEYS,
+        "optimizer",
+        "lr_scheduler",
+        "weights_only",
+        "fit",
+        "validate",
+        "subcommand",
+        "verbose",
+        "quiet",
+        "dry_run",
+    )
     for key in content:
         if key not in known:
             raise ConfigError(f"the config file '{path}': {_unknown(str(key), '', None, TOP_KEYS)}")

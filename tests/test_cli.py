@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_agentrl import cli
+from lightning_agentrl import commands
 from lightning_agentrl.errors import explain
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -54,7 +54,7 @@ def config(tiny_folder: Path, tmp_path: Path) -> Config:
 @pytest.fixture
 def agentrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run the command in this process; gives its exit code and what it wrote to standard error."""
-    monkeypatch.setattr(cli, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, config: Config | None = None, command: str = "fit") -> tuple[int, str]:
@@ -66,7 +66,7 @@ def agentrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         capsys.readouterr()
         code = 0
         try:
-            cli.main()
+            commands.main()
         except SystemExit as stop:
             code = int(stop.code or 0)
         return code, capsys.readouterr().err

@@ -133,6 +133,11 @@ class Agent(L.LightningModule, ABC):
         """Per-token numbers [B, A] to be averaged over the action tokens of the mini-batch and logged."""
         return {}
 
+    @property
+    def references(self) -> list[LanguageModel]:
+        """The frozen copy of the initial policy, where one is kept."""
+        return self._reference
+
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Rollout:

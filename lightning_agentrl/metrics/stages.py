@@ -55,7 +55,7 @@ class StageClock:
         self._tokens[name] += tokens
 
     def read(self, world_size: int = 1) -> dict[str, Number]:
-        """Seconds (means over ranks) and rates (of all ranks together) since the last reading, which is then forgotten."""
+        """Seconds (means over ranks) and rates (of all ranks together) since the last reading; then starts anew."""
         now = time.perf_counter()
         numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():

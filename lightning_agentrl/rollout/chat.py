@@ -6,7 +6,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -97,11 +96,8 @@ class ChatRenderer:
         Raises:
             ValueError: when the prompt without any history is over its limit already.
         """
-        head = self._system(system, actions)
-        if self.format.examples:
-            head += self._pairs(PastTurn(text, *map(str.strip, split_reply(reply)[:2])) for text, reply in examples)
-        history = self._pairs(recollection.turns)
-        current = [self._user(observation, short_term, recollection.note, self._instruction(actions))]
+        parts = self.messages(system, examples, recollection, observation, short_term, actions)
+        head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
         prompts: dict[int, list[int]] = {}
 
         def fits(cuts: int) -> bool:
@@ -118,6 +114,28 @@ class ChatRenderer:
                 "are never cut: raise max_prompt_tokens or make them shorter"
             )
         return RenderedPrompt((Segment(SegmentKind.PROMPT, tuple(prompts[cuts])),), cuts)
+
+    def messages(
+        self,
+        system: str,
+        examples: Sequence[tuple[str, str]],
+        recollection: Recollection,
+        observation: str,
+        short_term: str,
+        actions: Mapping[str, str],
+    ) -> dict[str, list[Message]]:
+        """The messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
+        shown = examples if self.format.examples else ()
+        return {
+            "system": self._system(system, actions),
+            "examples": self._pairs(PastTurn(text, *map(str.strip, split_reply(said)[:2])) for text, said in shown),
+            "history": self._pairs(recollection.turns),
+            "current": [self._user(observation, short_term, recollection.note, self._instruction(actions))],
+        }
+
+    def count_tokens(self, messages: list[Message], reply_follows: bool) -> int:
+        """Tokens of a conversation, with the header of the next reply if one follows."""
+        return len(self._encode(self._apply(messages, generate=reply_follows)))
 
     def continuation(
         self, system: str, observation: str, short_term: str, actions: Mapping[str, str], closed: bool = True
@@ -162,11 +180,6 @@ class ChatRenderer:
         """Text of sampled ids without special tokens."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
-
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
-        decoded = self.tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
-        return cast(list[str], decoded)
 
     def tokens_before(self, ids: Sequence[int], chars: int) -> int:
         """How many leading tokens of a reply lie within its first ``chars`` characters."""

@@ -37,8 +37,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
             "(key data.init_args.memory)"
         )
-    session.episode = 0
-    session._reset_env()
+    session.begin()
     session.prompt()  # raises when system text, observation and instruction alone are over the limit
     longest = memory.longest
     if longest:

@@ -263,6 +263,28 @@ class RolloutDataModule(L.LightningDataModule):
                 session.load_state_dict(self._saved_sessions[session.index])
         self.sessions, self._trained = sessions, self._learner
 
+    @property
+    def renderer(self) -> ChatRenderer:
+        """How prompts are made; there once an agent is connected."""
+        self._connected()
+        assert self._renderer is not None
+        return self._renderer
+
+    def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
+        """Ids of the first prompts of some training environments, to be looked at before a run."""
+        prompts = []
+        for index in self.own_envs[:most]:
+            session = self.first_session(index)
+            prompts.append(session.prompt().ids)
+            session.close()
+        return prompts
+
+    def first_session(self, index: int = 0) -> Session:
+        """An environment at the start of its first training episode, apart from those that are trained on."""
+        session = self._make_session(index, self._training_seed(index))
+        session.begin()
+        return session
+
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""
         learner, loop = self._connected()

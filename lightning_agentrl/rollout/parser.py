@@ -31,7 +31,7 @@ _ALTERNATIVE = re.compile(r"[\s,]*(?:or\b|[/|])(.*)")
 class ParsedReply:
     """What a reply says: its thought, and the action in the environment's own spelling (None: it names none).
 
-    ``action_start`` is the place in the reply, in characters, where the thought ends and the naming of the action begins.
+    ``action_start`` is the place in the reply, in characters, where the thought ends and naming the action begins.
     """
 
     thought: str

@@ -156,6 +156,11 @@ class Session:
         if self.episode < 0:
             await self.reset()
 
+    def begin(self) -> None:
+        """Start the first episode outside of any event loop."""
+        self.episode = 0
+        self._reset_env()
+
     async def reset(self) -> None:
         """Begin the next episode."""
         self.episode += 1

@@ -1,0 +1,38 @@
+"""Text, images and histograms for those Lightning loggers that can show them; the others get numbers only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+
+
+def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
+    quoted = text.replace("```", "'''")  # TensorBoard reads Markdown
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text(name, f"```\n{quoted}\n```", step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_text(name, columns=["text"], data=[[text]], step=step)
+
+
+def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step: int) -> None:
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(name, image_HWC, step, dataformats="HWC")
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(name, [image_HWC], step=step)
+
+
+def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
+    if not numbers:
+        return
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_histogram(name, np.asarray(numbers, dtype=np.float64), step)
+        elif isinstance(logger, WandbLogger):
+            import wandb  # is there, or the logger could not have been made
+
+            cast(Any, logger).log_metrics({name: wandb.Histogram(list(numbers))}, step=step)

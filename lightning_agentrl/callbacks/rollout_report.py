@@ -1,0 +1,113 @@
+"""What the agent did, to look at: a few episodes as text, histograms, and pictures where the environment draws them."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+from PIL import Image
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks.rich_logging import log_histogram, log_image, log_text
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.types import Rollout, Turn
+
+WIDTH = 110  # characters of a line
+FRAMES = 8  # of a strip of pictures
+
+
+class RolloutReport(RolloutCallback):
+    """Logs readable episodes, histograms and pictures of each rollout, where the logger can show them.
+
+    Args:
+        episodes: episodes as text in each iteration, those that ended first; of the first process.
+        turns: the most turns shown of an episode, the last ones.
+        histograms: turns of an episode, tokens of a reply and reward of a turn, over all processes.
+        every: iterations from one report to the next.
+    """
+
+    def __init__(self, episodes: int = 3, turns: int = 20, histograms: bool = True, every: int = 1) -> None:
+        if episodes < 0 or turns < 1 or every < 1:
+            raise ValueError(
+                f"RolloutReport needs episodes >= 0, turns >= 1 and every >= 1, got {episodes}, {turns} and {every}"
+            )
+        self.episodes = episodes
+        self.turns = turns
+        self.histograms = histograms
+        self.every = every
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        if trainer.current_epoch % self.every:
+            return
+        loggers, step = trainer.loggers, trainer.global_step
+        if self.histograms:
+            for name, numbers in _distributions(rollout).items():
+                everywhere = [x for part in all_gather(numbers) for x in part]
+                if trainer.is_global_zero:
+                    log_histogram(loggers, f"histogram/{name}", everywhere, step)
+        if not trainer.is_global_zero:
+            return
+        for place, turns in enumerate(pick_episodes(rollout.turns, self.episodes)):
+            shown = turns[-self.turns :]
+            log_text(loggers, f"episode/{place}", episode_text(shown), step)
+            if frames := [turn.image for turn in shown if turn.image is not None]:
+                log_image(loggers, f"episode/{place}", filmstrip(frames[-FRAMES:]), step)
+
+
+def _distributions(rollout: Rollout) -> dict[str, list[float]]:
+    return {
+        "episode_turns": [float(turn.index + 1) for turn in rollout.turns if turn.done],
+        "reply_tokens": [float(len(segment.ids)) for sample in rollout.samples for segment in sample.actions],
+        "turn_reward": [turn.reward for turn in rollout.turns],
+    }
+
+
+def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
+    """The turns of ``count`` episodes: ended ones before running ones, solved and failed in turn, else as they come."""
+    episodes: dict[tuple[int, int], list[Turn]] = {}
+    for turn in turns:
+        episodes.setdefault((turn.env, turn.episode), []).append(turn)
+    every = list(episodes.values())
+    solved = [e for e in every if e[-1].done and succeeded(e[-1])]
+    failed = [e for e in every if e[-1].done and not succeeded(e[-1])]
+    shorter = min(len(solved), len(failed))
+    alternating = [e for pair in zip(solved, failed, strict=False) for e in pair]
+    running = [e for e in every if not e[-1].done]
+    return [*alternating, *solved[shorter:], *failed[shorter:], *running][:count]
+
+
+def episode_text(turns: Sequence[Turn]) -> str:
+    """An episode as a person reads it."""
+    last = turns[-1]
+    end = f"{'solved' if succeeded(last) else 'failed'}, {last.stop}" if last.done else "goes on"
+    lines = [
+        f"environment {last.env}, episode {last.episode}, turns {turns[0].index} to {last.index}: {end}, "
+        f"return {last.episode_return:g}"
+    ]
+    for turn in turns:
+        note = "" if turn.valid else "   (the reply names no action, the default ran)"
+        capped = "   (cut by the token cap)" if turn.hit_token_cap else ""
+        lines += [
+            f"--- turn {turn.index}",
+            *_wrapped(turn.observation),
+            *_wrapped(turn.reply, ">> "),
+            f"action: {turn.action}   reward: {turn.reward:g}{note}{capped}",
+        ]
+    return "\n".join(lines)
+
+
+def filmstrip(frames: Sequence[bytes]) -> np.ndarray:
+    """PNGs side by side as one picture [H, W, 3], the smaller ones filled up with black."""
+    images = [np.asarray(Image.open(io.BytesIO(frame)).convert("RGB")) for frame in frames]
+    height = max(image.shape[0] for image in images)
+    return np.concatenate([np.pad(i, ((0, height - i.shape[0]), (0, 2), (0, 0))) for i in images], axis=1)
+
+
+def _wrapped(text: str, prefix: str = "") -> list[str]:
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, WIDTH) or [""]]
+    return [prefix + line for line in lines or [""]]

@@ -1,0 +1,23 @@
+"""Where a run keeps its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+
+def run_folder(trainer: L.Trainer) -> Path:
+    """The folder of this run: beside the logger's files and the checkpoints; without a logger the trainer's root.
+
+    Every rank must ask, since the ranks agree on the answer of the first.
+    """
+    logger = trainer.logger
+    folder = Path(trainer.default_root_dir)
+    if isinstance(logger, TensorBoardLogger | CSVLogger):
+        folder = Path(logger.log_dir)
+    elif logger is not None:  # as ModelCheckpoint does
+        version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
+        folder = Path(logger.save_dir or folder) / str(logger.name) / version
+    return Path(trainer.strategy.broadcast(str(folder)))

@@ -1,0 +1,120 @@
+"""What a run was made of: `config.yaml` and `run.json` in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.models.language_model import resolve_model
+
+PACKAGES = (
+    *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
+    *("jsonargparse", "numpy", "tokenizers", "vllm", "deepspeed", "peft", "minigrid"),
+)
+
+
+class RunRecord(SaveConfigCallback):
+    """Saves the config, as LightningCLI does, hands it to loggers that keep one, and writes ``run.json``.
+
+    ``run.json`` holds the command, seed, versions, device, precision, the model with its number of parameters, and the
+    sizes of the rollout.
+    """
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        folder = run_folder(trainer)
+        if self.already_saved or not trainer.is_global_zero:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
+        self.already_saved = True
+        for logger in trainer.loggers:
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those keep the file beside their events
+                logger.log_hyperparams(self.config.as_dict())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        folder = run_folder(trainer)
+        self._write(folder, facts(trainer, cast(Agent, pl_module)))
+
+    @rank_zero_only
+    def _write(self, folder: Path, content: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
+    """What a reader has to know to repeat a run."""
+    data = agent.datamodule
+    modules = {"actor": agent.actor, "critic": agent.critic}
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()} | {name: v for name in PACKAGES if (v := _version(name))},
+        "machine": {
+            "platform": platform.platform(),
+            "device": str(agent.device),
+            "processes": trainer.world_size,
+            "precision": str(trainer.precision),
+        },
+        "model": {
+            "name": agent.model,
+            "folder_or_id": Path(resolve_model(agent.model)).name,
+            "type": agent.actor.lm.config.model_type,
+            "reference": agent.needs_reference,
+            "parameters": {
+                name: {"all": _count(module, False), "trained": _count(module, True)}
+                for name, module in modules.items()
+                if module is not None
+            },
+        },
+        "rollout": {
+            "env": data.env.id,
+            "num_envs": data.num_envs,
+            "turns_per_env": data.turns_per_env,
+            "mini_batch_turns": data.mini_batch_turns,
+            "update_epochs": data.update_epochs,
+            "seed": data.seed,
+        },
+    }
+
+
+def _count(module: Any, trained: bool) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """Commit of the folder that the run was started in, marked when files differ from it; empty outside git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

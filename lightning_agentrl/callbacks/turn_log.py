@@ -1,0 +1,64 @@
+"""One JSON line for every turn, for `agentrl view` and for scripts of one's own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.types import Rollout
+
+
+class TurnLog(RolloutCallback):
+    """Writes every turn that is trained on, with its tokens, scores and advantages, as one line of JSON.
+
+    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next.
+
+    Args:
+        folder: where to write; ``turns`` in the folder of the run when not given.
+        file_mb: a file is full at this many megabytes.
+        keep_files: full files that are kept for each process; the oldest are removed.
+    """
+
+    def __init__(self, folder: str | None = None, file_mb: float = 50.0, keep_files: int = 20) -> None:
+        if file_mb <= 0 or keep_files < 1:
+            raise ValueError(f"TurnLog needs file_mb above 0 and keep_files of at least 1, got {file_mb}, {keep_files}")
+        self.folder = folder
+        self.file_mb = file_mb
+        self.keep_files = keep_files
+        self._folder = Path()
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        rank = trainer.global_rank
+        head = {"iteration": trainer.current_epoch + 1, "phase": agent.phase, "rank": rank}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = self._numbers(rank)[-1]
+        file = self._path(rank, number).open("a", encoding="utf-8")
+        try:
+            for record in turn_records(rollout, agent.tokenizer):
+                if file.tell() >= self.file_mb * 1e6:
+                    file.close()
+                    number += 1
+                    file = self._path(rank, number).open("a", encoding="utf-8")
+                file.write(json.dumps(head | record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        finally:
+            file.close()
+        for old in self._numbers(rank)[: -self.keep_files - 1]:
+            self._path(rank, old).unlink()
+
+    def _path(self, rank: int, number: int) -> Path:
+        return self._folder / f"rank{rank}-{number:06d}.jsonl"
+
+    def _numbers(self, rank: int) -> list[int]:
+        """Of the files there are; the first one has number 0."""
+        found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self._folder.iterdir())
+        return sorted(int(match[1]) for match in found if match) or [0]

@@ -1,0 +1,95 @@
+"""A turn as one flat dictionary of plain types: what the turn log holds and the page of a run shows."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.types import Rollout, Scores, Segment, Turn, flatten_ids
+
+DIGITS = 7  # significant ones of every number
+
+
+def turn_records(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
+    """One dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed."""
+    for row, sample in enumerate(rollout.samples):
+        column, prompt = 0, []
+        turns = iter(sample.turns)
+        for segment in sample.segments:
+            if not segment.is_action:
+                prompt.append(segment)
+                continue
+            turn, here = next(turns), slice(column, column + len(segment.ids))
+            yield {
+                **_what_happened(turn),
+                "continues": column > 0,
+                **_tokens(prompt, segment, tokenizer),
+                "rollout_logps": _numbers(rollout.rollout_logps, row, here),
+                **_scores(rollout.scores, row, here),
+                "advantages": _numbers(rollout.advantages, row, here),
+                "returns": _numbers(rollout.returns, row, here),
+            }
+            column, prompt = here.stop, []
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
+    return cast(list[str], tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False))
+
+
+def _what_happened(turn: Turn) -> dict[str, Any]:
+    return {
+        "env": turn.env,
+        "episode": turn.episode,
+        "turn": turn.index,
+        "policy_version": turn.policy_version,
+        "observation": turn.observation,
+        "thought": turn.thought,
+        "thought_tokens": turn.thought_tokens,
+        "parsed_action": turn.parsed_action,
+        "action": turn.action,
+        "valid": turn.valid,
+        "reward": turn.reward,
+        "env_reward": turn.env_reward,
+        "episode_return": turn.episode_return,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "stop": None if turn.stop is None else turn.stop.value,
+        "success": turn.success,
+        "history_cuts": turn.history_cuts,
+        "hit_token_cap": turn.hit_token_cap,
+        "env_seconds": round(turn.env_seconds, 4),
+        "engine_seconds": round(turn.engine_seconds, 4),
+        "env_errors": list(turn.env_errors),
+        "metrics": {name: _number(value) for name, value in turn.metrics.items()},
+        "image": None if turn.image is None else base64.b64encode(turn.image).decode(),
+    }
+
+
+def _tokens(prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    prompt_ids, reply_ids = flatten_ids(prompt), list(action.ids)
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt": tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False),
+        "reply_ids": reply_ids,
+        "reply": tokenizer.decode(reply_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+        "tokens": token_texts(tokenizer, reply_ids),
+    }
+
+
+def _scores(scores: Scores, row: int, here: slice) -> dict[str, list[float | None] | None]:
+    names = ("old_logps", "ref_logps", "values", "entropy")
+    return {name: _numbers(getattr(scores, name), row, here) for name in names}
+
+
+def _numbers(x_BA: Tensor | None, row: int, here: slice) -> list[float | None] | None:
+    return None if x_BA is None else [_number(x) for x in x_BA[row, here].tolist()]
+
+
+def _number(x: float) -> float | None:
+    return float(f"{x:.{DIGITS}g}") if math.isfinite(x) else None  # JSON has no NaN

@@ -1,0 +1,97 @@
+"""The command `agentrl`: which commands there are, and what happens around each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_agentrl import __version__
+from lightning_agentrl.errors import ConfigError, explain, one_line_errors
+from lightning_agentrl.models.allocator import keep_freed_memory
+
+HELP = """usage: agentrl COMMAND [OPTIONS]
+
+Multi-turn reinforcement learning of language agents.
+
+commands
+  fit        train            agentrl fit --config configs/quickstart.yaml
+  validate   judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
+  view       look at a run    agentrl view runs/quickstart
+  export     write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+
+  agentrl COMMAND --help      what a command takes
+  agentrl fit --print_config  a config with every key and its default
+  agentrl fit --dry-run       build everything, show the plan and one prompt, and stop
+  agentrl fit --quiet         warnings and results only
+  agentrl --version
+"""
+FLAGS = {"--dry-run": "--dry_run=true", "--dry_run": "--dry_run=true", "--quiet": "--quiet=true"}
+
+
+def view(run: str, out: str | None = None) -> None:
+    """Write one self-contained page of a run's episodes, turn by turn.
+
+    Args:
+        run: folder of the run; the callback TurnLog must have been there.
+        out: the page; view.html in the folder of the run when not given.
+    """
+    from lightning_agentrl.view import build_page
+
+    print(f"written to {build_page(Path(run), None if out is None else Path(out))}")
+
+
+def export(checkpoint: str, folder: str, merge: bool | None = None) -> None:
+    """Write the policy of a checkpoint as a transformers folder.
+
+    Args:
+        checkpoint: a checkpoint of `agentrl fit`.
+        folder: where to write; must be empty or not there.
+        merge: of a model with adapters, whether they are merged into it (default) or written apart.
+    """
+    from lightning_agentrl.export import export_checkpoint
+
+    export_checkpoint(Path(checkpoint), Path(folder), merge)
+    print(f"written to {folder}")
+
+
+OWN: dict[str, Callable[..., None]] = {"view": view, "export": export}
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    if arguments[0] == "--version":
+        print(f"agentrl {__version__}")
+        return
+    with one_line_errors():
+        if arguments[0] in OWN:
+            _run_own(arguments[0], arguments[1:])
+            return
+        from lightning_agentrl.cli import run
+        from lightning_agentrl.quiet import leave_out_noise
+
+        keep_freed_memory()
+        leave_out_noise()
+        sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
+        run()
+
+
+def _run_own(command: str, arguments: Sequence[str]) -> None:
+    from jsonargparse import ArgumentParser
+
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
+            raise ConfigError(f"{explain(message)} (see agentrl {command} --help)") from ex
+
+    function = OWN[command]
+    parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
+    parser.add_function_arguments(function, as_positional=True)
+    settings = parser.parse_args(list(arguments))
+    try:
+        function(**settings.as_dict())
+    except (ValueError, OSError) as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,234 @@
+"""What a run would do: sizes, memory and one prompt, told by `agentrl fit --dry-run` once everything is built."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
+from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout.prompt_parts import prompt_parts
+
+PROBE_TOKENS = (64, 256)  # lengths at which activations are measured
+
+
+class PlanShown(Exception):
+    """Raised once the plan was printed, so that nothing is trained."""
+
+
+class DryRun(L.Callback):
+    """Prints the plan of a run in place of its start. Make it before models are loaded: it sees what was there."""
+
+    def __init__(self) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.program_bytes = peak * (1 if sys.platform == "darwin" else 1024)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.is_global_zero:
+            print(plan_text(trainer, cast(Agent, pl_module), self.program_bytes), flush=True)
+        raise PlanShown
+
+
+def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
+    """The plan as a person reads it. ``program_bytes`` is the memory of the process without models."""
+    data = agent.datamodule
+    prompts = data.first_prompts()
+    sections = {
+        "models": _models(agent),
+        "an iteration": _iteration(trainer, agent, data, prompts),
+        "the run": _run(trainer, data),
+        "memory of one process": memory_plan(agent, data, prompts, program_bytes).lines(),
+    }
+    width = max(len(name) for rows in sections.values() for name, _ in rows)
+    lines = []
+    for title, rows in sections.items():
+        lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
+    session = data.first_session()
+    parts = prompt_parts(session, data.renderer)
+    session.close()
+    counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
+    text = agent.tokenizer.decode(list(prompts[0]), clean_up_tokenization_spaces=False)
+    lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
+    return "\n".join(lines[1:])
+
+
+Rows = list[tuple[str, str]]
+
+
+def _models(agent: Agent) -> Rows:
+    config = agent.actor.lm.config
+    rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(agent.actor)}")]
+    if agent.critic is not None:
+        rows.append(("critic", f"{type(agent.critic).__name__}, {_trained(agent.critic)}"))
+    rows.append(("reference", "frozen initial policy" if agent.needs_reference else "none"))
+    return rows
+
+
+def _trained(module: torch.nn.Module) -> str:
+    every, trained = count_parameters(module), count_parameters(module, trained=True)
+    return f"{every:,} parameters" + ("" if every == trained else f", {trained:,} of them trained")
+
+
+def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]]) -> Rows:
+    several = trainer.world_size > 1
+    per_process = f", {len(data.own_envs)} environments on each of {trainer.world_size} processes" if several else ""
+    turns = data.mini_batch_turns // trainer.world_size
+    micro_batches = plan_micro_batches(example_rows(prompts, turns, data), agent.max_tokens_per_micro_batch)
+    return [
+        ("turns", f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"),
+        ("optimizer steps", f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"),
+        (
+            "micro-batches",
+            f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
+            f"{agent.max_tokens_per_micro_batch} tokens",
+        ),
+        ("prompts", f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens at the start of an episode"),
+        ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
+    ]
+
+
+def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
+    warmup = sum(c.total_epochs for c in cast(list[Any], trainer.callbacks) if isinstance(c, CriticWarmup))
+    epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs >= 0 else None
+    rows = [("epochs", "no limit" if epochs is None else str(epochs))]
+    if warmup:
+        rows.append(("critic warm-up", f"{warmup} epochs, in which only the critic learns"))
+    if epochs is not None:
+        left = max(epochs - warmup, 0)
+        note = "" if left else "; the actor would never be trained, raise trainer.max_epochs"
+        rows.append(("iterations of training", f"{left}, {left * data.turns_per_rollout:,} turns{note}"))
+    if data.validation.episodes:
+        often = trainer.check_val_every_n_epoch
+        rows.append(("held-out episodes", f"{data.validation.episodes}, every {often} epochs"))
+    return rows
+
+
+def example_rows(prompts: Sequence[tuple[int, ...]], turns: int, data: RolloutDataModule) -> list[Row]:
+    """``turns`` rows with the prompts there are and replies of the longest kind, all of them different."""
+    reply = data.interaction.max_reply_tokens
+    rows = []
+    for i in range(turns):
+        prompt = prompts[i % len(prompts)]
+        ids = (*prompt, i, *([0] * (reply - 1)))
+        rows.append(Row(ids, tuple(range(len(prompt) - 1, len(ids) - 1))))
+    return rows
+
+
+def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
+
+
+# Memory
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one process at the peak of an update."""
+
+    program: int  # what was there before: interpreter and libraries, on a CPU only
+    weights: int  # of actor, critic and reference
+    gradients: int
+    optimizer: int  # two moments of every trained parameter
+    activations: int  # of one micro-batch at its token budget
+    generation: int  # keys and values of one batch of replies; not at the same time as the update
+
+    @property
+    def peak(self) -> int:
+        return self.program + self.weights + max(self.gradients + self.activations, self.generation) + self.optimizer
+
+    def lines(self) -> Rows:
+        rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
+        return [*rows, ("expected peak", _size(self.peak))]
+
+
+def memory_plan(
+    agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]], program_bytes: int
+) -> MemoryPlan:
+    """Weights are counted, activations measured on two short rows and drawn out to the longest micro-batch."""
+    modules = [module for module in (agent.actor, agent.critic) if module is not None]
+    frozen = [p for reference in agent.references for p in reference.parameters()]
+    every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
+    trained = [p for p in every if p.requires_grad]
+    rows = example_rows(prompts, data.mini_batch_turns // agent.trainer.world_size, data)
+    plans = plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
+    longest = max(len(pack([rows[i] for i in index]).ids[0]) for index in plans)
+    reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
+    return MemoryPlan(
+        program=program_bytes if agent.device.type == "cpu" else 0,
+        weights=_bytes(every),
+        gradients=_bytes(trained),
+        optimizer=2 * _bytes(trained),
+        activations=activation_bytes(agent, longest, reads),
+        generation=_generation_bytes(agent.actor, prompts, data),
+    )
+
+
+def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
+    """What one micro-batch keeps for its backward pass, the larger of actor and separate critic.
+
+    A line through two measurements: what does not grow with the tokens (weights cast by autocast), and what does. The
+    tree mask grows with their square and is added as it is.
+    """
+    critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
+
+    def at(length: int) -> float:
+        share = max(1, round(reads / tokens * length))
+        return max(_saved_bytes(agent, critic, length, share) for critic in critics)
+
+    short, long = PROBE_TOKENS
+    low, high = at(short), at(long)
+    slope = max(high - low, 0.0) / (long - short)
+    return int(low + slope * (tokens - short)) + tokens * tokens
+
+
+def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
+    """Bytes that one forward pass keeps for the backward pass; parameters themselves are not counted."""
+    own = {p.untyped_storage().data_ptr() for p in agent.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    packed = pack([Row((0,) * (tokens + 1), tuple(range(tokens - reads, tokens)))], agent.device)
+    with agent.trainer.precision_plugin.forward_context(), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        if critic is None or critic.shares_trunk:
+            hidden = agent.actor.hidden(packed)
+            scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
+            outputs: Iterable[Any] = (scores, critic(packed, hidden) if critic is not None else None)
+        else:
+            outputs = (critic(packed, None),)
+    size = sum(kept.values())
+    del outputs  # the graph had to live until here
+    return size
+
+
+def _generation_bytes(actor: LanguageModel, prompts: Sequence[tuple[int, ...]], data: RolloutDataModule) -> int:
+    config = actor.lm.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * config.num_hidden_layers * heads * head_dim * next(actor.parameters()).element_size()
+    longest = max(map(len, prompts)) + data.interaction.max_reply_tokens
+    return len(data.own_envs) * longest * per_token
+
+
+def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
