@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_agentrl import __version__
-from lightning_agentrl.errors import ConfigError, explain, one_line_errors
+from lightning_agentrl.errors import ConfigError, one_line, one_line_errors
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -85,7 +85,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-            raise ConfigError(f"{explain(message)} (see agentrl {command} --help)") from ex
+            raise ConfigError(f"{one_line(message)} (see agentrl {command} --help)") from ex
 
     function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.prompt_parts import prompt_parts
 
-PROBE_TOKENS = (64, 256)  # lengths at which activations are measured
+PROBE_TOKENS = (64, 128, 256)  # lengths at which activations are measured
 
 
 class PlanShown(Exception):
@@ -156,7 +157,7 @@ class MemoryPlan:
 def memory_plan(
     agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]], program_bytes: int
 ) -> MemoryPlan:
-    """Weights are counted, activations measured on two short rows and drawn out to the longest micro-batch."""
+    """Weights are counted, activations measured on short rows and drawn out to the longest micro-batch."""
     modules = [module for module in (agent.actor, agent.critic) if module is not None]
     frozen = [p for reference in agent.references for p in reference.parameters()]
     every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
@@ -178,8 +179,8 @@ def memory_plan(
 def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """What one micro-batch keeps for its backward pass, the larger of actor and separate critic.
 
-    A line through two measurements: what does not grow with the tokens (weights cast by autocast), and what does. The
-    tree mask grows with their square and is added as it is.
+    The parabola through three measurements: what does not grow with the tokens (weights cast by autocast), what grows
+    with them, and what grows with their square (mask and attention).
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
@@ -187,10 +188,8 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
         share = max(1, round(reads / tokens * length))
         return max(_saved_bytes(agent, critic, length, share) for critic in critics)
 
-    short, long = PROBE_TOKENS
-    low, high = at(short), at(long)
-    slope = max(high - low, 0.0) / (long - short)
-    return int(low + slope * (tokens - short)) + tokens * tokens
+    parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
+    return int(parabola(tokens))
 
 
 def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:

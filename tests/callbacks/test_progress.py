@@ -1,0 +1,87 @@
+"""Progress: which stage, how far, what came of it; bars in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightning_agentrl.callbacks import CriticWarmup, StageProgress
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+
+def progress(terminal: bool, line_seconds: float = 1000.0) -> tuple[StageProgress, io.StringIO]:
+    shown = io.StringIO()
+    bar = StageProgress(line_seconds)
+    bar.console = Console(file=shown, force_terminal=terminal, width=200, soft_wrap=True, highlight=False)
+    return bar, shown
+
+
+def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Path, tmp_path: Path) -> None:
+    bar, shown = progress(terminal=False)
+    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), bar]
+    trainer = make_trainer(
+        tmp_path, 3, callbacks, enable_progress_bar=True, limit_val_batches=1, check_val_every_n_epoch=3
+    )
+    trainer.fit(make_agent(tiny_folder), make_data())
+    lines = shown.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == [
+        "iteration 1/3 critic_warmup",
+        "iteration 2/3 train",
+        "iteration 3/3 train",
+    ]
+    for line in lines:
+        assert re.search(r"success \d\.\d{3} reward/turn -?\d\.\d{3} valid \d\.\d{3} kl ", line)
+    assert re.search(r"held-out success \d\.\d{3} \| \d+:\d\d", lines[2])
+    assert re.search(r"\| \d+:\d\d, \d+:\d\d left$", lines[1])
+    assert lines[2].endswith(", 0:00 left")
+    success = float(trainer.callback_metrics["rollout/success_window"])
+    assert f"success {success:.3f} " in lines[2]
+
+
+def test_long_stages_say_how_far_they_are(tiny_folder: Path, tmp_path: Path) -> None:
+    bar, shown = progress(terminal=False, line_seconds=0.0)
+    trainer = make_trainer(tmp_path, 1, [bar], enable_progress_bar=True)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    lines = shown.getvalue().splitlines()
+    assert lines[:3] == [f"iteration 1/1 train | collect {done}/16 turns" for done in range(3)]
+    assert "iteration 1/1 train | collect 16/16 turns" in lines
+    assert "iteration 1/1 train | update 16/16 rows" in lines
+    assert any(re.fullmatch(r"iteration 1/1 train \| score \d+/\d+ rows", line) for line in lines)
+
+
+def test_held_out_episodes_are_counted(tiny_folder: Path, tmp_path: Path) -> None:
+    bar, shown = progress(terminal=False, line_seconds=0.0)
+    trainer = make_trainer(tmp_path, 1, [bar], enable_progress_bar=True, limit_val_batches=1)
+    trainer.validate(make_agent(tiny_folder), make_data(), verbose=False)
+    lines = shown.getvalue().splitlines()
+    assert lines == [f"held-out episodes | validate {done}/8 episodes" for done in range(9)]
+
+
+def test_a_terminal_shows_both_bars_and_keeps_a_line_of_each_iteration(tiny_folder: Path, tmp_path: Path) -> None:
+    bar, shown = progress(terminal=True)
+    trainer = make_trainer(tmp_path, 2, [bar], enable_progress_bar=True)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    assert re.search(r"iteration 1 train +[━╸╺ ]+0/2", text)
+    assert re.search(r"(collect|score|update) +[━╸╺ ]+\d+/\d+ (turns|rows)", text)
+    kept = [line for line in text.splitlines() if line.startswith("iteration") and "success" in line and " | " in line]
+    assert len(kept) == 2
+    assert bar._bars is None  # gone, so that the cursor is back
+
+
+def test_the_bars_go_when_a_run_fails(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bar, _ = progress(terminal=True)
+    agent, data = make_agent(tiny_folder), make_data()
+
+    def broken(rollout: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(agent, "score", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(tmp_path, 2, [bar], enable_progress_bar=True).fit(agent, data)
+    data.teardown("fit")
+    assert bar._bars is None

@@ -1,0 +1,149 @@
+"""The turn log: every trained turn once, as plain JSON, with the numbers of the rollout; files that rotate."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks import CriticWarmup, TurnLog
+from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.rollout import FullMemory
+from lightning_agentrl.types import Rollout, Scores, flatten_ids
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.types.samples import growing
+
+
+class Keep(RolloutCallback):
+    """Keeps what the hook was given."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def on_rollout(self, trainer: Any, agent: Any, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Rollout]]:
+    """Two rollouts of warm-up, played twice by the critic, and two of training."""
+    path, keep = tmp_path_factory.mktemp("run"), Keep()
+    callbacks = [CriticWarmup(rollouts=2, rounds=2, fraction=0.5), TurnLog(), keep]
+    make_trainer(path, 4, callbacks).fit(make_agent(tiny_folder), make_data())
+    return path, keep.rollouts
+
+
+def test_every_trained_turn_is_one_line(run: tuple[Path, list[Rollout]], tiny_folder: Path) -> None:
+    """Also of the warm-up, whose turns are scored in every round and logged once."""
+    path, rollouts = run
+    logged = lines(path / "turns")
+    assert [len(rollout.turns) for rollout in rollouts] == [32, 16, 16]
+    assert len(logged) == 64
+    assert [record["iteration"] for record in logged] == [1] * 32 + [3] * 16 + [4] * 16
+    assert [record["phase"] for record in logged] == ["critic_warmup"] * 32 + ["train"] * 32
+    tokenizer = load_tokenizer(str(tiny_folder))
+    for record, (sample, turn) in zip(
+        logged, ((s, t) for r in rollouts for s in r.samples for t in s.turns), strict=True
+    ):
+        prompt, action = sample.segments
+        assert (record["env"], record["episode"], record["turn"]) == (turn.env, turn.episode, turn.index)
+        assert record["prompt_ids"] == list(prompt.ids)
+        assert record["prompt"] == tokenizer.decode(prompt.ids)
+        assert record["reply_ids"] == list(action.ids)
+        assert record["reply"] == turn.reply
+        assert [record[key] for key in ("action", "parsed_action", "valid", "reward", "success")] == [
+            *(turn.action, turn.parsed_action, turn.valid, turn.reward, turn.success)
+        ]
+        assert record["stop"] == (turn.stop.value if turn.stop else None)
+        assert record["policy_version"] == turn.policy_version
+        assert record["metrics"] == turn.metrics
+
+
+def test_the_numbers_are_those_of_the_rollout(run: tuple[Path, list[Rollout]]) -> None:
+    path, rollouts = run
+    logged = iter(lines(path / "turns"))
+    for rollout in rollouts:
+        columns = {
+            "rollout_logps": rollout.rollout_logps,
+            "old_logps": rollout.scores.old_logps,
+            "ref_logps": rollout.scores.ref_logps,
+            "values": rollout.scores.values,
+            "entropy": rollout.scores.entropy,
+            "advantages": rollout.advantages,
+            "returns": rollout.returns,
+        }
+        for row in range(len(rollout)):
+            record, mask = next(logged), rollout.action_mask[row]
+            assert len(record["tokens"]) == len(record["reply_ids"]) == int(mask.sum())
+            for name, x in columns.items():
+                assert record[name] == pytest.approx(x[row][mask].tolist(), rel=1e-6), name
+
+
+def test_a_growing_sample_gives_each_turn_its_own_part(tiny_folder: Path) -> None:
+    samples = growing()
+    rollout = Rollout.from_samples(samples)
+    rollout = rollout.union(
+        advantages=torch.arange(10.0).reshape(2, 5), scores=Scores(values=rollout.rollout_logps * 2)
+    )
+    first, second, third, other = turn_records(rollout, load_tokenizer(str(tiny_folder)))
+    assert [r["continues"] for r in (first, second, third, other)] == [False, True, True, False]
+    assert [r["prompt_ids"] for r in (first, second, third, other)] == [[1, 2], [7, 8, 8], [9], [1]]
+    assert [r["reply_ids"] for r in (first, second, third, other)] == [[11, 12], [13], [14, 15], [16]]
+    assert [r["advantages"] for r in (first, second, third, other)] == [[0, 1], [2], [3, 4], [5]]
+    assert third["rollout_logps"] == [-1.4, -1.5]
+    assert third["values"] == [-2.8, -3.0]
+    assert first["old_logps"] is None
+
+
+def test_full_memory_is_logged_too(tiny_folder: Path, tmp_path: Path) -> None:
+    keep = Keep()
+    data = make_data(memory=FullMemory(), num_envs=4)
+    make_trainer(tmp_path, 1, [TurnLog(str(tmp_path / "log")), keep]).fit(make_agent(tiny_folder), data)
+    logged = lines(tmp_path / "log")
+    assert len(logged) == 16
+    for sample in keep.rollouts[0].samples:
+        records = [r for r in logged if r["env"] == sample.turns[0].env and r["episode"] == sample.turns[0].episode]
+        ids = [i for record in records for part in ("prompt_ids", "reply_ids") for i in record[part]]
+        assert ids == flatten_ids(sample.segments)
+
+
+def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:
+    rollout = Rollout.from_samples(growing())
+    bad = torch.full_like(rollout.rewards, math.nan)
+    bad[0, 1] = math.inf
+    text = json.dumps(
+        list(turn_records(rollout.union(advantages=bad), load_tokenizer(str(tiny_folder)))), allow_nan=False
+    )
+    assert json.loads(text)[0]["advantages"] == [None, None]
+
+
+def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_path: Path) -> None:
+    log = TurnLog(str(tmp_path), file_mb=0.02, keep_files=2)
+    make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
+    names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
+    numbers = [int(name.split("-")[1].split(".")[0]) for name in names]
+    assert len(names) == 3  # the one being written, and two full ones
+    assert numbers == list(range(numbers[0], numbers[0] + 3))
+    assert numbers[0] > 0
+    longest = max(len(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines())
+    assert all(path.stat().st_size <= 0.02e6 + longest + 1 for path in tmp_path.glob("*.jsonl"))
+    last = lines(tmp_path)[-1]
+    assert last["iteration"] == 4
+    before = len(lines(tmp_path))
+    make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
+    assert len(lines(tmp_path)) == before + 16  # a second run goes on after the first
+
+
+def test_wrong_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match="file_mb above 0 and keep_files of at least 1, got 0, 20"):
+        TurnLog(file_mb=0)

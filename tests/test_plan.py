@@ -1,0 +1,98 @@
+"""`agentrl fit --dry-run`: the plan is that of the run, nothing is trained and nothing is written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_agentrl import commands
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
+from lightning_agentrl.models.packing import plan_micro_batches
+from lightning_agentrl.plan import DryRun, PlanShown, _saved_bytes, activation_bytes, example_rows, memory_plan
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.test_cli import Config, changed, config  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def dry_run(
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[int], str]:
+    """Run `agentrl fit --dry-run` with a warm-up of three epochs; gives what it shows."""
+
+    def run(max_epochs: int) -> str:
+        warmup = {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": 3, "fraction": 0.5}}
+        others = [{"class_path": name} for name in ("TurnLog", "RunSummary", "ModelCheckpoint")]
+        small = changed(config, "trainer.callbacks", [warmup, *others])
+        small["trainer"] |= {"max_epochs": max_epochs, "logger": True}
+        (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
+        monkeypatch.setattr(sys, "argv", ["agentrl", "fit", "--config", "small.yaml", "--dry-run"])
+        commands.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], str], tmp_path: Path) -> None:
+    shown = dry_run(10)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    for line in (
+        "4 environments * 2 turns = 8",
+        "2, each on 4 turns",
+        "3 epochs, in which only the critic learns",
+        "7, 56 turns",
+        "SharedCritic, 33 parameters",
+        "frozen initial policy",
+        "at most 4 tokens",
+    ):
+        assert line in shown
+    head, prompt = shown.split("one prompt: ")
+    total, parts = re.match(r"(\d+) tokens \(([^)]*)\)", prompt).groups()
+    assert sum(int(part.split()[1]) for part in parts.split(", ")) == int(total)
+    assert "<|im_start|>assistant" in prompt
+    assert re.search(r"expected peak +\d", head)
+
+
+def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
+    assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)
+
+
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path: Path, critic: type[Critic]) -> None:
+    agent, data = make_agent(tiny_folder, critic=critic()), make_data()
+    callback = CriticWarmup(rollouts=1, rounds=1, fraction=1.0)
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
+    plan = memory_plan(agent, data, data.first_prompts(), program_bytes=7)
+    trained = sum(p.numel() * p.element_size() for p in agent.parameters())
+    reference = sum(p.numel() * p.element_size() for p in agent.references[0].parameters())
+    assert plan.program == 7
+    assert plan.weights == trained + reference
+    assert plan.gradients == trained
+    assert plan.optimizer == 2 * trained
+    assert plan.peak == 7 + plan.weights + 3 * trained + plan.activations
+    rows = example_rows(data.first_prompts(), 8, data)
+    assert len({row.ids for row in rows}) == 8
+    assert plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
+    data.teardown("fit")
+
+
+def test_activations_of_a_length_that_was_not_measured_are_foretold(tiny_folder: Path, tmp_path: Path) -> None:
+    """The curve through short rows meets a longer one."""
+    agent, data = make_agent(tiny_folder), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    foretold = activation_bytes(agent, 1000, 100)
+    measured = _saved_bytes(agent, agent.critic, 1000, 100)
+    assert foretold == pytest.approx(measured, rel=0.02)
+    data.teardown("fit")
