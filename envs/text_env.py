@@ -22,6 +22,7 @@ class TextInfo(TypedDict):
     invalid_action: bool
     long_term_text: str
     short_term_text: str
+    metrics: dict[str, float]
 
 
 def normalise(text: str) -> str:
@@ -97,6 +98,10 @@ class TextEnv(gymnasium.Env[str, str], ABC):
         """How much of the task is solved, 0 to 1. By default 1 on success and 0 otherwise."""
         return float(self.success())
 
+    def metrics(self) -> dict[str, float]:
+        """Numbers about the episode so far, by name; a trainer logs those of its last turn. None by default."""
+        return {}
+
     def extra_info(self) -> dict[str, Any]:
         """More keys for `info`; none by default."""
         return {}
@@ -145,6 +150,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
             invalid_action=invalid,
             long_term_text=long_term,
             short_term_text=short_term,
+            metrics=self.metrics(),
         )
         observation = f"{short_term}\n{long_term}" if short_term and long_term else short_term or long_term
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}

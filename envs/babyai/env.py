@@ -75,6 +75,7 @@ class BabyAIEnv(TextEnv):
         self.default_action = names.get(_FORWARD, next(iter(self.actions)))
         self._names = names
         self._view: list[str] = []
+        self._bumps = 0
 
     @property
     def mission(self) -> str:
@@ -112,6 +113,10 @@ class BabyAIEnv(TextEnv):
         """The room from above as RGB [height, width, 3], uint8; None without `render_mode`."""
         return self._level.get_frame(tile_size=_TILE) if self.render_mode == "rgb_array" else None
 
+    def metrics(self) -> dict[str, float]:
+        """Steps forward that led nowhere, as a wall or an object stood there."""
+        return {"bumps": float(self._bumps)}
+
     def extra_info(self) -> dict[str, Any]:
         """The mission."""
         return {"mission": self.mission}
@@ -119,10 +124,13 @@ class BabyAIEnv(TextEnv):
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         observation, _ = self._level.reset(seed=int(self.np_random.integers(2**31)))
         self._view = describe_view(observation["image"])
+        self._bumps = 0
 
     def _act(self, action: str) -> tuple[float, bool]:
+        before = tuple(self._level.agent_pos)
         observation, native, terminated, _, _ = self._level.step(self._numbers[action])
         self._view = describe_view(observation["image"])
+        self._bumps += self._numbers[action] == _FORWARD and tuple(self._level.agent_pos) == before
         return float(native if self.reward == "native" else native > 0), bool(terminated)
 
     def _observe(self) -> tuple[str, str]:

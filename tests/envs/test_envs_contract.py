@@ -15,7 +15,15 @@ from agentrl_envs import ENV_IDS, TextEnv, baselines, normalise
 from agentrl_envs.games.bandit import Bandit
 from agentrl_envs.games.guess_number import GuessNumber
 
-INFO_KEYS = {"success", "progression", "executed_action", "invalid_action", "long_term_text", "short_term_text"}
+INFO_KEYS = {
+    "success",
+    "progression",
+    "executed_action",
+    "invalid_action",
+    "long_term_text",
+    "short_term_text",
+    "metrics",
+}
 
 
 class Counter(TextEnv):
