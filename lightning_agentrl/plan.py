@@ -60,7 +60,7 @@ def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
     parts = prompt_parts(session, data.renderer)
     session.close()
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
-    text = agent.tokenizer.decode(list(prompts[0]), clean_up_tokenization_spaces=False)
+    text = str(agent.tokenizer.decode(list(prompts[0]), clean_up_tokenization_spaces=False))
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
     return "\n".join(lines[1:])
 
@@ -101,7 +101,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
 
 
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
-    warmup = sum(c.total_epochs for c in cast(list[Any], trainer.callbacks) if isinstance(c, CriticWarmup))
+    warmup = sum(c.total_epochs for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
     epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs >= 0 else None
     rows = [("epochs", "no limit" if epochs is None else str(epochs))]
     if warmup:

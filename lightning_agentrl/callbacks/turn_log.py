@@ -33,6 +33,7 @@ class TurnLog(RolloutCallback):
         self.file_mb = file_mb
         self.keep_files = keep_files
         self._folder = Path()
+        self._number: int | None = None  # of the file being written
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
@@ -41,14 +42,15 @@ class TurnLog(RolloutCallback):
         rank = trainer.global_rank
         head = {"iteration": trainer.current_epoch + 1, "phase": agent.phase, "rank": rank}
         self._folder.mkdir(parents=True, exist_ok=True)
-        number = self._numbers(rank)[-1]
-        file = self._path(rank, number).open("a", encoding="utf-8")
+        if self._number is None:  # never into the file of an earlier run, which may end in a broken line
+            self._number = max(self._numbers(rank), default=-1) + 1
+        file = self._path(rank, self._number).open("a", encoding="utf-8")
         try:
             for record in turn_records(rollout, agent.tokenizer):
                 if file.tell() >= self.file_mb * 1e6:
                     file.close()
-                    number += 1
-                    file = self._path(rank, number).open("a", encoding="utf-8")
+                    self._number += 1
+                    file = self._path(rank, self._number).open("a", encoding="utf-8")
                 file.write(json.dumps(head | record, ensure_ascii=False, separators=(",", ":")) + "\n")
         finally:
             file.close()
@@ -59,6 +61,6 @@ class TurnLog(RolloutCallback):
         return self._folder / f"rank{rank}-{number:06d}.jsonl"
 
     def _numbers(self, rank: int) -> list[int]:
-        """Of the files there are; the first one has number 0."""
+        """Of the files there are."""
         found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match) or [0]
+        return sorted(int(match[1]) for match in found if match)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -39,7 +39,7 @@ def turn_records(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterat
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
     """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
-    return cast(list[str], tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False))
+    return tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
 
 
 def _what_happened(turn: Turn) -> dict[str, Any]:

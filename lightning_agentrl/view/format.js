@@ -1,0 +1,49 @@
+// Elements, numbers and text for the eye. Text of a run enters the page only here, as text nodes.
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") element.textContent = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child !== null));
+  return element;
+}
+
+const byId = (id) => document.getElementById(id);
+
+// JSON has no NaN and no infinity: those come as text, or as null from a log that has no more to tell.
+const toNumber = (x) => (x === null ? NaN : Number(x));
+
+function formatNumber(x, digits = 4) {
+  if (x === null || x === undefined) return "–";
+  const number = Number(x);
+  if (Number.isNaN(number)) return "NaN";
+  if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
+  const size = Math.abs(number);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e6)
+    ? number.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e")
+    : String(Number(number.toPrecision(digits)));
+  return text.replace(/-/g, "−");
+}
+
+const formatPercent = (x) => (100 * x).toFixed(1) + " %";
+
+const formatRange = (first, last) => (first === last ? String(first) : first + "–" + last);
+
+const plural = (count, word) => count.toLocaleString("en") + " " + word + (count === 1 ? "" : "s");
+
+const SPECIAL = /^(<[|｜][^<>]*[|｜]>|<\/?[a-z][a-z_]*>|\[[A-Z_]+\])$/;
+
+// What a token looks like: nothing stays invisible. A line break keeps breaking the line behind its sign.
+function showToken(text) {
+  if (text === "") return "∅";
+  const spaced = /^ +$/.test(text) ? text.replace(/ /g, "␣") : text;
+  return spaced
+    .replace(/\t/g, "⇥")
+    .replace(/\r/g, "␍")
+    .replace(/\n/g, "⏎\n")
+    .replace(/[\x00-\x08\x0b\x0c\x0e-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)));
+}

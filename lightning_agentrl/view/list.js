@@ -1,0 +1,163 @@
+// The list of episodes: filters, order, pages. Its state lives in the hash of the address.
+
+const SHOWS = {
+  all: ["all", () => true],
+  failed: ["failed", (row) => row.outcome === "failed"],
+  solved: ["solved", (row) => row.outcome === "solved"],
+  invalid: ["invalid reply", (row) => row.invalid > 0],
+  capped: ["token cap", (row) => row.capped > 0],
+};
+const last = (x) => (Number.isNaN(toNumber(x)) ? -Infinity : Number(x)); // what is unknown comes last
+const SORTS = {
+  newest: ["newest", (a, b) => b.last - a.last],
+  longest: ["longest", (a, b) => b.turns - a.turns],
+  kl: ["highest KL", (a, b) => order(last(b.kl), last(a.kl))],
+  return: ["lowest return", (a, b) => order(last(negative(b.return)), last(negative(a.return)))],
+};
+const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+const negative = (x) => (x === null ? null : -x);
+
+const COLUMNS = [
+  ["", (row) => row.outcome],
+  ["env / ep.", (row) => row.env + " / " + row.episode],
+  ["iteration", (row) => formatRange(row.first, row.last)],
+  ["turns", (row) => row.turns],
+  ["return", (row) => formatNumber(row.return, 3)],
+  ["KL", (row) => formatNumber(row.kl, 3)],
+  ["invalid", (row) => row.invalid],
+  ["ended by", (row) => (row.stop ?? "–").replace(/_/g, " ")],
+];
+const PAGE_SIZE = 100;
+const DEFAULTS = { show: "all", sort: "newest", q: "", from: "", to: "", page: "1", colour: "", episode: "" };
+const state = { ...DEFAULTS };
+let shown = EPISODES; // after filters, in order
+let asked = 0; // of two searches under way only the later one may show its result
+
+function readHash() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  for (const key in DEFAULTS) state[key] = given.get(key) ?? DEFAULTS[key];
+  if (!(state.show in SHOWS)) state.show = DEFAULTS.show;
+  if (!(state.sort in SORTS)) state.sort = DEFAULTS.sort;
+}
+
+// Filters replace the entry of the history; an opened episode is a new one, so that "back" leads to the list.
+function writeHash(entry = false) {
+  const changed = Object.keys(DEFAULTS).filter((key) => state[key] !== DEFAULTS[key]);
+  const hash = "#" + new URLSearchParams(changed.map((key) => [key, state[key]]));
+  if (hash === (location.hash || "#")) return;
+  if (entry) history.pushState({ opened: true }, "", hash);
+  else history.replaceState(history.state, "", hash);
+}
+
+async function applyFilters() {
+  const ticket = ++asked;
+  const from = state.from === "" ? -Infinity : Number(state.from);
+  const to = state.to === "" ? Infinity : Number(state.to);
+  const words = state.q.trim().toLowerCase();
+  let rows = EPISODES.filter((row) => row.last >= from && row.first <= to);
+  if (words) {
+    byId("count").textContent = "reading all turns …";
+    try {
+      const texts = await loadHaystacks();
+      rows = rows.filter((row) => texts[row.index].includes(words));
+    } catch (error) {
+      byId("count").textContent = error.message;
+      return;
+    }
+    if (ticket !== asked) return;
+  }
+  for (const button of byId("shows").children) {
+    const show = button.dataset.show;
+    button.setAttribute("aria-pressed", show === state.show);
+    button.lastChild.textContent = rows.filter(SHOWS[show][1]).length.toLocaleString("en");
+  }
+  const compare = SORTS[state.sort][1];
+  shown = rows.filter(SHOWS[state.show][1]).sort((a, b) => compare(a, b) || b.index - a.index);
+  showPage();
+  showNeighbours();
+}
+
+function showPage() {
+  const pages = Math.max(1, Math.ceil(shown.length / PAGE_SIZE));
+  const page = Math.min(Math.max(1, Math.floor(Number(state.page)) || 1), pages);
+  state.page = String(page);
+  const start = (page - 1) * PAGE_SIZE;
+  const rows = shown.slice(start, start + PAGE_SIZE);
+  byId("rows").replaceChildren(...rows.map((row) => make("li", {}, rowButton(row))));
+  byId("count").textContent = shown.length === EPISODES.length
+    ? plural(shown.length, "episode")
+    : `${shown.length.toLocaleString("en")} of ${plural(EPISODES.length, "episode")}`;
+  const turn = (label, by) =>
+    make("button", { type: "button", text: label, disabled: page + by < 1 || page + by > pages, onclick: () => goToPage(page + by) });
+  byId("pages").hidden = pages === 1;
+  byId("pages").replaceChildren(
+    turn("‹ previous", -1),
+    make("span", { text: `${start + 1}–${start + rows.length} of ${shown.length.toLocaleString("en")}` }),
+    turn("next ›", 1),
+  );
+  writeHash();
+}
+
+function rowButton(row) {
+  const cells = COLUMNS.map(([name, of], k) => make("span", { text: of(row), "data-name": name, class: k ? null : row.outcome }));
+  cells[4].className = "return";
+  if (row.invalid) cells[6].className = "flag";
+  return make(
+    "button",
+    { type: "button", class: "row", "data-id": row.id, "aria-current": row.id === state.episode, onclick: () => openEpisode(row) },
+    ...cells,
+  );
+}
+
+function goToPage(page) {
+  state.page = String(page);
+  showPage();
+  byId("rows").scrollTop = 0;
+  if (byId("rows").getBoundingClientRect().top < 0) byId("list").scrollIntoView();
+}
+
+// Marks the open episode in the list, on whatever page it is.
+function markRow(row) {
+  const place = shown.indexOf(row);
+  if (place < 0) return;
+  const page = String(Math.floor(place / PAGE_SIZE) + 1);
+  if (page !== state.page) {
+    state.page = page;
+    showPage();
+  }
+  for (const button of byId("rows").querySelectorAll(".row")) {
+    button.setAttribute("aria-current", button.dataset.id === row.id);
+    if (button.dataset.id === row.id) button.scrollIntoView({ block: "nearest" });
+  }
+}
+
+function setUpList() {
+  for (const [show, [label]] of Object.entries(SHOWS)) {
+    const press = () => change({ show });
+    byId("shows").append(
+      make("button", { type: "button", "data-show": show, onclick: press }, label, make("span", { class: "quiet" })),
+    );
+  }
+  for (const [sort, [label]] of Object.entries(SORTS)) byId("sort").append(make("option", { value: sort, text: label }));
+  document.querySelector(".names").append(...COLUMNS.map(([name]) => make("span", { text: name })));
+  const [first, final] = INDEX.iterations;
+  byId("from").placeholder = first;
+  byId("to").placeholder = final;
+  byId("sort").addEventListener("change", (event) => change({ sort: event.target.value }));
+  for (const [id, key] of [["search", "q"], ["from", "from"], ["to", "to"]]) {
+    byId(id).addEventListener("input", (event) => change({ [key]: event.target.value }));
+  }
+}
+
+function change(part) {
+  Object.assign(state, part, { page: "1" });
+  byId("rows").scrollTop = 0;
+  applyFilters();
+}
+
+function showFilters() {
+  byId("sort").value = state.sort;
+  for (const [id, key] of [["search", "q"], ["from", "from"], ["to", "to"]]) {
+    if (byId(id).value !== state[key]) byId(id).value = state[key];
+  }
+}

@@ -1,0 +1,89 @@
+"""Turn logs from disk: one checked dict per turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning_agentrl.view.locate import log_order
+
+LoggedTurn = dict[str, Any]  # keys as the callback TurnLog writes them; `prompt_ids` became the number `prompt_tokens`
+
+_REQUIRED: dict[str, type] = {
+    "iteration": int,
+    "env": int,
+    "episode": int,
+    "turn": int,
+    "reply_ids": list,
+    "tokens": list,
+    "reply": str,
+    "observation": str,
+}
+PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
+
+
+def read_turns(logs: Iterable[Path]) -> tuple[list[LoggedTurn], list[str]]:
+    """All turns of all ranks, and sentences about what was left out.
+
+    A resumed run plays some iterations again; only the later account of them is kept. Entries of lists of numbers are
+    None where a number was not finite.
+
+    Args:
+        logs: files by rank, then in the order they were written.
+
+    Raises:
+        ValueError: when a line is broken that is not the last one of its file.
+    """
+    ranks: dict[int, list[LoggedTurn]] = {}
+    notes: list[str] = []
+    for path in logs:
+        kept = ranks.setdefault(log_order(path)[0], [])
+        for turn in _read_file(path, notes):
+            if kept and turn["iteration"] < kept[-1]["iteration"]:
+                again = turn["iteration"]
+                notes.append(
+                    f"Rank {log_order(path)[0]} went back from iteration {kept[-1]['iteration']} to {again}, as a "
+                    "resumed run does: what it had played there before is left out."
+                )
+                kept[:] = [old for old in kept if old["iteration"] < again]
+            kept.append(turn)
+    return [turn for rank in sorted(ranks) for turn in ranks[rank]], notes
+
+
+def _read_file(path: Path, notes: list[str]) -> Iterator[LoggedTurn]:
+    try:
+        lines = path.read_bytes().split(b"\n")  # not splitlines: text may hold other line ends
+    except FileNotFoundError:  # a run that is still going on has rotated it away
+        return
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError as error:  # also of the decoding
+            if number == len(lines):
+                notes.append(f"The last line of {path.name} was cut short and is left out.")
+                return
+            raise _broken(path, number, f"it is no JSON ({error})") from error
+        yield _checked(record, path, number)
+
+
+def _checked(record: Any, path: Path, number: int) -> LoggedTurn:
+    if not isinstance(record, dict):
+        raise _broken(path, number, "it is no JSON object")
+    for key, kind in _REQUIRED.items():
+        if not isinstance(record.get(key), kind):
+            raise _broken(path, number, f"'{key}' is missing or of another type")
+    count = len(record["reply_ids"])
+    for key in ("tokens", *PER_TOKEN):
+        values = record.get(key)
+        if values is not None and len(values) != count:
+            raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
+    prompt = record.pop("prompt_ids", None)
+    return {**record, "prompt_tokens": None if prompt is None else len(prompt)}
+
+
+def _broken(path: Path, number: int, why: str) -> ValueError:
+    return ValueError(f"line {number} of '{path}' is broken: {why}; remove that line or the file")

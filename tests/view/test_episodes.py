@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_agentrl.view.curves import read_curves
+from lightning_agentrl.view.episodes import Episode, group
+from lightning_agentrl.view.quantities import QUANTITIES
+from tests.view.logs import make_turn, write_events
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ({"terminated": True, "success": True, "episode_return": -1.0}, "solved"),
+        ({"terminated": True, "success": False, "episode_return": 1.0}, "failed"),
+        ({"terminated": True, "success": None, "episode_return": 0.5}, "solved"),
+        ({"truncated": True, "success": None, "episode_return": 0.0}, "failed"),
+        ({"truncated": True, "success": None, "episode_return": None}, "failed"),
+        ({"success": True, "episode_return": 1.0}, "running"),
+    ],
+)
+def test_success_is_what_the_environment_says_else_a_positive_return(end, outcome):
+    turns = (make_turn(turn=0, success=True), make_turn(turn=1, **end))
+    assert Episode(turns).outcome == outcome
+
+
+def test_an_episode_goes_on_over_iterations():
+    turns = [make_turn(iteration=i, env=e, turn=i - 1) for i in (1, 2, 3) for e in (0, 1)]
+    first, second = group(turns)
+    assert [t["turn"] for t in first.turns] == [0, 1, 2]
+    row = second.row()
+    assert (row["env"], row["first"], row["last"], row["turns"]) == (1, 1, 3, 3)
+
+
+def test_an_episode_whose_start_left_the_log_keeps_its_length():
+    (episode,) = group([make_turn(turn=k, iteration=k) for k in (5, 4)])
+    assert [t["turn"] for t in episode.turns] == [4, 5]
+    assert episode.row()["turns"] == 6
+
+
+def test_a_turn_that_was_logged_twice_counts_once():
+    (episode,) = group([make_turn("old"), make_turn("new")])
+    assert [t["reply"] for t in episode.turns] == ["new"]
+
+
+def test_what_the_list_counts():
+    turns = [
+        make_turn("a b", turn=0, old_logps=[-1.0, -2.0], ref_logps=[-1.5, -2.5], valid=False),
+        make_turn("a", turn=1, old_logps=[-1.0], ref_logps=[-3.0], hit_token_cap=True),
+        make_turn("a", turn=2, ref_logps=None),
+    ]
+    row = Episode(tuple(turns)).row()
+    assert row["kl"] == pytest.approx((0.5 + 0.5 + 2.0) / 3)
+    assert (row["invalid"], row["capped"]) == (1, 1)
+    assert Episode((make_turn(ref_logps=None),)).row()["kl"] is None
+
+
+def test_numbers_that_were_not_finite_are_left_out_of_means_and_scales():
+    turn = make_turn("a b c", old_logps=[-1.0, None, -1.0], ref_logps=[-2.0, -2.0, None], values=[None, 1.0, 3.0])
+    assert Episode((turn,)).row()["kl"] == 1.0
+    assert scale("KL to reference", [turn])["max"] == 1.0
+    assert (scale("value", [turn])["min"], scale("value", [turn])["max"]) == (1.0, 3.0)
+
+
+# Scales
+
+
+def scale(name, turns):
+    (quantity,) = (q for q in QUANTITIES if q.name == name)
+    return quantity.scale(turns)
+
+
+def test_scales_of_signed_quantities_lie_around_zero():
+    turns = [make_turn("a " * 50, advantages=[0.01 * k for k in range(-50, 50)][:51])]
+    entry = scale("advantage", [make_turn("a" + " a" * 99, advantages=[0.01 * k for k in range(-99, 1)])])
+    assert entry["low"] == -entry["high"]
+    assert entry["high"] == pytest.approx(0.97, abs=0.02)
+    assert (entry["min"], entry["max"]) == (-0.99, 0.0)
+    assert turns
+
+
+def test_one_outlier_does_not_set_the_scale():
+    values = [k / 1000 for k in range(1000)] + [1e6]
+    entry = scale("value", [make_turn("a" + " a" * 1000, values=values)])
+    assert entry["high"] < 1.0
+    assert entry["max"] == 1e6
+
+
+def test_missing_quantities_say_why():
+    turns = [make_turn(values=None, ref_logps=None, entropy=None), make_turn(values=None, ref_logps=None, entropy=None)]
+    assert scale("value", turns)["absent"] == "no critic"
+    assert scale("KL to reference", turns)["absent"] == "no reference model"
+    assert scale("entropy", turns)["absent"] == "not scored"
+    assert "absent" not in scale("log-prob gap", turns)
+    assert "absent" not in scale("value", [*turns, make_turn()])  # one turn has it
+
+
+def test_a_scale_of_nothing_but_zeros_or_nan():
+    assert scale("advantage", [make_turn("a", advantages=[0.0])])["high"] == 1.0
+    assert scale("advantage", [make_turn("a b", advantages=[float("nan"), 0.5])])["max"] == 0.5
+    assert "absent" in scale("advantage", [make_turn("a", advantages=[float("nan")])])
+
+
+# Curves
+
+
+def test_curves_run_over_iterations(tmp_path):
+    write_events(tmp_path, 4, ["rollout/success", "kl/reference", "time/update_seconds", "rollout/entropy"])
+    curves = read_curves(tmp_path)
+    assert curves["x"] == "iteration"
+    assert curves["main"] == ["rollout/success", "kl/reference", "rollout/entropy"]
+    assert curves["series"]["time/update_seconds"][0] == [1, 2, 3, 4]
+    assert "epoch" not in curves["series"]
+
+
+def test_entropy_is_shown_once(tmp_path):
+    write_events(tmp_path, 2, ["policy/entropy", "rollout/entropy"])
+    curves = read_curves(tmp_path)
+    assert curves["main"] == ["policy/entropy"]
+    assert "rollout/entropy" in curves["series"]
+
+
+def test_curves_without_epochs_run_over_steps(tmp_path):
+    write_events(tmp_path, 0, [])
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_scalar("rollout/success", 0.5, 7)
+        writer.add_scalar("rollout/success", float("nan"), 9)
+    curves = read_curves(tmp_path)
+    assert curves["x"] == "step"
+    assert curves["series"]["rollout/success"][0] == [7, 9]
+
+
+def test_a_run_without_events_has_no_curves():
+    assert read_curves(None)["series"] == {}

@@ -1,0 +1,504 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from lightning_agentrl.view import build_page
+from tests.view.logs import Turn, make_turn, random_turns, write_log, write_run
+
+pytestmark = pytest.mark.browser
+
+RED_DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+XSS = "</script><script>window.hit = 1</script><img src=x onerror='window.hit = 2'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    assert path, "install chromium (make chromium)"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@dataclass
+class Watched:
+    """An open page with everything it asked for and complained about."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def opened(browser):
+    """Opens a file and checks at the end that the page asked for nothing else and complained about nothing."""
+    watched: list[Watched] = []
+
+    def note_request(w: Watched, request: Request) -> None:
+        if not request.url.startswith("data:"):
+            w.requests.append(request.url)
+
+    def open_(path: Path, hash_: str = "", phone: bool = False) -> Page:
+        size = {"width": 390, "height": 844} if phone else {"width": 1440, "height": 900}
+        context = browser.new_context(viewport=size, has_touch=phone, is_mobile=phone)
+        w = Watched(context.new_page())
+        w.page.set_default_timeout(15_000)
+        w.page.on("request", lambda request: note_request(w, request))
+        w.page.on("console", lambda message: w.complaints.append(message.text))
+        w.page.on("pageerror", lambda error: w.complaints.append(str(error)))
+        watched.append(w)
+        w.page.goto(path.as_uri() + hash_)
+        expect(w.page.locator("#rows .row").first).to_be_attached()
+        return w.page
+
+    yield open_
+    for w in watched:
+        assert w.complaints == []
+        assert len(w.requests) == 1, w.requests
+        assert w.requests[0].startswith("file:")
+        w.page.context.close()
+
+
+@pytest.fixture(scope="module")
+def turns() -> list[Turn]:
+    return random_turns(1500, seed=3)
+
+
+@pytest.fixture(scope="module")
+def run_page(turns, tmp_path_factory) -> Path:
+    return build_page(write_run(tmp_path_factory.mktemp("runs") / "goto", turns))
+
+
+@pytest.fixture(scope="module")
+def episodes(turns) -> dict[str, list[Turn]]:
+    """Turns by the "env.episode" of the page."""
+    grouped = defaultdict(list)
+    for turn in turns:
+        grouped[f"{turn['env']}.{turn['episode']}"].append(turn)
+    return dict(grouped)
+
+
+def listed(page: Page) -> list[str]:
+    """Episodes on all pages of the list, in order."""
+    found: list[str] = []
+    while True:
+        found += page.locator("#rows .row").evaluate_all("rows => rows.map((row) => row.dataset.id)")
+        following = page.locator("#pages button", has_text="next")
+        if not following.count() or not following.is_visible() or following.is_disabled():
+            return found
+        following.click()
+
+
+def ended(played: list[Turn]) -> bool:
+    return played[-1]["stop"] is not None
+
+
+def won(played: list[Turn]) -> bool:
+    last = played[-1]
+    return ended(played) and (last["episode_return"] > 0 if last["success"] is None else last["success"])
+
+
+def mean_kl(played: list[Turn]) -> float:
+    gaps = [a - b for t in played for a, b in zip(t["old_logps"], t["ref_logps"], strict=True)]
+    return sum(gaps) / len(gaps)
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-"))
+
+
+# The list
+
+
+def test_the_list_shows_every_episode_newest_first(opened, run_page, episodes):
+    page = opened(run_page)
+    assert page.locator("#rows .row").count() == 100  # never all at once
+    ids = listed(page)
+    assert sorted(ids) == sorted(episodes)
+    last = [episodes[i][-1]["iteration"] for i in ids]
+    assert last == sorted(last, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("label", "belongs"),
+    [
+        ("failed", lambda played: ended(played) and not won(played)),
+        ("solved", won),
+        ("invalid reply", lambda played: not all(t["valid"] for t in played)),
+        ("token cap", lambda played: any(t["hit_token_cap"] for t in played)),
+    ],
+)
+def test_a_filter_keeps_the_right_episodes(opened, run_page, episodes, label, belongs):
+    page = opened(run_page)
+    right = {i for i, played in episodes.items() if belongs(played)}
+    assert 0 < len(right) < len(episodes)
+    button = page.locator("#shows button", has_text=label)
+    assert button.inner_text().replace(",", "").endswith(str(len(right)))
+    button.click()
+    ids = listed(page)
+    assert len(ids) == len(right)
+    assert set(ids) == right
+
+
+@pytest.mark.parametrize(
+    ("order", "key"),
+    [
+        ("longest", lambda played: -(played[-1]["turn"] + 1)),
+        ("kl", lambda played: -mean_kl(played)),
+        ("return", lambda played: played[-1]["episode_return"]),
+    ],
+)
+def test_an_order_sorts_by_its_number(opened, run_page, episodes, order, key):
+    page = opened(run_page)
+    page.select_option("#sort", order)
+    keys = [key(episodes[i]) for i in listed(page)]
+    assert len(keys) == len(episodes)
+    assert all(a <= b + 1e-4 * abs(b) for a, b in pairwise(keys))  # the page rounds
+
+
+def test_search_looks_into_replies_and_observations(opened, run_page, episodes, turns):
+    page = opened(run_page)
+    for word in (turns[700]["thought"].split()[-1], turns[900]["observation"].split()[-2].upper()):
+        right = {
+            i
+            for i, played in episodes.items()
+            if any(word.lower() in (t["observation"] + "\n" + "".join(t["tokens"])).lower() for t in played)
+        }
+        page.fill("#search", word)
+        expect(page.locator("#count")).to_have_text(re.compile(rf"^{len(right)} of "))
+        assert set(listed(page)) == right
+    page.fill("#search", "no such words")
+    expect(page.locator("#count")).to_have_text(re.compile("^0 of "))
+
+
+def test_iterations_and_filters_live_in_the_address(opened, run_page, episodes):
+    page = opened(run_page)
+    page.fill("#from", "4")
+    page.fill("#to", "6")
+    page.locator("#shows button", has_text="solved").click()
+    right = {i for i, p in episodes.items() if p[0]["iteration"] <= 6 and p[-1]["iteration"] >= 4 and won(p)}
+    assert set(listed(page)) == right
+    page.select_option("#sort", "longest")  # back to the first page
+    again = opened(run_page, "#" + page.url.partition("#")[2])
+    assert again.input_value("#from") == "4"
+    assert again.input_value("#sort") == "longest"
+    assert again.locator("#shows button[aria-pressed=true]").inner_text().startswith("solved")
+    assert set(listed(again)) == right
+
+
+# An episode
+
+
+def test_an_episode_opens_with_all_its_turns(opened, run_page, episodes):
+    page = opened(run_page)
+    played_id, played = max(episodes.items(), key=lambda item: len(item[1]))
+    open_episode(page, played_id)
+    assert page.locator(".turn").count() == len(played)
+    for k in (0, len(played) - 1):
+        card, turn = page.locator(".turn").nth(k), played[k]
+        assert card.locator(".said").inner_text() == turn["observation"]
+        assert card.locator(".t").count() == len(turn["tokens"])
+        shown = card.locator(".reply").inner_text().replace("⏎", "")
+        assert shown == "".join(turn["tokens"])
+        facts = card.locator(".numbers").inner_text().replace("\n", " ")
+        assert f"→ executed {turn['action']}" in facts
+        card.locator("summary").click()
+        assert card.locator("pre").inner_text() == turn["prompt"]
+        assert f"{len(turn['prompt_ids'])} tokens" in card.locator("summary").inner_text()
+    thoughts = page.locator(".turn").first.locator(".t:not(.acts)").count()
+    assert thoughts == played[0]["thought_tokens"] > 0
+
+
+def open_episode(page: Page, which: str) -> None:
+    page.evaluate("id => { location.hash = 'episode=' + id; }", which)
+    expect(page.locator("#bar h3")).to_have_text("env {}, episode {} ".format(*which.split(".")))
+
+
+def colours(page: Page, turn: int) -> list[str]:
+    script = "spans => spans.map((span) => getComputedStyle(span).backgroundColor)"
+    return page.locator(".turn").nth(turn).locator(".t").evaluate_all(script)
+
+
+def test_colours_follow_the_quantity_and_its_sign(opened, run_page, episodes):
+    which, played = next((i, p) for i, p in episodes.items() if len(p) > 4)
+    page = opened(run_page, f"#episode={which}")
+    expect(page.locator(".turn").first).to_be_visible()
+    seen = []
+    for name, values in {
+        "advantage": played[1]["advantages"],
+        "KL to reference": minus(played[1]["old_logps"], played[1]["ref_logps"]),
+        "log-prob gap": minus(played[1]["old_logps"], played[1]["rollout_logps"]),
+    }.items():
+        page.select_option("#colour", name)
+        kinds = page.locator(".turn").nth(1).locator(".t").evaluate_all("all => all.map((span) => span.className)")
+        for kind, x in zip(kinds, values, strict=True):
+            if abs(x) > 1e-4:  # differences of rounded numbers
+                assert ("pos" if x > 0 else "neg") in kind.split()
+        seen.append(colours(page, 1))
+        assert len(set(seen[-1])) > 5
+    for name in ("value", "entropy", "log-prob"):
+        page.select_option("#colour", name)
+        assert page.locator(".turn").nth(1).locator(".t.seq").count() == len(played[1]["tokens"])
+        seen.append(colours(page, 1))
+    assert len({tuple(s) for s in seen}) == 6
+    strengths = (
+        page.locator(".turn")
+        .nth(1)
+        .locator(".t")
+        .evaluate_all("all => all.map((s) => +s.style.getPropertyValue('--t'))")
+    )
+    logps = played[1]["rollout_logps"]
+    assert strengths[logps.index(min(logps))] == max(strengths)  # the unlikely token stands out
+    assert "colour=log-prob" in page.url
+
+
+def minus(a: list[float], b: list[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_token_tells_its_numbers(opened, run_page, episodes, phone):
+    which, played = next((i, p) for i, p in episodes.items() if len(p) > 2)
+    page = opened(run_page, f"#episode={which}", phone=phone)
+    turn, k = played[1], 6
+    token = page.locator(".turn").nth(1).locator(".t").nth(k)
+    if phone:
+        token.tap()
+    else:
+        token.hover()
+    readout = page.locator("#readout")
+    expect(readout).to_be_visible()
+    assert f"id {turn['reply_ids'][k]}, token {k + 1} of {len(turn['tokens'])}, thought" in readout.inner_text()
+    assert json.dumps(turn["tokens"][k]) in readout.inner_text()
+    told = dict(readout.locator("tr").evaluate_all("rows => rows.map((r) => [...r.cells].map((c) => c.textContent))"))
+    right = {
+        "advantage": turn["advantages"][k],
+        "return": turn["returns"][k],
+        "value": turn["values"][k],
+        "entropy": turn["entropy"][k],
+        "log-prob when sampled": turn["rollout_logps"][k],
+        "log-prob before the update": turn["old_logps"][k],
+        "log-prob of the reference": turn["ref_logps"][k],
+        "KL to reference": turn["old_logps"][k] - turn["ref_logps"][k],
+        "log-prob gap": turn["old_logps"][k] - turn["rollout_logps"][k],
+    }
+    assert set(told) == set(right)
+    for name, x in right.items():
+        assert math.isclose(number(told[name]), x, rel_tol=1e-4, abs_tol=1e-4), name
+    box = readout.bounding_box()
+    assert box is not None
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= page.evaluate("innerWidth")
+    if not phone:
+        token.click()  # stays, and the arrow keys move it
+        page.keyboard.press("ArrowRight")
+        assert f"token {k + 2} of" in readout.inner_text()
+        page.keyboard.press("Escape")
+        expect(readout).to_be_hidden()
+
+
+def test_keys_and_buttons_go_through_the_list_as_it_is_filtered(opened, run_page):
+    page = opened(run_page, "#show=failed&sort=longest")
+    ids = page.locator("#rows .row").evaluate_all("rows => rows.map((row) => row.dataset.id)")
+    title = page.locator("#bar h3")
+    names = ["env {}, episode {} ".format(*i.split(".")) for i in ids]
+    page.keyboard.press("j")
+    expect(title).to_have_text(names[0])
+    expect(page.get_by_role("button", name="previous").last).to_be_disabled()
+    page.keyboard.press("j")
+    expect(title).to_have_text(names[1])
+    page.locator("#bar .go").last.click()
+    expect(title).to_have_text(names[2])
+    page.keyboard.press("k")
+    expect(title).to_have_text(names[1])
+    assert page.locator("#rows .row[aria-current=true]").get_attribute("data-id") == ids[1]
+    page.locator("#search").press("j")  # a letter for the search, no key
+    expect(title).to_have_text(names[1])
+
+
+def test_an_episode_beyond_the_first_page_of_the_list_is_found(opened, run_page):
+    page = opened(run_page)
+    page.locator("#pages button", has_text="next").click()
+    which = page.locator("#rows .row").nth(3).get_attribute("data-id")
+    again = opened(run_page, f"#episode={which}")
+    expect(again.locator("#rows .row[aria-current=true]")).to_have_attribute("data-id", which)
+
+
+# Curves and head
+
+
+def test_curves_can_be_read(opened, run_page):
+    page = opened(run_page)
+    tile = page.locator(".tile[data-name='rollout/success']")
+    plain = tile.locator("b").inner_text()
+    box = tile.locator("svg").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 1, box["y"] + 5)
+    expect(tile.locator(".where")).to_have_text("at iteration 1")
+    first = number(tile.locator("b").inner_text())
+    low, high = sorted(number(text) for text in tile.locator(".range span").all_inner_texts())
+    assert low <= first <= high
+    page.mouse.move(0, 0)
+    expect(tile.locator(".where")).to_be_empty()
+    expect(tile.locator("b")).to_have_text(plain)
+    assert page.locator(".tile").count() == 13
+    page.locator("#curves-more").click()
+    expect(page.locator(".tile[data-name='time/collect_seconds']")).to_be_visible()
+    assert page.locator(".tile").count() == 19
+
+
+def test_the_head_tells_the_run(opened, run_page):
+    page = opened(run_page)
+    text = page.locator("#head").inner_text()
+    assert "goto / version_0" in text
+    assert "32.0 %" in text
+    assert "90.6 %" in text
+    page.get_by_text("About this run").click()
+    expect(page.locator("#run-facts")).to_contain_text("versions.torch")
+
+
+# Phone
+
+
+def test_a_phone_shows_one_thing_at_a_time(opened, run_page):
+    page = opened(run_page, phone=True)
+    width = "document.documentElement.scrollWidth"
+    assert page.evaluate(width) == 390
+    page.locator("#curves > summary").tap()
+    assert page.evaluate(width) == 390
+    page.locator("#rows .row").nth(2).tap()
+    expect(page.locator(".turn").first).to_be_visible()
+    expect(page.locator("#list")).to_be_hidden()
+    assert page.evaluate(width) == 390
+    for target in page.locator("#bar button:visible").all():
+        box = target.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) >= 32
+    page.locator("#bar .back").tap()
+    expect(page.locator("#list")).to_be_visible()
+    expect(page.locator("#detail")).to_be_hidden()
+    assert "episode" not in page.url
+
+
+# Odd logs
+
+
+def test_hostile_text_stays_text(opened, tmp_path):
+    odd = make_turn(
+        f"{XSS} <|im_end|>", observation=XSS, prompt=XSS, parsed_action=XSS, action=XSS, thought=XSS, stop=XSS,
+        terminated=True, env_errors=[XSS], metrics={XSS: 1.0}, image=RED_DOT,
+    )  # fmt: skip
+    run = tmp_path / "run"
+    write_log(run, [odd, make_turn("go", turn=0, episode=1)])
+    (run / "run.json").write_text(json.dumps({XSS: XSS}))
+    (run / "config.yaml").write_text(XSS)
+    page = opened(build_page(run))
+    page.fill("#search", "</script>")
+    expect(page.locator("#count")).to_have_text("1 of 2 episodes")
+    page.locator("#rows .row").click()
+    for summary in page.locator("summary:visible").all():
+        summary.click()
+    expect(page.locator(".said")).to_have_text(XSS)
+    expect(page.locator("pre").last).to_have_text(XSS)
+    page.locator(".t").nth(3).hover()
+    assert page.locator("img").count() == 1  # the turn's own
+    assert page.evaluate("window.hit") is None
+
+
+def test_what_is_missing_is_said(opened, tmp_path):
+    gone = {"values": None, "old_logps": None, "ref_logps": None, "entropy": None}
+    played = [make_turn(turn=k, iteration=k, **gone) for k in (3, 4, 6)]
+    write_log(tmp_path, [*played, make_turn(turn=0, iteration=6, env=1, success=True, terminated=True, **gone)])
+    page = opened(build_page(tmp_path))
+    page.locator("#rows .row[data-id='0.0']").click()
+    notes = page.locator(".about .note").all_inner_texts()
+    assert notes == [
+        "Turns 0 to 2 of this episode are no longer in the log.",
+        "Turn 5 of this episode is not in the log.",
+    ]
+    assert "still running" in page.locator(".about").inner_text()
+    options = page.locator("#colour option").evaluate_all("all => all.map((o) => [o.textContent, o.disabled])")
+    assert options == [
+        ["advantage", False],
+        ["value (no critic)", True],
+        ["entropy (not scored)", True],
+        ["KL to reference (no reference model)", True],
+        ["log-prob gap (not scored)", True],
+        ["log-prob", False],
+    ]
+    assert "no TensorBoard events" in page.locator("#curves").inner_text()
+
+
+def test_a_number_that_was_not_finite_has_no_colour(opened, tmp_path):
+    odd = make_turn("a b c", advantages=[None, float("nan"), -1.0], old_logps=[-1.0, None, -1.0])
+    write_log(tmp_path, [odd])
+    page = opened(build_page(tmp_path), "#episode=0.0")
+    expect(page.locator(".turn")).to_be_visible()
+    kinds = "all => all.map((span) => [...span.classList].find((c) => ['pos', 'neg', 'none'].includes(c)))"
+    assert page.locator(".t").evaluate_all(kinds) == ["none", "none", "neg"]
+    assert "advantage: mean −1" in page.locator(".turn").inner_text()
+    page.select_option("#colour", "KL to reference")
+    assert page.locator(".t").evaluate_all(kinds) == ["neg", "none", "neg"]
+    page.locator(".t").first.click()
+    assert page.locator("#readout tr", has_text="advantage").inner_text().split() == ["advantage", "–"]
+
+
+def test_nothing_in_a_reply_is_invisible(opened, tmp_path):
+    tokens = ["\n", "\n\n", " ", "\t", "", "\x07", "a b", "<|im_end|>"]
+    grown = {"continues": True, "prompt": "more", "prompt_ids": [1]}
+    write_log(tmp_path, [make_turn("a b c d e f g h", tokens=tokens, image=RED_DOT, **grown)])
+    page = opened(build_page(tmp_path), "#episode=0.0")
+    expect(page.locator(".turn")).to_be_visible()
+    shown = page.locator(".t").evaluate_all("all => all.map((span) => span.textContent)")
+    assert shown == ["⏎\n", "⏎\n⏎\n", "␣", "⇥", "∅", "␇", "a b", "<|im_end|>"]
+    assert page.locator(".t.special").count() == 1
+    assert page.locator(".turn img").evaluate("image => image.naturalWidth") == 1
+    title = "Added to the prompt, 1 token; the model also read the turns before"
+    expect(page.locator(".turn summary")).to_have_text(title)
+
+
+# Size
+
+
+def test_ten_thousand_turns_open_in_three_seconds(browser, tmp_path):
+    turns = random_turns(10_000, seed=5)
+    path = build_page(write_run(tmp_path, turns))
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    # Noted by the page itself, since the test's own calls take time: first picture with the list in it, and loaded.
+    page.add_init_script(
+        """new MutationObserver((_, observer) => {
+            if (!document.querySelector("#rows .row")) return;
+            observer.disconnect();
+            requestAnimationFrame(() => setTimeout(() => { window.listAfter = performance.now() }));
+        }).observe(document, { childList: true, subtree: true });"""
+    )
+    page.goto(path.as_uri(), wait_until="load")
+    page.locator("#rows .row").nth(1).click()  # interactive: it opens an episode
+    expect(page.locator(".turn").first).to_be_visible()
+    after = page.evaluate("[window.listAfter, performance.now()]")
+    tokens = sum(len(turn["tokens"]) for turn in turns) / len(turns)
+    characters = sum(len(turn["prompt"]) for turn in turns) / len(turns)
+    print(
+        f"\n{len(turns)} turns of {tokens:.0f} reply tokens and {characters:.0f} prompt characters: "
+        f"{path.stat().st_size / 1e6:.1f} MB, list after {after[0] / 1000:.2f} s, "
+        f"first episode open after {after[1] / 1000:.2f} s"
+    )
+    assert tokens >= 28
+    assert characters >= 850
+    assert after[1] < 3000
+    page.fill("#search", turns[5000]["thought"].split()[-1])
+    expect(page.locator("#count")).to_have_text(re.compile("of [0-9,]+ episodes"), timeout=5000)
+    context.close()
