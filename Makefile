@@ -49,7 +49,7 @@ chromium: # of the distribution; tests look for `chromium` on the PATH
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 docs: install ## build the documentation into site/, without warnings
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: install ## style and format, without changing files
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ commands
   agentrl fit --quiet         warnings and results only
   agentrl --version
 """
-FLAGS = {"--dry-run": "--dry_run=true", "--dry_run": "--dry_run=true", "--quiet": "--quiet=true"}
+FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags alone, for the parser a key with its value
 
 
 def view(run: str, out: str | None = None) -> None:

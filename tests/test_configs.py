@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,41 +12,16 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_agentrl import cli
-from lightning_agentrl.advantages import GAE, DualDiscountGAE
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.callbacks import CriticWarmup, RunSummary, StageProgress
-from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.losses import AdaptiveKL, FixedKL, PPOClip
-from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.rollout import (
-    ActionsOnlyMemory,
-    ClearingMemory,
-    EnvConfig,
-    FullMemory,
-    PromptFormat,
-    RawParser,
-    RolloutDataModule,
-    TolerantParser,
-    TurnInteraction,
-    ValidationConfig,
-    WindowMemory,
-)
+from lightning_agentrl import commands
 
 FOLDER = Path(__file__).parents[1] / "configs"
-DOCUMENTED = (
-    *(PPOAgent, SeparateCritic, SharedCritic, DualDiscountGAE, GAE, PPOClip, FixedKL, AdaptiveKL),
-    *(RolloutDataModule, EnvConfig, PromptFormat, WindowMemory, ActionsOnlyMemory, ClearingMemory, FullMemory),
-    *(TurnInteraction, TolerantParser, RawParser, TransformersEngine, ValidationConfig),
-    *(CriticWarmup, StageProgress, RunSummary),
-)
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 
 
 def agentrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(cli, "keep_freed_memory", lambda: True)
+    monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
     monkeypatch.setattr(sys, "argv", ["agentrl", *arguments])
-    cli.main()
+    commands.main()
 
 
 def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
@@ -110,25 +83,3 @@ def test_a_config_runs(
     assert len(logged) == 3
     assert all(math.isfinite(point.value) for point in logged)
     assert "iteration 3/3 train" in capsys.readouterr().out
-
-
-def test_every_key_is_documented_with_its_default() -> None:
-    """`docs/configuration.md` has a section for each class, whose table is its signature."""
-    text = (FOLDER.parent / "docs" / "configuration.md").read_text()
-    sections = {part.split("\n", 1)[0]: part for part in text.split("\n### ")[1:]}
-    classes = {cls.__name__: cls for cls in DOCUMENTED}
-    assert set(sections) == set(classes)
-    for name, cls in classes.items():
-        table = sections[name].split("\n## ")[0]
-        told = dict(re.findall(r"^\| `(\w+)` \| `?(.*?)`? \|", table, re.MULTILINE))
-        expected = {parameter.name: _shown(parameter) for parameter in inspect.signature(cls).parameters.values()}
-        assert told == expected, name
-
-
-def _shown(parameter: inspect.Parameter) -> str:
-    """The default of an argument as the table writes it."""
-    if parameter.default is inspect.Parameter.empty:
-        return "required"
-    if "factory" in repr(parameter.default):
-        return "{}"
-    return "null" if parameter.default is None else str(parameter.default).lower()

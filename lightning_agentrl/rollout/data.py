@@ -54,10 +54,10 @@ class RolloutDataModule(L.LightningDataModule):
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration.
         update_epochs: passes over each rollout.
         memory: what of the past a prompt shows; the last turn by default.
-        prompt: how prompts are worded.
-        interaction: the turn loop.
+        prompt: how prompts are worded; the defaults of PromptFormat when not given.
+        interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
-        validation: what validation plays.
+        validation: what validation plays; the defaults of ValidationConfig when not given.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 

@@ -31,7 +31,7 @@ class TurnInteraction(Interaction):
 
     Args:
         max_reply_tokens: cap on the tokens of one reply.
-        parser: reads the action out of a reply.
+        parser: reads the action out of a reply; TolerantParser when not given.
         invalid_penalty: what an invalid reply costs.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
             the episode after it (with the penalty added).

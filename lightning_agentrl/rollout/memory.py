@@ -77,7 +77,11 @@ class WindowMemory(Memory):
 
 
 class ActionsOnlyMemory(Memory):
-    """The last actions as one line of the current user message, without observations and thoughts."""
+    """The last actions as one line of the current user message, without observations and thoughts.
+
+    Args:
+        turns: actions that are shown.
+    """
 
     def __init__(self, turns: int) -> None:
         _at_least("ActionsOnlyMemory", "turns", turns, 1)
@@ -95,7 +99,11 @@ class ActionsOnlyMemory(Memory):
 
 
 class ClearingMemory(Memory):
-    """A history that grows turn by turn and is emptied after each ``every`` turns."""
+    """A history that grows turn by turn and is emptied at intervals.
+
+    Args:
+        every: turns after which the history is emptied.
+    """
 
     def __init__(self, every: int) -> None:
         _at_least("ClearingMemory", "every", every, 1)

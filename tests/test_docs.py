@@ -1,0 +1,450 @@
+"""The documentation is true of the code: what it names is there, what it shows works, and the site loads nothing."""
+
+from __future__ import annotations
+
+import ast
+import html
+import importlib
+import inspect
+import logging
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from html.parser import HTMLParser
+from io import StringIO
+from itertools import zip_longest
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import gymnasium
+import lightning as L
+import pytest
+import torch
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from docs import reference
+from lightning_agentrl import commands
+from lightning_agentrl.advantages import AdvantageEstimator
+from lightning_agentrl.cli import AgentCLI
+from lightning_agentrl.rollout import ChatRenderer, PromptFormat
+from lightning_agentrl.rollout.memory import Recollection
+from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+from tests.tiny import tiny_tokenizer
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+PAGES = sorted(DOCS.rglob("*.md"))
+TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm"
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# Reading Markdown
+
+
+@cache
+def filled(path: Path) -> str:
+    return reference.filled(path.read_text())
+
+
+def fences(text: str) -> list[tuple[str, str]]:
+    """Language and content of the fenced blocks."""
+    return [(m[2], dedent(m[3])) for m in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```", text, re.M | re.S)]
+
+
+def inline(text: str) -> list[str]:
+    """Code within sentences and tables."""
+    rest = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.M | re.S)
+    return [code.replace("\\|", "|") for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", rest)]
+
+
+def code_lines(text: str) -> Iterator[str]:
+    """Lines of commands, joined where they go on, and code within sentences."""
+    for language, block in fences(text):
+        if language in ("", "bash"):
+            yield from re.sub(r"\\\n\s*", "", block).splitlines()
+    yield from inline(text)
+
+
+# The site
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.ids |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a":
+            self.links.append(given.get("href", ""))
+        else:
+            self.loaded += [given[name] for name in ("src", "href", "data", "srcset", "poster") if name in given]
+
+
+@dataclass
+class Site:
+    folder: Path
+    warnings: list[str] = field(default_factory=list)
+    pages: dict[Path, Tags] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The site as `make docs` builds it."""
+    made = Site(tmp_path_factory.mktemp("docs") / "site")
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: made.warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("mkdocs").addHandler(handler)
+    try:
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(made.folder))  # not strict, so that all are told
+        config.plugins.on_startup(command="build", dirty=False)
+        build(config)
+    finally:
+        logging.getLogger("mkdocs").removeHandler(handler)
+    for path in made.folder.rglob("*.html"):
+        made.pages[path] = Tags()
+        made.pages[path].feed(path.read_text())
+    return made
+
+
+def test_the_site_is_built_without_warnings(site: Site) -> None:
+    assert site.warnings == []
+    assert {"index.html", "configuration.html", "api/agents.html", "results/quickstart.html"} <= {
+        str(path.relative_to(site.folder)) for path in site.pages
+    }
+
+
+def test_the_site_loads_nothing_from_a_network(site: Site) -> None:
+    loaded = {address for tags in site.pages.values() for address in tags.loaded}
+    assert not [address for address in loaded if re.match(r"(https?:)?//", address)]
+    for path in site.folder.rglob("*.css"):
+        assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", path.read_text()), path
+
+
+def test_every_link_of_the_site_leads_somewhere(site: Site) -> None:
+    broken = []
+    for page, tags in site.pages.items():
+        for link in tags.links:
+            target, anchor = urldefrag(unquote(link))
+            if re.match(r"\w+:|//", target) or page.name == "404.html":
+                continue
+            file = (page.parent / target).resolve() if target else page
+            file = file / "index.html" if file.is_dir() else file
+            ids = site.pages[file].ids if file in site.pages else set()
+            if not file.exists() or (anchor and anchor not in ids and not anchor.startswith("__")):
+                broken.append(f"{page.relative_to(site.folder)}: {link}")
+    assert not broken
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=named)
+def test_relative_links_of_the_repository_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        target, anchor = urldefrag(link)
+        if not re.match(r"\w+:", target):
+            file = (path.parent / target) if target else path
+            assert file.exists(), link
+            titles = re.findall(r"^#+ (.+)$", file.read_text(), re.M) if anchor else []
+            slugs = {re.sub(r"[^\w -]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+            assert not anchor or anchor in slugs, link
+
+
+@pytest.mark.browser
+def test_the_site_in_a_browser(site: Site) -> None:
+    """Every page from the file system: no request leaves it, no error, nothing wider than a phone; the search finds."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        seen: list[str] = []
+        page.on("request", lambda request: seen.append(request.url))
+        page.on("console", lambda message: seen.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: seen.append(str(error)))
+        for path in site.pages:
+            if path.name != "404.html":  # its addresses are those of a server
+                page.goto(path.as_uri())
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        page.set_viewport_size({"width": 1300, "height": 900})
+        page.goto((site.folder / "index.html").as_uri())
+        page.click(".md-search__input")
+        page.keyboard.type("explained_variance")
+        page.wait_for_selector(".md-search-result__item")
+        browser.close()
+    assert [text for text in seen if not re.match(r"file:|data:|about:|blob:", text)] == []
+
+
+# The configuration page
+
+
+CLASSES = [cls for part in reference.parts() for cls in part.classes]
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_every_argument_has_a_meaning(cls: type) -> None:
+    missing = [argument.name for argument in reference.arguments(cls) if not argument.meaning]
+    assert not missing, f"the docstring of {cls.__name__} says nothing about {', '.join(missing)} (section Args)"
+
+
+def test_every_class_is_on_the_configuration_page() -> None:
+    page = filled(DOCS / "configuration.md")
+    for part in reference.parts():
+        assert part.classes, part.key
+        for cls in part.classes:
+            assert f"`{cls.__name__}`" in page if part.plain else f"# {cls.__name__} {{" in page, cls
+            for argument in reference.arguments(cls):
+                assert f"\n| `{argument.name}` |" in page, (cls, argument.name)
+
+
+def test_a_wrong_marker_is_told() -> None:
+    with pytest.raises(ValueError, match=r"model.init_args.nothing"):
+        reference.filled("<!-- keys: model.init_args.nothing -->")
+
+
+# What the command understands
+
+
+class Parsed(Exception):
+    """Ends a command once its parser is built."""
+
+
+@pytest.fixture(scope="module")
+def parser() -> Any:
+    class OnlyParser(AgentCLI):
+        def parse_arguments(self, parser: Any, args: Any) -> None:
+            raise Parsed(parser)
+
+    with pytest.raises(Parsed) as made:
+        OnlyParser(["fit"])
+    return made.value.args[0]
+
+
+def understood(parser: Any, *arguments: str) -> Any:
+    return parser.parse_args(["fit", "--config", str(QUICKSTART), *arguments])
+
+
+def as_config(block: Any) -> dict[str, Any] | None:
+    """A block as a part of a config, with the keys above it; None where it is something else."""
+    if not isinstance(block, dict):
+        return None
+    if set(block) <= {"seed_everything", "trainer", "model", "data", "ckpt_path"}:
+        return block
+    for part in reference.roots()[:2]:
+        if all(set(block) <= {argument.name for argument in reference.arguments(cls)} for cls in part.classes):
+            return {part.key: {"init_args": block}}
+    return None
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = filled(path)
+    if "my_code." in text:  # the classes of the page itself
+        (tmp_path / "my_code.py").write_text(
+            "\n".join(code for language, code in fences(text) if language == "python" and "class " in code)
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+    for language, code in fences(text):
+        if language == "yaml":
+            config = as_config(yaml.safe_load(code))
+            assert config is not None, f"not a part of a config:\n{code}"
+            (tmp_path / "block.yaml").write_text(yaml.safe_dump(config))
+            understood(parser, "--config", str(tmp_path / "block.yaml"))
+    sys.modules.pop("my_code", None)
+
+
+@cache
+def answer(*arguments: str) -> str:
+    """What the command prints; nothing where it refuses."""
+    out = StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), suppress(SystemExit):
+        patch.setattr(sys, "argv", ["agentrl", *arguments])
+        patch.setattr(commands, "keep_freed_memory", lambda: True)
+        commands.main()
+    return out.getvalue()
+
+
+@cache
+def options(command: str) -> set[str]:
+    """Options that a command tells in its help, with underscores in their names; the general help tells some too."""
+    known = re.findall(r"(?<![\w-])--?[a-zA-Z][\w.-]*", answer("--help") + answer(command, "--help"))
+    return {option.replace("-", "_") for option in known}
+
+
+def agentrl_lines(text: str) -> Iterator[list[str]]:
+    """Arguments of each `agentrl` command."""
+    for line in code_lines(text):
+        if match := re.match(r"(?:\w+=\S+ )*(?:\.venv/bin/)?agentrl(?= |$)(.*)", line.strip()):
+            yield shlex.split(match[1], comments=True)
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+def test_commands_are_known(path: Path, parser: Any) -> None:
+    for arguments in agentrl_lines(filled(path)):
+        if not arguments or arguments[0].startswith("-"):
+            assert not arguments or arguments[0].replace("-", "_") in options("fit")
+            continue
+        command, *rest = arguments
+        assert answer(command, "--help"), f"there is no command '{command}': {arguments}"
+        keys = []
+        for name, following in zip_longest(rest, rest[1:], fillvalue=""):
+            option, _, value = name.partition("=")
+            if re.match(r"--\w+\.", option) and not option.endswith(".help"):
+                keys.append(f"{option}={value or following}")
+            elif option.startswith("-") and not option.endswith(".help"):
+                assert option.replace("-", "_") in options(command), f"{option} of {arguments}"
+        understood(parser, *keys)
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+def test_make_targets_are_there(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named_here = {m[1] for line in code_lines(filled(path)) if (m := re.match(r"(?:\w+=\S+ )*make ([a-z-]+)", line))}
+    assert named_here <= targets
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+def test_key_paths_exist(path: Path) -> None:
+    found = [re.match(r"((?:model|data|trainer)(?:\.\w+)+)(?::|$)", code) for code in inline(filled(path))]
+    assert not [match[1] for match in found if match and not is_key(match[1])]
+
+
+def is_key(path: str) -> bool:
+    root, *names = path.split(".")
+    if root == "trainer":
+        return names[0] in inspect.signature(L.Trainer).parameters
+    classes = next(part.classes for part in reference.roots() if part.key == root)
+    for name in names:
+        if name in ("init_args", "class_path"):
+            continue
+        found = [a for cls in classes for a in reference.arguments(cls) if a.name == name]
+        if not found:
+            return False
+        bases = [base for argument in found for base in reference.own_types(argument.annotation)]
+        classes = tuple(cls for base in bases for cls in reference.concrete(base))
+    return True
+
+
+# What pages quote
+
+
+@cache
+def strings_of_the_code() -> tuple[str, ...]:
+    """Every text in the package, with … where a value is filled in."""
+
+    def text_of(node: ast.JoinedStr) -> str:
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+    found = []
+    for path in (ROOT / "lightning_agentrl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append(text_of(node))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return tuple(found)
+
+
+def test_messages_are_those_of_the_code() -> None:
+    quoted = [code for language, code in fences(filled(DOCS / "troubleshooting.md")) if language == "text"]
+    assert len(quoted) > 10
+    for message in quoted:
+        for piece in re.split(r"…", message):
+            piece = piece.strip(" ,;:'\n")
+            assert any(piece in text for text in strings_of_the_code()), piece
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if path.name != "metrics.md"], ids=named)
+def test_metrics_are_those_of_the_code(path: Path) -> None:
+    logged = [re.escape(text).replace("…", ".+") for text in strings_of_the_code() if re.match(rf"({GROUPS})/", text)]
+    named_here = [code for code in inline(filled(path)) if re.fullmatch(rf"({GROUPS})/[a-z_]+", code)]
+    unknown = [name for name in named_here if not any(re.fullmatch(pattern, name) for pattern in logged)]
+    assert not unknown
+
+
+def test_numbers_of_the_home_page_are_those_of_the_results() -> None:
+    results = (DOCS / "results" / "quickstart.md").read_text()
+    home = " ".join((DOCS / "index.md").read_text().split())
+    before, after = (re.search(rf"\| success {when} \| ([\d.]+) \|", results) for when in ("before", "after"))
+    chance = re.search(r"\| random agent \| ([\d.]+) \|", results)
+    assert before
+    assert after
+    assert chance
+    assert f"went from {float(before[1]):.2f} to {float(after[1]):.2f}" in home
+    assert f"a random agent reaches {float(chance[1]):.2f}" in home
+
+
+# Examples
+
+
+def test_the_example_of_the_concepts_is_rendered_like_that() -> None:
+    page = html.unescape((DOCS / "concepts.md").read_text())
+    env: Any = gymnasium.make("agentrl_envs:GuessNumber-v0", highest=5).unwrapped
+    renderer = ChatRenderer(tiny_tokenizer(), PromptFormat(think=False, instruction=""))
+    observation, _ = env.reset(seed=4)
+    segments = list(renderer.render(env.system_prompt, (), Recollection(), observation, "", env.actions).segments)
+    observation, reward, *_ = env.step("3")
+    assert (observation, reward) == ("3 is too low.", 0.0)
+    segments += renderer.continuation(env.system_prompt, observation, "", env.actions)
+    _, reward, terminated, *_ = env.step("4")
+    assert reward == 1.0
+    assert terminated
+    for segment in segments:
+        text = "".join(renderer.tokenizer.decode(list(segment.ids))).replace("\n", "⏎\n")
+        assert f'<span class="seg-{segment.kind}">{text}</span>' in page
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "environments.md"])
+def test_the_example_environment_can_be_played(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = (code for language, code in fences((DOCS / name).read_text()) if language == "python")
+    (tmp_path / "corridor.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "corridor", raising=False)
+    monkeypatch.delitem(gymnasium.registry, "Corridor-v0", raising=False)
+    importlib.invalidate_caches()
+    env = gymnasium.make("corridor:Corridor-v0")
+    observation, info = env.reset(seed=0)
+    ended = False
+    while not ended:
+        observation, reward, terminated, truncated, info = env.step("right" if "right" in observation else "left")
+        ended = terminated or truncated
+    assert info["success"]
+    assert reward == 1.0
+    monkeypatch.delitem(sys.modules, "corridor")
+
+
+def test_the_example_estimator_works() -> None:
+    blocks = [code for language, code in fences((DOCS / "api" / "index.md").read_text()) if language == "python"]
+    (code,) = (code for code in blocks if "AdvantageEstimator" in code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    estimator = names["TurnReward"]
+    assert issubclass(estimator, AdvantageEstimator)
+    rollout = Rollout.from_samples([_sample(tokens=2, reward=1.0), _sample(tokens=1, reward=-0.5)])
+    advantages, returns = estimator().estimate(rollout.union(shaped_rewards=rollout.rewards))
+    assert torch.equal(advantages, torch.tensor([[1.0, 1.0], [-0.5, 0.0]]))
+    assert torch.equal(advantages, returns)
+
+
+def _sample(tokens: int, reward: float) -> Sample:
+    given = {p.name: p.default for p in inspect.signature(Turn).parameters.values() if p.default is not p.empty}
+    hints = inspect.get_annotations(Turn, eval_str=True)
+    needed = {name: hint() for name, hint in hints.items() if name not in given and hint in (int, str, bool, float)}
+    turn = Turn(**{**needed, "stop": None, "success": None, "reward": reward})
+    action = Segment(SegmentKind.ACTION, (5,) * tokens, (-1.0,) * tokens)
+    return Sample((Segment(SegmentKind.PROMPT, (1, 2)), action), (turn,))
