@@ -102,7 +102,7 @@ class StageProgress(ProgressBar):
             self._move_bars(trainer, agent, stage, done, total)
         elif time.monotonic() - self._last_line >= self.line_seconds:
             of = f"/{total}" if total else ""
-            self._line(f"{self._head(trainer, agent)} | {stage} {done}{of} {UNITS[stage]}")
+            self._line(f"{self._head(trainer, agent, stage)} | {stage} {done}{of} {UNITS[stage]}")
 
     def _move_bars(self, trainer: L.Trainer, agent: Agent, stage: str, done: int, total: int) -> None:
         if self._bars is None:
@@ -120,7 +120,7 @@ class StageProgress(ProgressBar):
         left = self._time_left(trainer)
         self._bars.update(
             cast(Any, self._run_bar),
-            description=f"iteration {trainer.current_epoch + 1} {agent.phase}" if trainer.training else "run",
+            description=self._head(trainer, agent, stage),
             completed=trainer.current_epoch,
             total=epochs,
             note=" ".join([*([f"{left} left"] if left else []), self._numbers(trainer)]),
@@ -140,8 +140,8 @@ class StageProgress(ProgressBar):
         self._last_line = time.monotonic()
         self.console.print(text, markup=False)
 
-    def _head(self, trainer: L.Trainer, agent: Agent) -> str:
-        if not trainer.training:
+    def _head(self, trainer: L.Trainer, agent: Agent, stage: str = "") -> str:
+        if not trainer.training or stage == "validate":
             return "held-out episodes"
         of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
         return f"iteration {trainer.current_epoch + 1}{of} {agent.phase}"

@@ -66,7 +66,7 @@ def test_a_terminal_shows_both_bars_and_keeps_a_line_of_each_iteration(tiny_fold
     trainer = make_trainer(tmp_path, 2, [bar], enable_progress_bar=True)
     trainer.fit(make_agent(tiny_folder), make_data())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
-    assert re.search(r"iteration 1 train +[━╸╺ ]+0/2", text)
+    assert re.search(r"iteration 1/2 train +[━╸╺ ]+0/2", text)
     assert re.search(r"(collect|score|update) +[━╸╺ ]+\d+/\d+ (turns|rows)", text)
     kept = [line for line in text.splitlines() if line.startswith("iteration") and "success" in line and " | " in line]
     assert len(kept) == 2
