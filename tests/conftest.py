@@ -16,7 +16,7 @@ from tests.tiny import tiny_model_folder
 
 
 def pytest_configure() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # tiny models; more threads only wait for each other
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 

@@ -283,7 +283,7 @@ class Agent(L.LightningModule, ABC):
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.recent_episodes.load_state_dict(checkpoint["recent_episodes"])
+        self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
 
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)

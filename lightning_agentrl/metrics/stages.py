@@ -60,7 +60,7 @@ class StageClock:
         numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():
             numbers[f"time/{name}_seconds"] = Mean(seconds, 1)
-            if self._turns[name]:
+            if name in self._turns:
                 numbers[f"time/{name}_turns_per_second"] = Mean(self._turns[name] * world_size, seconds)
                 numbers[f"time/{name}_tokens_per_second"] = Mean(self._tokens[name] * world_size, seconds)
         if self._seconds["collect"] and self._seconds["update"]:

@@ -145,12 +145,15 @@ def _metrics(result: StepResult, session: Session) -> dict[str, float]:
     """What the environment reports in ``info["progression"]`` and ``info["metrics"]``."""
     told = {key: result.info[key] for key in ("progression",) if key in result.info}
     try:
-        return {name: float(value) for name, value in {**told, **result.info.get("metrics", {})}.items()}
+        numbers = {name: float(value) for name, value in {**told, **result.info.get("metrics", {})}.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"environment {session.index} reports info['metrics'] = {result.info.get('metrics')!r}, which must be a "
             "dictionary of names and numbers"
         ) from error
+    if taken := [name for name in numbers if name == "retries" or name.startswith("errors/")]:
+        raise ValueError(f"environment {session.index} reports {taken} in info['metrics'], names kept for its errors")
+    return numbers
 
 
 def _success(result: StepResult) -> bool | None:

@@ -117,6 +117,16 @@ def test_metrics_that_are_no_numbers_are_refused(tiny_folder):
         place.collect(1)
 
 
+@pytest.mark.parametrize("name", ["retries", "errors/mine"])
+def test_names_of_our_own_numbers_are_refused(tiny_folder, name):
+    class Greedy(Scripted):
+        def step(self, action):
+            return *super().step(action)[:4], {"metrics": {name: 1.0}}
+
+    with workplace(tiny_folder, [Greedy(3)]) as place, pytest.raises(ValueError, match=name):
+        place.collect(1)
+
+
 def test_babyai_draws_itself():
     env = gymnasium.make("agentrl_envs:BabyAIText-GoToObjS4-v0", render_mode="rgb_array")
     env.reset(seed=1)

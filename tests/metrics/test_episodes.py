@@ -1,0 +1,125 @@
+"""Whole episodes: `rollout/success_window` over the last ones, `val/*` of held-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from lightning_agentrl.agents.describe import RecentEpisodes
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult, summarise, wilson_interval
+from lightning_agentrl.types import Rollout, Sample, StopReason
+from tests.metrics.rollouts import by_hand, of_envs
+from tests.types.samples import action, prompt, turn
+
+# The episodes of `by_hand` end unsolved (B), solved (D), unsolved (E).
+WINDOW_EXPECTED = {"rollout/success_window": (0 + 1 + 0) / 3}
+
+RESULTS = [
+    EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2),
+    EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3),
+    EpisodeResult(success=True, total_reward=2.0, turns=1, valid_turns=0),
+    EpisodeResult(success=True, total_reward=2.5, turns=4, valid_turns=4),
+]
+# Bounds of 3 in 4: with z² = 3.841459 the middle is (0.75 + z² / 8) / (1 + z² / 4) = 1.2301823 / 1.9603647, the half
+# width sqrt(z² * 0.75 * 0.25 / 4 + z⁴ / 64) / (1 + z² / 4) = 0.6408148 / 1.9603647
+VAL_EXPECTED = {
+    "val/success": (1 + 0 + 1 + 1) / 4,
+    "val/success_low": (1.2301823 - 0.6408148) / 1.9603647,
+    "val/success_high": (1.2301823 + 0.6408148) / 1.9603647,
+    "val/return": (3 - 1 + 2 + 2.5) / 4,
+    "val/mean_turns": (2 + 5 + 1 + 4) / 4,
+    "val/valid_action_ratio": (2 + 3 + 0 + 4) / (2 + 5 + 1 + 4),  # of turns, not of episodes
+    "val/episodes": 4,
+}
+
+
+def ended(*successes: bool) -> Rollout:
+    """A rollout with an ended episode for each."""
+    end = {"terminated": True, "stop": StopReason.ENV_DONE}
+    turns = [turn(env=env, success=success, **end) for env, success in enumerate(successes)]
+    return Rollout.from_samples([Sample((prompt(1), action(2)), (one,)) for one in turns])
+
+
+def held_out(results: Sequence[EpisodeResult]) -> dict[str, float]:
+    metrics = EpisodeMetrics()
+    metrics.update(results)
+    return {f"val/{name}": number for name, number in metrics.compute().items()}
+
+
+def test_window_of_one_rollout_by_hand():
+    assert RecentEpisodes().update(by_hand()) == WINDOW_EXPECTED
+
+
+def test_window_goes_on_over_rollouts_and_keeps_its_value_where_none_ends():
+    recent = RecentEpisodes()
+    recent.update(ended(True, True))
+    assert recent.update(by_hand()) == {"rollout/success_window": (2 + 1) / (2 + 3)}
+    assert recent.update(of_envs(by_hand(), [2])) == {"rollout/success_window": 3 / 5}
+
+
+def test_window_forgets_the_oldest_beyond_its_size():
+    recent = RecentEpisodes(size=3)
+    assert recent.update(ended(True, True)) == {"rollout/success_window": 2 / 2}
+    assert recent.update(ended(False, True)) == {"rollout/success_window": (1 + 0 + 1) / 3}
+    assert recent.update(ended(False)) == {"rollout/success_window": (0 + 1 + 0) / 3}
+    assert recent.update(ended(True, True, True, False, False)) == {"rollout/success_window": (1 + 0 + 0) / 3}
+    assert RecentEpisodes().successes.maxlen == 100
+
+
+def test_window_without_any_ended_episode_says_nothing():
+    assert RecentEpisodes().update(of_envs(by_hand(), [2])) == {}
+
+
+def test_window_is_continued_from_a_checkpoint():
+    first, second = RecentEpisodes(size=3), RecentEpisodes(size=3)
+    first.update(ended(True, False, False))
+    second.update(ended(True))
+    second.load_state_dict(first.state_dict())
+    assert first.state_dict() == [True, False, False]
+    for recent in (first, second):
+        assert recent.update(ended(True)) == {"rollout/success_window": (0 + 0 + 1) / 3}
+
+
+def test_held_out_numbers_by_hand():
+    assert held_out(RESULTS) == pytest.approx(VAL_EXPECTED, rel=0, abs=1e-7)
+
+
+def test_held_out_numbers_do_not_depend_on_the_order_or_on_how_often_they_are_updated():
+    metrics = EpisodeMetrics()
+    for result in RESULTS[::-1]:
+        metrics.update([result])
+    assert {f"val/{name}": number for name, number in metrics.compute().items()} == held_out(RESULTS)
+    metrics.reset()
+    metrics.update(RESULTS[:1])
+    assert metrics.compute()["episodes"] == 1
+
+
+def test_held_out_numbers_of_no_episode():
+    assert held_out([]) == {}
+
+
+def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
+    end = turn(index=2, episode_return=1.5, truncated=True, stop=StopReason.MAX_TURNS, success=None)
+    turns = [turn(valid=False, episode_return=9.0), turn(index=1), end]
+    assert summarise(turns) == EpisodeResult(success=True, total_reward=1.5, turns=3, valid_turns=2)
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "low", "high"),
+    [
+        (8, 10, 0.4901625, 0.9433178),
+        (0, 10, 0.0, 3.841459 / 13.841459),  # z² / (n + z²)
+        (10, 10, 10 / 13.841459, 1.0),
+        (64, 128, 0.5 - 0.0853478, 0.5 + 0.0853478),  # z / 2 / sqrt(n + z²): the ±8 points of the docs
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_wilson_interval_golden_numbers(successes, episodes, low, high):
+    assert wilson_interval(successes, episodes) == pytest.approx((low, high), abs=1e-7)
+
+
+def test_wilson_interval_bounds_are_where_the_normal_test_just_rejects():
+    """The definition: at each bound p, the share lies z standard deviations sqrt(p (1 - p) / n) away."""
+    for bound in wilson_interval(3, 4):
+        assert abs(3 / 4 - bound) == pytest.approx(1.959964 * (bound * (1 - bound) / 4) ** 0.5)

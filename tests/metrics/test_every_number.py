@@ -1,0 +1,210 @@
+"""A guard over all numbers: what a real fit logs is documented, what is documented is logged, and all of it is tested.
+
+A new number fails here until docs/metrics.md says what it means and a test of this folder computes it by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.metrics.stages import STAGES
+from lightning_agentrl.rollout import TurnInteraction
+from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
+from lightning_agentrl.types import Rollout, StopReason
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED
+from tests.metrics.test_rollout_numbers import EXPECTED as ROLLOUT_EXPECTED
+from tests.metrics.test_stages import EXPECTED as STAGES_EXPECTED
+from tests.metrics.test_text import EXPECTED as TEXT_EXPECTED
+from tests.metrics.test_token_numbers import EXPECTED as TOKENS_EXPECTED
+from tests.metrics.test_update_metrics import OF_COEFFICIENT, OF_STEPS
+from tests.metrics.test_values import EXPECTED as VALUES_EXPECTED
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+# Names that a test of this folder computes by hand
+TESTED = set().union(
+    ROLLOUT_EXPECTED,
+    TOKENS_EXPECTED,
+    TEXT_EXPECTED,
+    VALUES_EXPECTED,
+    STAGES_EXPECTED,
+    WINDOW_EXPECTED,
+    VAL_EXPECTED,
+    OF_STEPS,
+    OF_COEFFICIENT,
+)
+NO_SCALARS = (
+    "histogram/episode_turns",  # drawn by the callback RolloutReport, where the logger has histograms
+    "histogram/reply_tokens",
+    "histogram/turn_reward",
+)
+CAN_BE_NAN = {"critic/explained_variance"}
+OF_LIGHTNING = {"epoch", "step"}
+PLACEHOLDERS = {
+    "<reason>": "|".join(StopReason),
+    "<stage>": "|".join(STAGES),
+    "<name>": r"[\w/-]+",  # what the environment calls it
+    "<kind>": r"\w+",  # class of an error
+}
+NAMESPACES = {name.split("/")[0] for name in (*TESTED, *NO_SCALARS)}
+
+WARMUP, TRAIN = [0], [1, 2]  # iterations
+TURNS = 16  # of an iteration
+
+
+class Thinker(ActionParser):
+    """Finds a thought and an action in whatever a random model writes."""
+
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        action = list(actions)[len(reply) % len(actions)]
+        return ParsedReply(f"I think {reply}", action, len(reply) // 2)
+
+
+@dataclass
+class Fit:
+    """What was logged in each iteration, and the rollouts that were collected."""
+
+    logged: list[dict[str, float]]
+    rollouts: list[Rollout]
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
+    """One iteration of warm-up, two of training, a validation in the last one."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("fit")
+    rollouts: list[Rollout] = []
+
+    class Keep(RolloutCallback):
+        def on_train_start(self, trainer: L.Trainer, agent: Any) -> None:
+            with agent.clock.stage("validate"):  # as RunSummary does; it belongs to no iteration
+                pass
+
+        def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+            rollouts.append(rollout)
+
+    callbacks = [Keep(), CriticWarmup(rollouts=1, rounds=1, fraction=1.0)]
+    settings = {"logger": CSVLogger(folder), "limit_val_batches": 1.0, "check_val_every_n_epoch": 3}
+    trainer = make_trainer(folder, 3, callbacks, log_every_n_steps=1, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the critic has not converged
+        trainer.fit(
+            make_agent(tiny_folder), make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker()))
+        )
+    (file,) = folder.rglob("metrics.csv")
+    logged: list[dict[str, float]] = [{}, {}, {}]
+    with file.open() as lines:
+        for row in csv.DictReader(lines):
+            numbers = {name: float(number) for name, number in row.items() if number and name not in OF_LIGHTNING}
+            logged[int(row["epoch"])] |= numbers
+    return Fit(logged, rollouts)
+
+
+def named_in(page: str) -> set[str]:
+    """All names of numbers in backticks, patterns among them."""
+    found = re.findall(r"`([a-z_]+/[\w/<>]+)`", (DOCS / page).read_text(encoding="utf-8"))
+    return {name for name in found if name.split("/")[0] in NAMESPACES}
+
+
+def documented() -> set[str]:
+    return named_in("metrics.md")
+
+
+def matches(name: str, pattern: str) -> bool:
+    parts = re.split(r"(<\w+>)", pattern)
+    regex = "".join(f"(?:{PLACEHOLDERS[part]})" if part.startswith("<") else re.escape(part) for part in parts)
+    return re.fullmatch(regex, name) is not None
+
+
+def all_names(logged: Iterable[Mapping[str, float]]) -> set[str]:
+    return {name for numbers in logged for name in numbers}
+
+
+def test_every_logged_number_is_documented(fit):
+    names = documented()
+    assert not {name for name in all_names(fit.logged) if not any(matches(name, pattern) for pattern in names)}
+
+
+def test_every_documented_number_is_logged(fit):
+    logged = all_names(fit.logged)
+    missing = {pattern for pattern in documented() if not any(matches(name, pattern) for name in logged)}
+    assert missing == {*NO_SCALARS, "env/errors/<kind>"}  # in this fit no environment fails
+
+
+def test_every_logged_number_is_computed_by_hand_in_a_test(fit):
+    assert all_names(fit.logged) <= TESTED
+
+
+def test_every_tested_number_is_documented():
+    """Also those that this fit does not log."""
+    assert not {name for name in TESTED if not any(matches(name, pattern) for pattern in documented())}
+
+
+@pytest.mark.parametrize("page", sorted(page.name for page in DOCS.glob("*.md") if page.name != "metrics.md"))
+def test_other_pages_name_documented_numbers_only(page):
+    assert not {name for name in named_in(page) if not any(matches(name, pattern) for pattern in documented())}
+
+
+def test_documented_patterns_are_not_too_wide():
+    """Numbers with a row of their own do not hide behind a pattern."""
+    names = documented()
+    assert {"env/retries", "time/iteration_seconds", "time/collect_to_update", "time/env_to_generation"} <= names
+    assert matches("stop/env_done", "stop/<reason>")
+    assert not matches("stop/tired", "stop/<reason>")
+    assert not matches("time/iteration_seconds", "time/<stage>_seconds")
+    assert matches("env/achievement/wood", "env/<name>")
+    assert {part for name in names for part in re.findall(r"<\w+>", name)} == PLACEHOLDERS.keys()
+
+
+def test_numbers_of_training_are_finite(fit):
+    for iteration in TRAIN:
+        wrong = {name for name, number in fit.logged[iteration].items() if not math.isfinite(number)}
+        assert wrong <= CAN_BE_NAN
+    text = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert all(re.search(rf"^\| `{name}` .*NaN", text, re.MULTILINE) for name in CAN_BE_NAN)
+
+
+def test_training_logs_everything_in_every_iteration_but_validation(fit):
+    first, last = (fit.logged[iteration].keys() for iteration in TRAIN)
+    assert last - first == {*VAL_EXPECTED, "time/validate_seconds"}
+    assert first <= last
+
+
+def test_the_warm_up_lacks_only_the_numbers_of_the_actors_update(fit):
+    (warm,) = (fit.logged[iteration].keys() for iteration in WARMUP)
+    of_actor = {name for name in OF_STEPS if name.startswith("policy/")} | {"grad_norm/actor"}
+    assert fit.logged[TRAIN[0]].keys() - warm == of_actor
+    assert warm <= fit.logged[TRAIN[0]].keys()
+    assert fit.logged[WARMUP[0]]["kl/reference"] == pytest.approx(0, abs=1e-6)  # the actor is still the reference
+
+
+def test_times_are_those_of_the_same_iteration(fit):
+    """Each stage has worked through the turns and tokens of this iteration's rollout, and through nothing else."""
+    assert ["time/validate_seconds" in numbers for numbers in fit.logged] == [False, False, True]
+    assert len(fit.rollouts) == len(fit.logged) == 3
+    for numbers, rollout in zip(fit.logged, fit.rollouts, strict=True):
+        tokens = sum(len(sample.ids) for sample in rollout.samples)
+        assert len(rollout.turns) == TURNS
+        for stage in ("collect", "score", "update"):
+            seconds = numbers[f"time/{stage}_seconds"]
+            assert seconds * numbers[f"time/{stage}_turns_per_second"] == pytest.approx(TURNS, rel=1e-4)
+            assert seconds * numbers[f"time/{stage}_tokens_per_second"] == pytest.approx(tokens, rel=1e-4)
+        ratio = numbers["time/collect_seconds"] / numbers["time/update_seconds"]
+        assert numbers["time/collect_to_update"] == pytest.approx(ratio, rel=1e-4)
+        stages = sum(numbers.get(f"time/{stage}_seconds", 0.0) for stage in STAGES)
+        assert numbers["time/iteration_seconds"] >= stages * (1 - 1e-6)

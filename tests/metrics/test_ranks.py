@@ -1,0 +1,69 @@
+"""Two processes say of their parts together what one says of the whole, and both say the same."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.multiprocessing.spawn import start_processes
+
+from lightning_agentrl.metrics.episodes import EpisodeResult
+from tests.metrics import two_ranks
+from tests.metrics.two_ranks import SPLITS, describe_part
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes says."""
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.set_forkserver_preload([two_ranks.__name__])  # import torch once, not in each process
+    start_processes(two_ranks.run, args=(str(folder),), nprocs=2, start_method="forkserver")
+    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_two_processes_describe_a_rollout_like_one(told, name):
+    split = SPLITS[name]
+    one = describe_part(split, [*split.first, *split.second])
+    for process in told:
+        two = process["parts"][name]
+        assert two["describe"] == pytest.approx(one["describe"], rel=0, abs=1e-12)
+        assert two["windows"] == one["windows"]
+        assert two["state"] == one["state"]
+
+
+def test_the_splits_have_names_that_only_one_process_knows(told):
+    """Else the test above would say nothing about them."""
+    split = SPLITS["episodes end in one process only"]
+    first, second = (describe_part(split, envs)["describe"].keys() for envs in (split.first, split.second))
+    assert {"rollout/success", "env/progression", "env/achievement/wood", "stop/env_done"} <= first - second
+    assert "env/errors/OSError" in second - first
+    split = SPLITS["thoughts are in one process only"]
+    first, second = (describe_part(split, envs)["describe"].keys() for envs in (split.first, split.second))
+    assert {"kl/thought", "text/thought_copies", "text/thought_diversity"} <= second - first
+
+
+def test_times_are_means_and_rates_are_of_all_processes_together(told):
+    expected = {
+        "time/iteration_seconds": (6 + 9) / 2,
+        "time/collect_seconds": (2 + 4) / 2,
+        "time/collect_turns_per_second": (8 + 8) / 3,
+        "time/collect_tokens_per_second": (80 + 100) / 3,
+        "time/update_seconds": (4 + 2) / 2,
+        "time/update_turns_per_second": (6 + 10) / 3,
+        "time/update_tokens_per_second": (70 + 110) / 3,
+        "time/validate_seconds": 3,  # mean of those processes that validated
+        "time/collect_to_update": (2 + 4) / (4 + 2),
+    }
+    for process in told:
+        assert process["times"] == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+def test_held_out_episodes_of_one_process_only(told):
+    one = two_ranks.held_out([EpisodeResult(True, 3.0, 2, 2), EpisodeResult(False, -1.0, 5, 3)])
+    assert one["episodes"] == 2
+    for process in told:
+        assert process["held_out"] == pytest.approx(one, rel=0, abs=1e-12)

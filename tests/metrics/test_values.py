@@ -1,0 +1,78 @@
+"""What the critic knows before the update: `critic/*` but the loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from lightning_agentrl.advantages import value_statistics
+from lightning_agentrl.agents.describe import describe
+from tests.metrics.rollouts import by_hand
+
+# Sums over the 20 tokens, turn by turn A to H
+VALUES = (1 + 2 + 1) + (3 + 1) + 0 + (1 + 2 + 2 + 4 + 1) + (0 + 2) + (2 + 1) + (1 + 3 + 2) + (0 + 1)
+VALUES_SQUARED = (1 + 4 + 1) + (9 + 1) + 0 + (1 + 4 + 4 + 16 + 1) + (0 + 4) + (4 + 1) + (1 + 9 + 4) + (0 + 1)
+RETURNS = (2 + 2 + 4) + (4 + 0) - 1 + (3 + 1 + 2 + 5 + 1) + (0 + 0) + (1 + 3) + (1 + 2 + 4) + (-1 + 1)
+RETURNS_SQUARED = (4 + 4 + 16) + (16 + 0) + 1 + (9 + 1 + 4 + 25 + 1) + (0 + 0) + (1 + 9) + (1 + 4 + 16) + (1 + 1)
+# return - value: A 1 0 3, B 1 -1, C -1, D 2 -1 0 1 0, E 0 -2, F -1 2, G 0 -1 2, H -1 0
+ERRORS = (1 + 0 + 3) + (1 - 1) - 1 + (2 - 1 + 0 + 1 + 0) + (0 - 2) + (-1 + 2) + (0 - 1 + 2) + (-1 + 0)
+ERRORS_SQUARED = (1 + 0 + 9) + (1 + 1) + 1 + (4 + 1 + 0 + 1 + 0) + (0 + 4) + (1 + 4) + (0 + 1 + 4) + (1 + 0)
+
+RETURN_VARIANCE = RETURNS_SQUARED / 20 - (RETURNS / 20) ** 2
+ERROR_VARIANCE = ERRORS_SQUARED / 20 - (ERRORS / 20) ** 2
+
+EXPECTED = {
+    "critic/value_mean": VALUES / 20,
+    "critic/value_std": math.sqrt(VALUES_SQUARED / 20 - (VALUES / 20) ** 2),
+    "critic/return_mean": RETURNS / 20,
+    "critic/return_std": math.sqrt(RETURN_VARIANCE),
+    "critic/value_error": math.sqrt(ERRORS_SQUARED / 20),
+    "critic/explained_variance": 1 - ERROR_VARIANCE / RETURN_VARIANCE,
+}
+
+
+def statistics(values: list[float], returns: list[float]) -> dict[str, float]:
+    mask = torch.ones(1, len(values), dtype=torch.bool)
+    return asdict(value_statistics(torch.tensor([values]), torch.tensor([returns]), mask))
+
+
+def test_every_number_by_hand():
+    rollout = by_hand()
+    numbers = describe(rollout, rollout.action_mask.device, lambda x: x)
+    assert {n: x for n, x in numbers.items() if n.startswith("critic/")} == pytest.approx(EXPECTED, rel=0, abs=1e-12)
+    assert RETURNS - VALUES == ERRORS  # the table above is right
+
+
+def test_a_constant_offset_is_an_error_but_explains_everything():
+    numbers = statistics([1.0, 3.0], [3.0, 5.0])
+    assert numbers == pytest.approx(
+        {
+            "value_mean": 2,
+            "value_std": 1,
+            "return_mean": 4,
+            "return_std": 1,
+            "value_error": 2,
+            "explained_variance": 1,
+        }
+    )
+
+
+def test_values_that_are_all_the_same_explain_nothing_and_wrong_ones_less_than_nothing():
+    assert statistics([2.0, 2.0], [1.0, 3.0])["explained_variance"] == 0
+    assert statistics([3.0, 1.0], [1.0, 3.0])["explained_variance"] == 1 - 4 / 1
+
+
+def test_equal_returns_leave_nothing_to_explain():
+    numbers = statistics([1.0, 3.0], [2.0, 2.0])
+    assert math.isnan(numbers.pop("explained_variance"))
+    assert numbers == {"value_mean": 2, "value_std": 1, "return_mean": 2, "return_std": 0, "value_error": 1}
+
+
+def test_without_values_or_returns_nothing_is_said_about_the_critic():
+    rollout = by_hand()
+    for without in (replace(rollout, returns=None), replace(rollout, scores=replace(rollout.scores, values=None))):
+        numbers = describe(without, rollout.action_mask.device, lambda x: x)
+        assert not [name for name in numbers if name.startswith("critic/")]
