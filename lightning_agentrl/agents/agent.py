@@ -29,7 +29,7 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
-from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
@@ -308,6 +308,8 @@ class Agent(L.LightningModule, ABC):
         if self.needs_reference:
             initial = load_causal_lm(self.model) if base is None else base
             self._reference = [LanguageModel(initial).requires_grad_(False).eval()]
+        if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
+            round_linear_layers(base, torch.bfloat16)
 
     def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
         """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
@@ -344,7 +346,7 @@ class Agent(L.LightningModule, ABC):
 
     def _connect(self) -> None:
         for reference in self._reference:
-            reference.to(device=self.device, dtype=self.actor.lm.dtype)
+            reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
         self.datamodule.connect(self)
 
     @property

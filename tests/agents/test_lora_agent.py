@@ -84,6 +84,23 @@ def test_the_base_is_in_memory_once(tmp_path, tiny_folder):
         assert {p.data_ptr() for p in lm.parameters() if not p.requires_grad} == base
 
 
+def test_in_mixed_precision_the_base_takes_half_the_memory(tmp_path, tiny_folder):
+    """And the actor still starts as the reference, bit for bit; see tests/models for the rounding."""
+    agent = lora_agent(tiny_folder)
+    spy = fit(tmp_path, agent, 2, precision="bf16-mixed")
+    first, last = spy.rollouts[0].scores, spy.rollouts[-1].scores
+    assert torch.equal(first.old_logps, first.ref_logps)
+    assert (last.old_logps - last.ref_logps).abs().max() > 1e-2
+    for lm in (agent.actor.lm, agent.critic.backbone, agent._reference[0].lm):
+        dtypes = {name: p.dtype for name, p in lm.named_parameters() if "_proj" in name}
+        assert all(dtype == (torch.float32 if ".lora_" in name else torch.bfloat16) for name, dtype in dtypes.items())
+    frozen = LanguageModel(load_causal_lm(str(tiny_folder)))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, _ = score_policy(frozen, spy.rollouts[-1], agent.reader())
+        found, _ = score_policy(agent._reference[0], spy.rollouts[-1], agent.reader())
+    assert torch.equal(found.old_logps, expected.old_logps)
+
+
 def test_the_engine_samples_from_the_adapters(tmp_path, exact_folder):
     """Before and after updates, sampled log-probs are those of the scores."""
     spy = fit(tmp_path, lora_agent(exact_folder), 3)

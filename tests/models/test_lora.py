@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters
+from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters, round_linear_layers
 from lightning_agentrl.models.packing import Row, pack
 from tests.tiny import tiny_model_folder
 
@@ -128,6 +128,29 @@ def test_bfloat16_autocast_gives_gradients(tiny_folder, checkpointing):
     loss.backward()
     for name, p in lm.named_parameters():
         assert (p.grad is not None and p.grad.dtype == torch.float32) == p.requires_grad, name
+
+
+def test_rounded_weights_give_the_same_bits_under_autocast(folder):
+    """Output and gradients; adapters stay in float32, and so does the merged model."""
+    base = load_causal_lm(str(folder))
+    lm = LoRA(rank=2).adapt(base, "actor").train()
+    shake(lm)
+
+    def run():
+        lm.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = lm(IDS, labels=IDS)
+        out.loss.backward()
+        return {"logits": out.logits} | {name: p.grad for name, p in lm.named_parameters() if p.requires_grad}
+
+    before = run()
+    round_linear_layers(base, torch.bfloat16)
+    for name, tensor in run().items():
+        assert torch.equal(tensor, before[name]), name
+    kept = {name for name, p in base.named_parameters() if p.dtype == torch.float32}
+    assert all("norm" in name or "embed" in name for name in kept)
+    assert {p.data_ptr() for p in frozen_weights(lm).values()} == {p.data_ptr() for p in base.parameters()}
+    assert {p.dtype for p in merge_adapters(lm).parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
