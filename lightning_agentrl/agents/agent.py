@@ -11,10 +11,11 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
+from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
 from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
@@ -28,6 +29,7 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
@@ -53,7 +55,7 @@ class Agent(L.LightningModule, ABC):
         model: hub id, local folder, or ``demo`` for the model that a package ships.
         critic: where values come from; None for estimators that need none.
         advantage: estimator of advantages and returns.
-        needs_reference: keep a frozen copy of the initial policy.
+        needs_reference: score with the initial policy too: a frozen copy, or the base below the adapters.
         lr_actor: learning rate of the actor.
         lr_critic: learning rate of the critic.
         weight_decay: of AdamW, both groups.
@@ -62,6 +64,7 @@ class Agent(L.LightningModule, ABC):
         temperature: of sampling and of all log-probs.
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
+        lora: train adapters on the frozen model; None: all weights.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Agent(L.LightningModule, ABC):
         temperature: float,
         max_tokens_per_micro_batch: int,
         gradient_checkpointing: bool,
+        lora: LoRA | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
@@ -89,6 +93,7 @@ class Agent(L.LightningModule, ABC):
         self.temperature = temperature
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.gradient_checkpointing = gradient_checkpointing
+        self.lora = lora
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         if advantage.needs_values and critic is None:
@@ -280,34 +285,46 @@ class Agent(L.LightningModule, ABC):
     # Lightning hooks around it
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        prepare_checkpoint(self, checkpoint)
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        accept_checkpoint(self, checkpoint)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
 
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)
+        if self.lora is not None:
+            self.lora.check(self.model)
 
     def configure_model(self) -> None:
         """Load actor, critic and reference; called once the strategy is up, harmless when called again."""
         if hasattr(self, "actor"):
             return
-        self.actor = LanguageModel(self._load_backbone(None))
+        base = None if self.lora is None else load_causal_lm(self.model)  # below the adapters of actor and critic
+        self.actor = LanguageModel(self._backbone("actor", None, base))
         if self.critic is not None:
-            self.critic.build(self.actor.hidden_size, self._load_backbone)
+            self.critic.build(self.actor.hidden_size, lambda model: self._backbone("critic", model, base))
         if self.needs_reference:
-            self._reference = [LanguageModel(load_causal_lm(self.model)).requires_grad_(False).eval()]
+            initial = load_causal_lm(self.model) if base is None else base
+            self._reference = [LanguageModel(initial).requires_grad_(False).eval()]
+        if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
+            round_linear_layers(base, torch.bfloat16)
 
-    def _load_backbone(self, model: str | None) -> PreTrainedModel:
-        lm = load_causal_lm(model or self.model)
+    def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
+        """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
+        if self.lora is not None and base is not None and model is None:
+            lm = self.lora.adapt(base, name)
+        else:
+            lm = load_causal_lm(model or self.model)
         if self.gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return lm.train()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        groups: list[dict[str, Any]] = [{"name": "actor", "params": list(self.actor.parameters()), "lr": self.lr_actor}]
+        groups: list[dict[str, Any]] = [{"name": "actor", "params": _trainable(self.actor), "lr": self.lr_actor}]
         if self.critic is not None:
-            groups.append({"name": "critic", "params": list(self.critic.parameters()), "lr": self.lr_critic})
+            groups.append({"name": "critic", "params": _trainable(self.critic), "lr": self.lr_critic})
         return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
 
     def on_fit_start(self) -> None:
@@ -329,7 +346,7 @@ class Agent(L.LightningModule, ABC):
 
     def _connect(self) -> None:
         for reference in self._reference:
-            reference.to(device=self.device, dtype=self.actor.lm.dtype)
+            reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
         self.datamodule.connect(self)
 
     @property
@@ -374,3 +391,7 @@ class Agent(L.LightningModule, ABC):
         """Sum over all ranks by name; a rank may lack names."""
         parts = all_gather(numbers)
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

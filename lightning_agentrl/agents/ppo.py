@@ -20,6 +20,7 @@ from lightning_agentrl.losses import (
     kl_estimate,
 )
 from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.types import Rollout
 
 
@@ -46,6 +47,7 @@ class PPOAgent(Agent):
         temperature: of sampling and of all log-probs.
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
+        lora: train adapters on the frozen model; None: all weights.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PPOAgent(Agent):
         temperature: float = 1.0,
         max_tokens_per_micro_batch: int = 16384,
         gradient_checkpointing: bool = False,
+        lora: LoRA | None = None,
     ) -> None:
         kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
         super().__init__(
@@ -82,6 +85,7 @@ class PPOAgent(Agent):
             temperature=temperature,
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
         self.loss = policy_loss or PPOClip()
         self.kl_coefficient = kl

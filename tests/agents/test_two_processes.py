@@ -86,6 +86,17 @@ def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exac
     assert_same(one, resumed)
 
 
+@pytest.mark.slow
+def test_two_processes_train_the_adapters_of_one(tmp_path, exact_folder):
+    """Actor and critic on one frozen base."""
+    lora = ("--model.init_args.lora", "{class_path: LoRA, init_args: {rank: 4}}")
+    one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *lora)
+    two = fit(tmp_path / "two", exact_folder, "SeparateCritic", 2, *lora)
+    assert all(".lora_" in name or ".head." in name for name in one["state_dict"])
+    assert any(".lora_B.actor" in name and weight.any() for name, weight in one["state_dict"].items())
+    assert_same(one, two)
+
+
 def assert_same(a, b):
     assert a["state_dict"].keys() == b["state_dict"].keys()
     for name, weight in a["state_dict"].items():

@@ -1,0 +1,55 @@
+"""What a checkpoint says about its agent, and what it leaves out: the frozen base that comes with the model's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_agentrl.models.lora import durable_name, frozen_weights
+
+if TYPE_CHECKING:
+    from lightning_agentrl.agents.agent import Agent
+
+KEY = "agent"
+
+
+def prepare_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
+    """Add what an export has to know, as plain types; with LoRA take the frozen weights out."""
+    checkpoint[KEY] = {"model": durable_name(agent.model), "lora": agent.lora.settings if agent.lora else None}
+    if agent.lora is not None:
+        frozen = frozen_weights(agent)
+        checkpoint["state_dict"] = {k: weight for k, weight in checkpoint["state_dict"].items() if k not in frozen}
+
+
+def accept_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
+    """Refuse adapters of another kind; put the frozen weights of this agent in, so that loading stays strict.
+
+    Raises:
+        ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
+    """
+    saved = checkpoint.get(KEY, {})
+    settings = agent.lora.settings if agent.lora else None
+    if saved.get("lora") != settings:
+        raise ValueError(
+            f"the checkpoint has {_told(saved.get('lora'))}, this run has {_told(settings)}; "
+            "give the same model.init_args.lora, or start without --ckpt_path"
+        )
+    if agent.lora is None:
+        return
+    if saved["model"] != durable_name(agent.model):
+        rank_zero_warn(
+            f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
+            "which is right only if both are the same weights"
+        )
+    checkpoint["state_dict"] |= frozen_weights(agent)
+
+
+def _told(settings: dict[str, Any] | None) -> str:
+    if settings is None:
+        return "no adapters"
+    targets = settings["targets"]
+    return (
+        f"adapters of rank {settings['rank']} and alpha {settings['alpha']:g} on "
+        f"{targets if isinstance(targets, str) else ', '.join(targets)}"
+    )

@@ -1,0 +1,76 @@
+"""From a checkpoint of a run to a folder that transformers or peft load."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lightning_agentrl.agents.checkpoints import KEY
+from lightning_agentrl.models.export import export_policy
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.lora import LoRA, frozen_weights
+
+PREFIX = "actor."  # of the policy's weights in a checkpoint
+
+
+def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> None:
+    """Write the policy of a checkpoint with its tokenizer, in the dtype it was trained in.
+
+    Args:
+        checkpoint: file that a run saved.
+        folder: to be made, or an empty one.
+        merge: of adapters, add them to the model and write all of it (None means so too), or write them alone; not
+            to be given when the checkpoint has none.
+        model: hub id or folder of the model that the run started from, when it is not where the run found it.
+
+    Raises:
+        ValueError: one sentence; a file that is missing or not such a checkpoint, a folder with something in it, or
+            ``merge`` without adapters.
+        ImportError: the checkpoint has adapters, and peft is not installed.
+    """
+    saved = _read(checkpoint)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
+    settings = saved[KEY]["lora"]
+    if settings is None and merge is not None:
+        raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge and --no-merge")
+    name = model or saved[KEY]["model"]
+    tokenizer = load_tokenizer(name)
+    policy = LanguageModel(_load(name, settings))
+    try:
+        _take_weights(policy, saved["state_dict"])
+    except RuntimeError as error:
+        raise ValueError(f"the weights in '{checkpoint}' do not fit the model '{name}'") from error
+    export_policy(policy, tokenizer, folder, merge=merge is not False)
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    if not checkpoint.is_file():
+        raise ValueError(f"there is no checkpoint file '{checkpoint}'")
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)  # optimizer states stay unread
+    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+        raise ValueError(f"the file '{checkpoint}' is not a checkpoint of agentrl: torch cannot read it") from error
+    if not isinstance(saved, dict) or KEY not in saved or "state_dict" not in saved:
+        raise ValueError(f"the file '{checkpoint}' is not a checkpoint of agentrl: it does not name its model")
+    return saved
+
+
+def _load(model: str, settings: dict[str, Any] | None) -> PreTrainedModel:
+    if settings is None:
+        return load_causal_lm(model)
+    lora = LoRA(**settings)
+    lora.check(model)
+    return lora.adapt(load_causal_lm(model), "actor")
+
+
+def _take_weights(policy: LanguageModel, weights: dict[str, Tensor]) -> None:
+    """Load the actor's weights in their dtype; all that are not frozen have to be there."""
+    own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
+    policy.to(next(iter(own.values())).dtype)
+    policy.load_state_dict(frozen_weights(policy) | own)

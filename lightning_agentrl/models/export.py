@@ -1,0 +1,47 @@
+"""A policy as an ordinary transformers folder, or its adapters as a PEFT folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.lora import has_adapters, merge_adapters
+
+
+def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool = True) -> None:
+    """Write weights, configuration and tokenizer with its chat template; the policy stays as it is.
+
+    Weights are written in the dtype of the policy. A critic is no part of a policy.
+
+    Args:
+        policy: with or without adapters.
+        tokenizer: of the policy.
+        folder: is made; files of an earlier export are overwritten.
+        merge: add adapters to the weights they belong to and write the whole model; otherwise write the adapters alone,
+            for ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is written anyway.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not has_adapters(policy.lm):
+        policy.lm.save_pretrained(folder)
+    elif merge:
+        merge_adapters(policy.lm).save_pretrained(folder)
+    else:
+        save_adapters(policy.lm, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
+    """Write ``adapter_model.safetensors`` and ``adapter_config.json``."""
+    import peft
+
+    (name,) = lm.peft_config
+    weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
+    # A PeftModel has the plain model inside, two levels down; that is how files name the weights.
+    named = {f"base_model.model.{key}": weight.contiguous() for key, weight in weights.items()}
+    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = lm.peft_config[name]
+    config.inference_mode = True  # as peft writes it; nothing else reads it here
+    config.save_pretrained(folder)

@@ -1,0 +1,169 @@
+"""LoRA: trainable adapters on one frozen base. Models that share a base share its tensors, so nothing is ever switched.
+
+Actor and critic are models of their own with their own adapters in their own layers, but their frozen weights are the
+very tensors of the base. The base itself stays as it was loaded and is the reference policy.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from lightning_agentrl.models.language_model import resolve_model
+
+KEY = "model.init_args.lora"
+
+
+class LoRA:
+    """Low-rank adapters beside the linear layers, which stay frozen. Needs the package peft.
+
+    A separate critic without a model of its own gets adapters on the actor's base, and the reference policy is that
+    base without adapters, so the weights of the model are in memory once. Checkpoints hold the adapters and not the
+    base. Adapters take learning rates about ten times those of all weights.
+
+    Args:
+        rank: of the matrices that are learned.
+        alpha: what the adapters add is scaled by alpha / rank; twice the rank when not given.
+        dropout: of the adapters' input in the update; sampling and scoring leave it out, so ratios differ from 1.
+        targets: names of linear layers, such as q_proj; ``all-linear`` takes all but the output head.
+    """
+
+    def __init__(
+        self,
+        rank: int = 16,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+        targets: Literal["all-linear"] | list[str] = "all-linear",
+    ) -> None:
+        if rank < 1:
+            raise ValueError(f"the rank of LoRA must be at least 1, got {rank} (key {KEY}.init_args.rank)")
+        if alpha is not None and alpha <= 0:
+            raise ValueError(f"the alpha of LoRA must be above 0, got {alpha} (key {KEY}.init_args.alpha)")
+        if not 0 <= dropout < 1:
+            raise ValueError(
+                f"the dropout of LoRA must be at least 0 and below 1, got {dropout} (key {KEY}.init_args.dropout)"
+            )
+        if not targets or (isinstance(targets, str) and targets != "all-linear"):
+            raise ValueError(
+                f"the targets of LoRA must be 'all-linear' or a list of layer names, got {targets!r} "
+                f"(key {KEY}.init_args.targets)"
+            )
+        self.rank = rank
+        self.alpha = 2.0 * rank if alpha is None else float(alpha)
+        self.dropout = dropout
+        self.targets: str | list[str] = targets if isinstance(targets, str) else sorted(set(targets))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What adapters mean beside their weights, as plain types; equal arguments give equal settings."""
+        return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}
+
+    def check(self, model: str) -> None:
+        """Look for peft and for the targets before any weights are read.
+
+        Raises:
+            ImportError: peft is not installed.
+            ValueError: the model has no linear layer of a name.
+        """
+        if importlib.util.find_spec("peft") is None:
+            raise ImportError(f'LoRA needs the package peft: pip install "lightning-agentrl[lora]" (key {KEY})')
+        if self.targets == "all-linear":
+            return
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(resolve_model(model)))
+        layers = linear_layers(lm)
+        known = sorted({name.rpartition(".")[2] for name in layers})
+        for target in self.targets:
+            if not any(name.endswith(f".{target}") for name in layers):
+                close = difflib.get_close_matches(target, known, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                raise ValueError(
+                    f"the model '{model}' has no linear layers named '{target}' (key {KEY}.init_args.targets); "
+                    f"known: {', '.join(known)}{hint}"
+                )
+
+    def adapt(self, base: PreTrainedModel, name: str) -> PreTrainedModel:
+        """A model with new adapters called ``name`` on the tensors of ``base``, which are frozen by this.
+
+        At first it computes exactly what ``base`` does.
+        """
+        import peft
+
+        lm = share_weights(base.requires_grad_(False))
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=self.rank,
+            lora_alpha=cast(int, self.alpha),  # only ever divided by the rank
+            lora_dropout=self.dropout,
+            target_modules=self.targets,
+            base_model_name_or_path=durable_name(str(base.name_or_path)),
+        )
+        peft.inject_adapter_in_model(config, lm, name)
+        return lm
+
+
+def durable_name(model: str) -> str:
+    """A hub id as it is, a local folder as its full path."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def linear_layers(lm: PreTrainedModel) -> list[str]:
+    """Full names of the layers that can have adapters."""
+    head = lm.get_output_embeddings()
+    return [n for n, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
+
+
+def share_weights(lm: PreTrainedModel) -> PreTrainedModel:
+    """A second model on the very tensors of ``lm``; a layer that is replaced in one stays as it is in the other."""
+    tensors = {id(tensor): tensor for tensor in (*lm.parameters(), *lm.buffers())}
+    return copy.deepcopy(lm, tensors)  # what the memo has is not copied
+
+
+def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that are not trained; one with several names under each of them."""
+    return {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+
+
+def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hold the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
+
+    Autocast would round them in each forward pass, as it keeps rounded copies of trained weights only. So results are
+    the same to the last bit, sooner and in half the memory. An output head tied to the embedding stays as it is.
+    """
+    embedding = lm.get_input_embeddings().weight
+    for module in lm.modules():
+        if isinstance(module, nn.Linear) and module.weight is not embedding:
+            module.to(dtype)
+
+
+def has_adapters(lm: PreTrainedModel) -> bool:
+    return hasattr(lm, "peft_config")
+
+
+@torch.no_grad()
+def merge_adapters(lm: PreTrainedModel) -> PreTrainedModel:
+    """The plain model with the adapters added to new weights; other tensors are shared, and ``lm`` stays as it is."""
+    from peft.tuners import lora
+
+    plain = share_weights(lm)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, lora.Linear):
+            layer = cast(nn.Linear, module.get_base_layer())
+            (adapter,) = module.active_adapters
+            layer.weight = nn.Parameter(layer.weight + module.get_delta_weight(adapter), requires_grad=False)
+            plain.set_submodule(name, layer)
+    for module in plain.modules():  # of one dtype, also what was rounded
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype != lm.dtype:
+                setattr(module, name, nn.Parameter(parameter.to(lm.dtype), requires_grad=False))
+    del plain.peft_config
+    return plain
