@@ -219,7 +219,7 @@ def _kind(annotation: Any, part: Part, argument: Argument) -> str:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return ", ".join(f"`{_yaml(value)}`" for value in inner)
-    if origin in (list, tuple, set) or (origin and issubclass(origin, Sequence)):
+    if origin in (list, tuple, set) or (isinstance(origin, type) and issubclass(origin, Sequence)):
         of = [_kind(x, part, argument) for x in inner if x is not Ellipsis]
         return f"list of {' or '.join(of)}"
     if isinstance(origin, type) and issubclass(origin, typing.Mapping):

@@ -39,7 +39,7 @@ class Critic(nn.Module, ABC):
 
     @abstractmethod
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
-        """Make the weights. ``load(None)`` loads the actor's model once more."""
+        """Make the weights. ``load(None)`` gives the actor's model anew, with LoRA as adapters on its frozen base."""
 
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
@@ -72,7 +72,8 @@ class SeparateCritic(Critic):
     """Own backbone with a value head, as in the published recipe.
 
     Args:
-        model: hub id or folder of the backbone; the actor's model when not given.
+        model: hub id or folder of the backbone, all of which is trained; the actor's model when not given, with LoRA as
+            adapters on its base.
     """
 
     shares_trunk = False
