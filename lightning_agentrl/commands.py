@@ -93,5 +93,5 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     settings = parser.parse_args(list(arguments))
     try:
         function(**settings.as_dict())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
