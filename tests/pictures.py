@@ -40,12 +40,14 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def picture_of_view(browser: Browser, run: Path, out: Path, width: int = 1280, height: int = 900) -> Page:
-    """The page of a run with its first episode open; the page stays open for further looks."""
-    page = browser.new_page(viewport={"width": width, "height": height})
+def picture_of_view(browser: Browser, run: Path, out: Path, show: str = "all") -> Page:
+    """The page of a run with its longest episode of a kind open; the page stays open for further looks."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(build_page(run).resolve().as_uri())
     page.wait_for_load_state("load")
-    page.locator(".row").first.click()
+    page.locator(f"[data-show={show}]").click()
+    page.locator("#sort").select_option("longest")
+    page.locator(".row[data-id]").first.click()
     page.locator("[data-turn] [data-i]").first.wait_for()
     page.screenshot(path=str(out))
     return page
@@ -86,7 +88,7 @@ def picture_of_tensorboard(browser: Browser, address: str, tab: str, ready: str,
 def main(run: str, folder: str) -> None:
     out = Path(folder)
     with chromium() as browser:
-        picture_of_view(browser, Path(run), out / "view.png")
+        picture_of_view(browser, Path(run), out / "view.png", show="solved")
         with tensorboard(Path(run)) as address:
             picture_of_tensorboard(browser, address, "text", "tf-text-loader", out / "tensorboard_text.png")
             picture_of_tensorboard(browser, address, "timeseries", "card-view", out / "tensorboard.png")

@@ -61,7 +61,7 @@ def test_the_page_of_the_run(run: Path, browser: Browser, tmp_path: Path) -> Non
     turns = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(turns) == 4 * 32
     episodes = {(turn["env"], turn["episode"]) for turn in turns}
-    assert page.locator("#list .row, .row").count() == min(len(episodes), 100)
+    assert page.locator(".row[data-id]").count() == min(len(episodes), 100)
     opened = page.locator("[data-turn]").first
     assert opened.locator("img").count() == 1  # what the environment drew
     shown = page.locator("[data-turn]").first.inner_text()
