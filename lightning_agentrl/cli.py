@@ -100,6 +100,14 @@ class AgentCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Refuse what would work against us or fail late."""
+        if self.settings.get("dry_run") and self.subcommand != "fit":
+            raise ConfigError(
+                f"a dry run shows the plan of a training; give --dry-run to fit, not to {self.subcommand}"
+            )
+        if self.settings.trainer.get("fast_dev_run"):
+            raise ConfigError(
+                "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
+            )
         _refuse_foreign_knobs(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
         if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():

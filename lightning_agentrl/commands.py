@@ -29,29 +29,31 @@ commands
 FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags alone, for the parser a key with its value
 
 
-def view(run: str, out: str | None = None) -> None:
+def view(run: str, out: str | None = None, last: int | None = None) -> None:
     """Write one self-contained page of a run's episodes, turn by turn.
 
     Args:
         run: folder of the run; the callback TurnLog must have been there.
         out: the page; view.html in the folder of the run when not given.
+        last: show only so many of the last iterations, for large logs.
     """
     from lightning_agentrl.view import build_page
 
-    print(f"written to {build_page(Path(run), None if out is None else Path(out))}")
+    print(f"written to {build_page(Path(run), None if out is None else Path(out), last)}")
 
 
-def export(checkpoint: str, folder: str, merge: bool | None = None) -> None:
+def export(checkpoint: str, folder: str, merge: bool | None = None, model: str | None = None) -> None:
     """Write the policy of a checkpoint as a transformers folder.
 
     Args:
         checkpoint: a checkpoint of `agentrl fit`.
         folder: where to write; must be empty or not there.
         merge: of a model with adapters, whether they are merged into it (default) or written apart.
+        model: hub id or folder of the model that the run started from, when it is not where the run found it.
     """
     from lightning_agentrl.export import export_checkpoint
 
-    export_checkpoint(Path(checkpoint), Path(folder), merge)
+    export_checkpoint(Path(checkpoint), Path(folder), merge, model)
     print(f"written to {folder}")
 
 

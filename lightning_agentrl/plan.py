@@ -12,12 +12,15 @@ from typing import Any, cast
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.callbacks.progress import total_epochs
+from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.language_model import READS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.prompt_parts import prompt_parts
@@ -73,7 +76,8 @@ def _models(agent: Agent) -> Rows:
     rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(agent.actor)}")]
     if agent.critic is not None:
         rows.append(("critic", f"{type(agent.critic).__name__}, {_trained(agent.critic)}"))
-    rows.append(("reference", "frozen initial policy" if agent.needs_reference else "none"))
+    kept = "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
+    rows.append(("reference", kept if agent.needs_reference else "none"))
     return rows
 
 
@@ -93,7 +97,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
         (
             "micro-batches",
             f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
-            f"{agent.max_tokens_per_micro_batch} tokens",
+            f"{agent.max_tokens_per_micro_batch} tokens" + (", fewer as episodes grow" if data.memory.grows else ""),
         ),
         ("prompts", f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens at the start of an episode"),
         ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
@@ -102,7 +106,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
 
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     warmup = sum(c.total_epochs for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
-    epochs = trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs >= 0 else None
+    epochs = total_epochs(trainer)
     rows = [("epochs", "no limit" if epochs is None else str(epochs))]
     if warmup:
         rows.append(("critic warm-up", f"{warmup} epochs, in which only the critic learns"))
@@ -125,10 +129,6 @@ def example_rows(prompts: Sequence[tuple[int, ...]], turns: int, data: RolloutDa
         ids = (*prompt, i, *([0] * (reply - 1)))
         rows.append(Row(ids, tuple(range(len(prompt) - 1, len(ids) - 1))))
     return rows
-
-
-def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
 
 
 # Memory
@@ -169,27 +169,35 @@ def memory_plan(
     return MemoryPlan(
         program=program_bytes if agent.device.type == "cpu" else 0,
         weights=_bytes(every),
-        gradients=_bytes(trained),
+        gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=2 * _bytes(trained),
         activations=activation_bytes(agent, longest, reads),
-        generation=_generation_bytes(agent.actor, prompts, data),
+        generation=_generation_bytes(agent.actor, data),
     )
+
+
+def _copies_gradients(trainer: L.Trainer) -> bool:
+    """DDP keeps a second copy of all gradients in its buckets, unless they are views of these."""
+    strategy = trainer.strategy
+    return isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
 
 
 def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """What one micro-batch keeps for its backward pass, the larger of actor and separate critic.
 
     The parabola through three measurements: what does not grow with the tokens (weights cast by autocast), what grows
-    with them, and what grows with their square (mask and attention).
+    with them, and what grows with their square (mask and attention). The scores of the read-outs grow by themselves, up
+    to one chunk of them. Tensors of a moment, within one layer, are left out.
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
-    def at(length: int) -> float:
-        share = max(1, round(reads / tokens * length))
-        return max(_saved_bytes(agent, critic, length, share) for critic in critics)
+    def at(length: int, reads: int = 1) -> int:
+        return max(_saved_bytes(agent, critic, length, reads) for critic in critics)
 
     parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
-    return int(parabola(tokens))
+    shortest = PROBE_TOKENS[0]
+    per_read = (at(shortest, shortest) - at(shortest)) / (shortest - 1)
+    return int(parabola(tokens) + per_read * (min(reads, READS_PER_CHUNK) - 1))
 
 
 def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
@@ -216,12 +224,12 @@ def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -
     return size
 
 
-def _generation_bytes(actor: LanguageModel, prompts: Sequence[tuple[int, ...]], data: RolloutDataModule) -> int:
+def _generation_bytes(actor: LanguageModel, data: RolloutDataModule) -> int:
     config = actor.lm.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * heads * head_dim * next(actor.parameters()).element_size()
-    longest = max(map(len, prompts)) + data.interaction.max_reply_tokens
+    longest = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
     return len(data.own_envs) * longest * per_token
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from lightning_agentrl import __version__, commands
 from lightning_agentrl.cli import AgentCLI
+from lightning_agentrl.view.read import read_turns
 from tests.callbacks.test_loggers import fit
 from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
 
@@ -80,6 +81,41 @@ def test_a_page_of_a_real_run(
     assert (tmp_path / "view.html").stat().st_size > 10_000
     assert agentrl("view", str(tmp_path), "--out", str(tmp_path / "page.html"))[0] == 0
     assert (tmp_path / "page.html").is_file()
+
+
+def test_a_page_of_the_last_iterations(
+    agentrl: Callable[..., tuple[int, str, str]],
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longer = changed(config, "trainer.max_epochs", 3)
+    longer["trainer"]["callbacks"] = [{"class_path": "TurnLog"}]
+    fit(longer, tmp_path, monkeypatch)
+    turns, notes = read_turns(tmp_path.glob("turns/*.jsonl"), last=2)
+    assert {turn["iteration"] for turn in turns} == {2, 3}
+    assert len(turns) == 16
+    assert notes == ["Only the last 2 iterations of the log are shown."]
+    assert agentrl("view", str(tmp_path), "--last", "2")[0] == 0
+    code, _, told = agentrl("view", str(tmp_path), "--last", "0")
+    assert code == 2
+    assert "argument --last" in told
+
+
+def test_a_dry_run_belongs_to_fit(
+    agentrl: Callable[..., tuple[int, str, str]],
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    code, _, told = agentrl("validate", "--config", "given.yaml", "--dry-run")
+    assert code == 2
+    assert "give --dry-run to fit" in told
+    code, _, told = agentrl("fit", "--config", "given.yaml", "--trainer.fast_dev_run", "true")
+    assert code == 2
+    assert "--trainer.max_epochs 1" in told
 
 
 @pytest.mark.parametrize("quiet", [False, True])

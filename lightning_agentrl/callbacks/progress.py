@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, cast
 
 import lightning as L
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.metrics.stages import StageClock
 
 SHOWN = {
     "rollout/success_window": "success",
@@ -39,7 +41,9 @@ class StageProgress(ProgressBar):
         self.line_seconds = line_seconds
         self.console = Console(soft_wrap=True, highlight=False)
         self._enabled = True
-        self._listening: Any = None
+        self._clock: StageClock | None = None
+        self._listener: Callable[[str, int, int], None] = lambda name, done, total: None
+        self._moved = 0.0  # when the bars moved last
         self._bars: Progress | None = None
         self._run_bar = self._stage_bar = 0
         self._last_line = time.monotonic()
@@ -58,9 +62,11 @@ class StageProgress(ProgressBar):
         agent = cast(Agent, pl_module)
         if not trainer.is_global_zero:
             self.disable()
-        if self._listening is not agent.clock:  # fit and validate of one agent share its clock
-            agent.clock.listeners.append(lambda name, done, total: self._show_stage(trainer, agent, name, done, total))
-            self._listening = agent.clock
+        self._stop_listening()
+        self._clock = agent.clock
+        self._listener = lambda name, done, total: self._show_stage(trainer, agent, name, done, total)
+        agent.clock.listeners.append(self._listener)
+        self._iteration_started = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -75,9 +81,8 @@ class StageProgress(ProgressBar):
             return
         agent = cast(Agent, pl_module)
         self._durations.append(time.monotonic() - self._iteration_started)
-        text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | {_minutes(self._durations[-1])}"
-        if left := self._time_left(trainer):
-            text += f", {left} left"
+        text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(self._durations[-1])}"
+        text += self._time_left(trainer, trainer.current_epoch + 1)
         self._line(text)
         if self._bars is not None:
             self._bars.update(cast(Any, self._run_bar), completed=trainer.current_epoch + 1)
@@ -87,6 +92,11 @@ class StageProgress(ProgressBar):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._remove_bars()
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._clock is not None and self._listener in self._clock.listeners:
+            self._clock.listeners.remove(self._listener)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """Lightning prints results of validation with it."""
@@ -116,14 +126,16 @@ class StageProgress(ProgressBar):
             self._run_bar = self._bars.add_task("", total=None, note="")
             self._stage_bar = self._bars.add_task("", total=None, note="")
             self._bars.start()
-        epochs = trainer.max_epochs if trainer.training and trainer.max_epochs and trainer.max_epochs > 0 else None
-        left = self._time_left(trainer)
+        if time.monotonic() - self._moved < 0.2 and done not in (0, total):
+            return
+        self._moved = time.monotonic()
+        left = self._time_left(trainer, trainer.current_epoch).removeprefix(", ")
         self._bars.update(
             cast(Any, self._run_bar),
             description=self._head(trainer, agent, stage),
             completed=trainer.current_epoch,
-            total=epochs,
-            note=" ".join([*([f"{left} left"] if left else []), self._numbers(trainer)]),
+            total=total_epochs(trainer) if trainer.training else None,
+            note=f"{left} {self._numbers(trainer)}".strip(),
         )
         self._bars.update(
             cast(Any, self._stage_bar), description=stage, completed=done, total=total or None, note=UNITS[stage]
@@ -143,19 +155,31 @@ class StageProgress(ProgressBar):
     def _head(self, trainer: L.Trainer, agent: Agent, stage: str = "") -> str:
         if not trainer.training or stage == "validate":
             return "held-out episodes"
-        of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
+        epochs = total_epochs(trainer)
+        of = f"/{epochs}" if epochs else ""
         return f"iteration {trainer.current_epoch + 1}{of} {agent.phase}"
 
     def _numbers(self, trainer: L.Trainer) -> str:
         metrics = trainer.callback_metrics
         return " ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
 
-    def _time_left(self, trainer: L.Trainer) -> str:
+    def _time_left(self, trainer: L.Trainer, done: int) -> str:
         """By the median of the last iterations; empty before the first one and where the end is not known."""
-        if not self._durations or not trainer.max_epochs or trainer.max_epochs < 0:
+        epochs = total_epochs(trainer)
+        if not self._durations or not epochs or self._iteration_started is None:
             return ""
-        done = trainer.current_epoch + (1 if self._iteration_started is None else 0)
-        return _minutes(statistics.median(self._durations) * max(trainer.max_epochs - done - 1, 0))
+        seconds = statistics.median(self._durations) * (epochs - done)
+        if done == trainer.current_epoch:  # inside an iteration
+            seconds -= time.monotonic() - self._iteration_started
+        return f", {_minutes(max(seconds, 0.0))} left"
+
+
+def total_epochs(trainer: L.Trainer) -> int | None:
+    """Epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end."""
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        return trainer.max_epochs
+    steps = cast(Any, trainer).datamodule.steps_per_iteration
+    return trainer.max_steps // steps if trainer.max_steps > 0 else None
 
 
 def _minutes(seconds: float) -> str:

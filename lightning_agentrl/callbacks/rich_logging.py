@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step:
 
 
 def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
+    numbers = [x for x in numbers if math.isfinite(x)]
     if not numbers:
         return
     for logger in loggers:

@@ -44,7 +44,8 @@ class RolloutReport(RolloutCallback):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         if trainer.current_epoch % self.every:
             return
-        loggers, step = trainer.loggers, trainer.global_step
+        loggers = trainer.loggers
+        step = trainer.global_step + agent.datamodule.steps_per_iteration - 1  # where the numbers of the iteration lie
         if self.histograms:
             for name, numbers in _distributions(rollout).items():
                 everywhere = [x for part in all_gather(numbers) for x in part]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import torch
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -78,7 +79,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             "type": agent.actor.lm.config.model_type,
             "reference": agent.needs_reference,
             "parameters": {
-                name: {"all": _count(module, False), "trained": _count(module, True)}
+                name: {"all": count_parameters(module), "trained": count_parameters(module, trained=True)}
                 for name, module in modules.items()
                 if module is not None
             },
@@ -94,7 +95,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
     }
 
 
-def _count(module: Any, trained: bool) -> int:
+def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
 
 

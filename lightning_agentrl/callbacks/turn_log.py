@@ -23,30 +23,40 @@ class TurnLog(RolloutCallback):
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
         file_mb: a file is full at this many megabytes.
-        keep_files: full files that are kept for each process; the oldest are removed.
+        keep_files: full files that are kept for each process; the oldest are removed. A turn takes about 4 kB with a
+            short reply and 60 kB with 500 tokens.
+        every: iterations from one that is written to the next, for large rollouts.
     """
 
-    def __init__(self, folder: str | None = None, file_mb: float = 50.0, keep_files: int = 20) -> None:
-        if file_mb <= 0 or keep_files < 1:
-            raise ValueError(f"TurnLog needs file_mb above 0 and keep_files of at least 1, got {file_mb}, {keep_files}")
+    def __init__(self, folder: str | None = None, file_mb: float = 50.0, keep_files: int = 20, every: int = 1) -> None:
+        if file_mb <= 0 or keep_files < 1 or every < 1:
+            raise ValueError(
+                "TurnLog needs file_mb above 0, and keep_files and every of at least 1, got "
+                f"{file_mb}, {keep_files} and {every}"
+            )
+        self.every = every
         self.folder = folder
         self.file_mb = file_mb
         self.keep_files = keep_files
         self._folder = Path()
+        self._texts: dict[Any, dict[int, str]] = {}  # of the tokens seen, by tokenizer
         self._number: int | None = None  # of the file being written
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        if trainer.current_epoch % self.every:
+            return
         rank = trainer.global_rank
         head = {"iteration": trainer.current_epoch + 1, "phase": agent.phase, "rank": rank}
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._number is None:  # never into the file of an earlier run, which may end in a broken line
             self._number = max(self._numbers(rank), default=-1) + 1
+        first, texts = self._number, self._texts.setdefault(agent.tokenizer, {})
         file = self._path(rank, self._number).open("a", encoding="utf-8")
         try:
-            for record in turn_records(rollout, agent.tokenizer):
+            for record in turn_records(rollout, agent.tokenizer, texts):
                 if file.tell() >= self.file_mb * 1e6:
                     file.close()
                     self._number += 1
@@ -54,8 +64,9 @@ class TurnLog(RolloutCallback):
                 file.write(json.dumps(head | record, ensure_ascii=False, separators=(",", ":")) + "\n")
         finally:
             file.close()
-        for old in self._numbers(rank)[: -self.keep_files - 1]:
-            self._path(rank, old).unlink()
+        if self._number > first:
+            for old in self._numbers(rank)[: -self.keep_files - 1]:
+                self._path(rank, old).unlink()
 
     def _path(self, rank: int, number: int) -> Path:
         return self._folder / f"rank{rank}-{number:06d}.jsonl"

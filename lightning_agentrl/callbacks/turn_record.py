@@ -15,8 +15,14 @@ from lightning_agentrl.types import Rollout, Scores, Segment, Turn, flatten_ids
 DIGITS = 7  # significant ones of every number
 
 
-def turn_records(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Any]]:
-    """One dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed."""
+def turn_records(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """One dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed.
+
+    ``texts`` keeps the texts of tokens from call to call.
+    """
+    texts = {} if texts is None else texts
     for row, sample in enumerate(rollout.samples):
         column, prompt = 0, []
         turns = iter(sample.turns)
@@ -28,7 +34,7 @@ def turn_records(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterat
             yield {
                 **_what_happened(turn),
                 "continues": column > 0,
-                **_tokens(prompt, segment, tokenizer),
+                **_tokens(prompt, segment, tokenizer, texts),
                 "rollout_logps": _numbers(rollout.rollout_logps, row, here),
                 **_scores(rollout.scores, row, here),
                 "advantages": _numbers(rollout.advantages, row, here),
@@ -37,9 +43,13 @@ def turn_records(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> Iterat
             column, prompt = here.stop, []
 
 
-def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: dict[int, str]) -> list[str]:
     """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
-    return tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    new = [i for i in dict.fromkeys(ids) if i not in texts]
+    if new:
+        decoded = tokenizer.batch_decode([[i] for i in new], clean_up_tokenization_spaces=False)
+        texts.update(zip(new, decoded, strict=True))
+    return [texts[i] for i in ids]
 
 
 def _what_happened(turn: Turn) -> dict[str, Any]:
@@ -54,9 +64,9 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
         "parsed_action": turn.parsed_action,
         "action": turn.action,
         "valid": turn.valid,
-        "reward": turn.reward,
-        "env_reward": turn.env_reward,
-        "episode_return": turn.episode_return,
+        "reward": _number(turn.reward),
+        "env_reward": _number(turn.env_reward),
+        "episode_return": _number(turn.episode_return),
         "terminated": turn.terminated,
         "truncated": turn.truncated,
         "stop": None if turn.stop is None else turn.stop.value,
@@ -71,14 +81,16 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _tokens(prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _tokens(
+    prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
+) -> dict[str, Any]:
     prompt_ids, reply_ids = flatten_ids(prompt), list(action.ids)
     return {
         "prompt_ids": prompt_ids,
         "prompt": tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False),
         "reply_ids": reply_ids,
         "reply": tokenizer.decode(reply_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-        "tokens": token_texts(tokenizer, reply_ids),
+        "tokens": token_texts(tokenizer, reply_ids, texts),
     }
 
 

@@ -42,7 +42,7 @@ def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> t
     scale = 1 + z * z / episodes
     middle = (share + z * z / (2 * episodes)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes * episodes))
-    return middle - half, middle + half
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 class EpisodeMetrics(Metric):

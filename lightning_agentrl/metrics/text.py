@@ -64,7 +64,7 @@ class TextMetrics(Metric):
             numbers["text/distinct_across_turns"] = len(_joined(self.replies).unique()) / pairs
         if thoughts:
             numbers["text/thought_copies"] = copies / thoughts
-        diversity = mean_distance(_joined(self.thoughts).reshape(-1, 2))
+        diversity = mean_distance(_joined(self.thoughts).reshape(-1, 2).cpu())
         if diversity is not None:
             numbers["text/thought_diversity"] = diversity
         return numbers
@@ -79,10 +79,12 @@ def mean_distance(members_Q2: Tensor) -> float | None:
     if len(sets) < 2:
         return None
     words, column = members_Q2[:, 1].unique(return_inverse=True)
-    member_EW = torch.zeros(len(sets), len(words), dtype=torch.float64, device=members_Q2.device)
-    member_EW[row, column] = 1.0
-    shared_EE = member_EW @ member_EW.T
-    sizes = member_EW.sum(1)
+    ones = torch.ones(len(row), dtype=torch.float64)
+    member_EW = torch.sparse_coo_tensor(
+        torch.stack([row, column]), ones, (len(sets), len(words)), check_invariants=False
+    )
+    shared_EE = torch.sparse.mm(member_EW, member_EW.T).to_dense()
+    sizes = shared_EE.diagonal()
     distance_EE = 1 - shared_EE / (sizes[:, None] + sizes[None, :] - shared_EE)
     return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # the diagonal is 0
 

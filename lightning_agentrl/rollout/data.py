@@ -257,7 +257,7 @@ class RolloutDataModule(L.LightningDataModule):
                 f"the checkpoint's environments are {self._saved_origin}; this run has {self._origin}, so their "
                 "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
             )
-        sessions = [self._make_session(i, self._training_seed(i)) for i in self.own_envs]
+        sessions = [self._make_session(i, self._training_seed(i), pictures=True) for i in self.own_envs]
         for session in sessions:
             if session.index in self._saved_sessions:
                 session.load_state_dict(self._saved_sessions[session.index])
@@ -304,7 +304,7 @@ class RolloutDataModule(L.LightningDataModule):
     def _training_seed(self, index: int) -> Callable[[int], int]:
         return lambda episode: derive_seed(self.seed, index, episode)
 
-    def _make_session(self, index: int, episode_seed: Callable[[int], int]) -> Session:
+    def _make_session(self, index: int, episode_seed: Callable[[int], int], pictures: bool = False) -> Session:
         assert self._renderer is not None
         assert self._executor is not None
         return Session(
@@ -316,6 +316,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._executor,
             remake=self.env.make,
             retries=self.env.retries,
+            pictures=pictures,
         )
 
     def _check_prompts(self, handle: PolicyHandle) -> None:

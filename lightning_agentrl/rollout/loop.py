@@ -22,13 +22,14 @@ class LoopThread:
         """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
 
         Raises:
-            Exception: what the coroutine raised; of a group, its first error, with the group as its cause.
+            Exception: what the coroutine raised; of a group, its first error, with its own cause or else the group as one.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            error = _first(group)
+            raise error from (error.__cause__ or group)
         except BaseException:
             if future.cancel():  # was still running
                 asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()

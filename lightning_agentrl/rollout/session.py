@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
+import numpy as np
 from PIL import Image
 
 from lightning_agentrl.rollout.chat import ChatRenderer
@@ -72,6 +73,10 @@ class Prompt:
         return Segment(SegmentKind.PROMPT, self.ids)
 
 
+class ReplayDiffersError(RuntimeError):
+    """An environment did not lead to the same observation from the same seed and actions."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What the environment answered."""
@@ -94,6 +99,7 @@ class Session:
         memory: what of the past is shown.
         remake: makes the environment anew after an error.
         retries: see :class:`EnvConfig`.
+        pictures: keep a picture of each turn, where the environment draws itself.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Session:
         executor: Executor,
         remake: Callable[[], gymnasium.Env] | None = None,
         retries: int = 0,
+        pictures: bool = True,
     ) -> None:
         self.index = index
         self.env = env
@@ -115,6 +122,7 @@ class Session:
         self.executor = executor
         self.remake = remake
         self.retries = retries if remake else 0
+        self.pictures = pictures
         self.env_errors: list[str] = []  # kinds of errors that were overcome since they were last taken
         self.episode = -1  # none yet
         self.turns_taken = 0  # over all episodes
@@ -218,7 +226,7 @@ class Session:
         """Begin the saved episode again and replay its actions.
 
         Raises:
-            RuntimeError: when the replay does not lead to the saved observation.
+            ReplayDiffersError: when the replay does not lead to the saved observation.
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
@@ -235,7 +243,10 @@ class Session:
 
     async def image(self) -> bytes | None:
         """PNG of the environment as it is, where its ``render_mode`` is ``rgb_array``."""
-        return await self._in_executor(self._draw) if self.env.render_mode == "rgb_array" else None
+        if not self.pictures or self.env.render_mode != "rgb_array":
+            return None
+        with self._telling_where("render"):
+            return await self._in_executor(self._draw)
 
     def take_env_errors(self) -> tuple[str, ...]:
         """Kinds of errors that were overcome since the last time this was asked."""
@@ -260,14 +271,18 @@ class Session:
 
     def _retried(self, call: Callable[[], Any], action: str | None = None) -> Any:
         """Let the environment answer; after an error, make it anew, play the episode up to here and ask again."""
+        last: Exception | None = None
         for attempt in itertools.count():
             try:
                 if attempt:
                     self._revive(replay=action is not None)
                 return call()
+            except ReplayDiffersError as error:
+                raise error from last  # nobody knows what state it would go on from
             except Exception as error:
                 if attempt >= self.retries:
                     raise
+                last = error
                 self.env_errors.append(type(error).__name__)
                 warnings.warn(f"{type(error).__name__}: {error} ({self._where(action)}); trying again", stacklevel=2)
 
@@ -283,19 +298,19 @@ class Session:
         """Play the running episode from its start.
 
         Raises:
-            RuntimeError: when that does not lead to ``observation``, since the environment then draws randomness from
-                elsewhere than its seed.
+            ReplayDiffersError: when that does not lead to ``observation``, since the environment then draws randomness
+                from elsewhere than its seed.
         """
         seen, info = self._reset_once()
         for action in actions:
             seen, _, _, _, info = self.env.step(action)
-        self._see(seen, info)
-        self.env_actions = list(actions)
-        if self.observation != observation:
-            raise RuntimeError(
+        if info.get("long_term_text", seen) != observation:
+            raise ReplayDiffersError(
                 f"environment {self.index} does not repeat its episode from seed and actions, so it cannot be resumed; "
                 "draw all its randomness from self.np_random"
             )
+        self._see(seen, info)
+        self.env_actions = list(actions)
 
     @contextmanager
     def _telling_where(self, action: str | None = None) -> Iterator[None]:
@@ -312,8 +327,14 @@ class Session:
         return f"environment {self.index}, episode {self.episode} with seed {seed}, {doing}"
 
     def _draw(self) -> bytes:
+        frame = np.asarray(self.env.render())
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            raise ValueError(
+                f"environment {self.index} draws {frame.dtype} {list(frame.shape)}; with render_mode 'rgb_array' its "
+                "render() must give uint8 [height, width, 3]"
+            )
         file = io.BytesIO()
-        Image.fromarray(cast(Any, self.env.render())).save(file, "PNG")
+        Image.fromarray(frame).save(file, "PNG")
         return file.getvalue()
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> None:

@@ -31,7 +31,7 @@ _DETAIL = (
 )
 
 
-def build_page(run: Path, out: Path | None = None) -> Path:
+def build_page(run: Path, out: Path | None = None, last: int | None = None) -> Path:
     """Write the page of a run and return its path.
 
     The page opens from disk and loads nothing. A small index is read at once; turns lie in compressed chunks that the
@@ -41,12 +41,15 @@ def build_page(run: Path, out: Path | None = None) -> Path:
     Args:
         run: a run folder, or a version folder inside it; of several versions with turn logs the newest is shown.
         out: the file to write, ``view.html`` in ``run`` when not given.
+        last: iterations to show, the last ones; all when not given. The page and its making grow with them.
 
     Raises:
         ValueError: when there is no turn log below ``run``, a line of it is broken, or ``out`` is a folder.
     """
     found = find_run(run)
-    turns, notes = read_turns(found.logs)
+    if last is not None and last < 1:
+        raise ValueError(f"the last {last} iterations are none; give a number of at least 1 (argument --last)")
+    turns, notes = read_turns(found.logs, last)
     if not turns:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
     target = run / "view.html" if out is None else out

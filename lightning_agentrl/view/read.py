@@ -24,7 +24,7 @@ _REQUIRED: dict[str, type] = {
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 
 
-def read_turns(logs: Iterable[Path]) -> tuple[list[LoggedTurn], list[str]]:
+def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[LoggedTurn], list[str]]:
     """All turns of all ranks, and sentences about what was left out.
 
     A resumed run plays some iterations again; only the later account of them is kept. Entries of lists of numbers are
@@ -32,6 +32,7 @@ def read_turns(logs: Iterable[Path]) -> tuple[list[LoggedTurn], list[str]]:
 
     Args:
         logs: files by rank, then in the order they were written.
+        last: iterations to keep, the last ones of each rank; all when not given.
 
     Raises:
         ValueError: when a line is broken that is not the last one of its file.
@@ -48,7 +49,11 @@ def read_turns(logs: Iterable[Path]) -> tuple[list[LoggedTurn], list[str]]:
                     "resumed run does: what it had played there before is left out."
                 )
                 kept[:] = [old for old in kept if old["iteration"] < again]
+            if last is not None and kept and turn["iteration"] > kept[-1]["iteration"]:
+                kept[:] = [old for old in kept if old["iteration"] > turn["iteration"] - last]
             kept.append(turn)
+    if last is not None:
+        notes.append(f"Only the last {last} iterations of the log are shown.")
     return [turn for rank in sorted(ranks) for turn in ranks[rank]], notes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,8 @@ def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Pat
     ]
     for line in lines:
         assert re.search(r"success \d\.\d{3} reward/turn -?\d\.\d{3} valid \d\.\d{3} kl ", line)
-    assert re.search(r"held-out success \d\.\d{3} \| \d+:\d\d", lines[2])
-    assert re.search(r"\| \d+:\d\d, \d+:\d\d left$", lines[1])
+    assert re.search(r"held-out success \d\.\d{3} \| took \d+:\d\d", lines[2])
+    assert re.search(r"\| took \d+:\d\d, \d+:\d\d left$", lines[1])
     assert lines[2].endswith(", 0:00 left")
     success = float(trainer.callback_metrics["rollout/success_window"])
     assert f"success {success:.3f} " in lines[2]
@@ -85,3 +86,25 @@ def test_the_bars_go_when_a_run_fails(tiny_folder: Path, tmp_path: Path, monkeyp
         make_trainer(tmp_path, 2, [bar], enable_progress_bar=True).fit(agent, data)
     data.teardown("fit")
     assert bar._bars is None
+
+
+def test_a_callback_leaves_the_agent_with_its_trainer(tiny_folder: Path, tmp_path: Path) -> None:
+    agent = make_agent(tiny_folder)
+    (first, old), (second, _) = progress(terminal=False, line_seconds=0.0), progress(terminal=False)
+    make_trainer(tmp_path, 1, [first], enable_progress_bar=True).fit(agent, make_data())
+    told = old.getvalue()
+    make_trainer(tmp_path, 1, [second], enable_progress_bar=True).fit(agent, make_data())
+    assert old.getvalue() == told
+    assert agent.clock.listeners == []
+
+
+def test_the_time_left_counts_the_running_iteration(tiny_folder: Path, tmp_path: Path) -> None:
+    """Four iterations of 100 s each: 30 s into the third, 170 s are left; as it ends, 100 s."""
+    bar, _ = progress(terminal=False)
+    trainer = make_trainer(tmp_path, 4, [bar], enable_progress_bar=True)
+    bar._durations.extend([100.0, 100.0])
+    trainer.fit_loop.epoch_progress.current.completed = trainer.fit_loop.epoch_progress.current.processed = 2
+    bar._iteration_started = time.monotonic() - 30
+    assert trainer.current_epoch == 2
+    assert bar._time_left(trainer, 2) == ", 2:49 left"
+    assert bar._time_left(trainer, 3) == ", 1:40 left"

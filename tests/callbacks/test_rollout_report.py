@@ -97,7 +97,7 @@ def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_pa
     assert texts == [f"```\n{episode_text(pick_episodes(r.turns, 2)[0])}\n```" for r in rollouts]
 
     rewards = events.Histograms("histogram/turn_reward")
-    assert [event.step for event in rewards] == [0, 4]
+    assert [event.step for event in rewards] == [1, 5]
     for event, rollout in zip(rewards, rollouts, strict=True):
         expected = [t.reward for t in rollout.turns]
         assert event.histogram_value.num == len(expected) == 16

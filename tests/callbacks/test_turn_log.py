@@ -144,6 +144,12 @@ def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_p
     assert len(lines(tmp_path)) == before + 16  # a second run goes on after the first
 
 
+def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> None:
+    log = TurnLog(str(tmp_path), every=2)
+    make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
+    assert {record["iteration"] for record in lines(tmp_path)} == {1, 3}
+
+
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="file_mb above 0 and keep_files of at least 1, got 0, 20"):
+    with pytest.raises(ValueError, match="file_mb above 0, and keep_files and every of at least 1, got 0, 20 and 1"):
         TurnLog(file_mb=0)

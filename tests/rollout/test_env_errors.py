@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lightning_agentrl.rollout import EnvConfig
-from lightning_agentrl.rollout.session import Session
+from lightning_agentrl.rollout.session import ReplayDiffersError, Session
 from tests.rollout.scripted import Scripted, story, workplace
 
 
@@ -133,3 +133,37 @@ def test_babyai_draws_itself():
     image = env.render()
     assert image.shape == (64, 64, 3)
     assert image.std() > 0
+
+
+def test_an_environment_that_comes_back_otherwise_is_refused(tiny_folder):
+    """Not even a further retry may take over a state that the policy was not shown."""
+
+    class Other(Fragile):
+        made = 0
+
+        def __init__(self, failures):
+            super().__init__(failures)
+            Other.made += 1
+            self.level = Other.made
+
+        def _text(self):
+            return f"level {self.level} step {self.count}"
+
+    failures = [("step", 2)]
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        old = place.sessions[0]
+        parts = (old.episode_seed, old.renderer, old.memory, old.executor)
+        place.sessions = [Session(0, Other(failures), *parts, remake=lambda: Other(failures), retries=5)]
+        with pytest.warns(UserWarning, match="trying again"), pytest.raises(ReplayDiffersError) as caught:
+            place.collect(5)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert Other.made == 2  # it is not asked again
+
+
+def test_a_picture_of_another_form_is_refused(tiny_folder):
+    class Wrong(Reporting):
+        def render(self):
+            return np.zeros((2, 3), dtype=np.float32)
+
+    with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(ValueError, match=r"draws float32 \[2, 3\]"):
+        place.collect(1)
