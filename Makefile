@@ -34,7 +34,7 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
 test: install ## run the tests, without the slow ones
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: install ## run the slow tests
 	$(BIN)/pytest -m "slow and not gpu and not browser" --timeout 1800 $(PYTEST_ARGS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import resource
 import statistics
 import sys
 import tempfile
@@ -50,10 +51,12 @@ class Read(L.Callback):
         self.rows: list[dict[str, float]] = []
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch:
+            self.on_train_end(trainer, pl_module)  # not at the end of the epoch: the logger comes after it
         SECONDS.clear()
         self.started = time.perf_counter()
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.rows.append({**SECONDS, "iteration": time.perf_counter() - self.started})
 
 
@@ -108,6 +111,7 @@ def main() -> None:
         print(f"| {label} | {seconds:.3f} | {seconds / iteration:.2%} |")
     total = statistics.median(sum(row.get(label, 0.0) for label in labels) / row["iteration"] for row in rows)
     print(f"| all | | {total:.2%} |")
+    print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_agentrl import __version__
-from lightning_agentrl.errors import ConfigError, one_line, one_line_errors
+from lightning_agentrl.errors import ConfigError, check_files, one_line, one_line_errors, unknown_command
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -57,6 +57,7 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
     print(f"written to {folder}")
 
 
+TRAINERS = ("fit", "validate")  # commands of LightningCLI
 OWN: dict[str, Callable[..., None]] = {"view": view, "export": export}
 
 
@@ -73,6 +74,9 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
+        if arguments[0] not in TRAINERS:
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, *OWN)))
+        check_files(arguments[1:])  # what follows takes seconds
         from lightning_agentrl.cli import run
         from lightning_agentrl.quiet import leave_out_noise
 

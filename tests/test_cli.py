@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import signal
 import subprocess
 import sys
@@ -10,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+import torch
 import yaml
 
 from lightning_agentrl import commands
+from lightning_agentrl.agents import PPOAgent, agent
+from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import explain
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -98,7 +103,7 @@ def changed(config: Config, key: str, value: Any) -> Config:
 WRONG = {
     "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "did you mean model?"]),
     "empty top": ("modle", {}, ["modle", "did you mean model?"]),
-    "trainer key at the top": ("max_epochs", 3, ["max_epochs", "trainer, model, data"]),
+    "trainer key at the top": ("max_epochs", 3, ["max_epochs", "trainer, model, data", "mean trainer.max_epochs?"]),
     "model key": ("model.init_args.lr_actr", 1e-3, ["model.init_args.lr_actr", "PPOAgent", "did you mean lr_actor?"]),
     "data key": ("data.init_args.num_env", 3, ["data.init_args.num_env", "did you mean num_envs?"]),
     "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "did you mean max_epochs?"]),
@@ -112,7 +117,7 @@ WRONG = {
     "callback key": (
         "trainer.callbacks",
         [{"class_path": "StageProgress"}, {"class_path": "CriticWarmup", "init_args": {"rollout": 1}}],
-        ["trainer.callbacks", "rollout ", "CriticWarmup", "did you mean rollouts?"],
+        ["trainer.callbacks[1].init_args.rollout;", "CriticWarmup", "did you mean rollouts?"],
     ),
     "agent class": ("model.class_path", "PPOAgnt", ["model.class_path", "PPOAgnt", "did you mean PPOAgent?"]),
     "critic class": (
@@ -138,13 +143,17 @@ WRONG = {
     "callback class": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmp"}],
-        ["trainer.callbacks", "RunSummary", "did you mean CriticWarmup?"],
+        ["trainer.callbacks[0].class_path", "RunSummary", "did you mean CriticWarmup?"],
     ),
     "no class_path": ("model", {"model": "demo"}, ["model needs a class_path", "PPOAgent"]),
     "no class": ("data.init_args.memory", 3, ["data.init_args.memory needs a class_path", "WindowMemory"]),
     "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs must be a whole number, got 'many'"]),
     "float": ("model.init_args.lr_actor", "fast", ["model.init_args.lr_actor must be a number, got 'fast'"]),
+    "bool": ("data.init_args.prompt", {"think": "maybe"}, ["prompt.think must be true or false, got 'maybe'"]),
+    "list for an int": ("data.init_args.turns_per_env", [1, 2], ["must be a whole number, got '[1, 2]'"]),
+    "float for an int": ("data.init_args.num_envs", 4.5, ["must be a whole number, got '4.5'"]),
     "choice": ("model.init_args.kl_kind", "k9", ["model.init_args.kl_kind must be one of", "'k3'", "'k9'"]),
+    "misspelt choice": ("model.init_args.kl_kind", "K3", ["'k1'", "got 'K3'", "did you mean k3?"]),
     "type in a dataclass": (
         "data.init_args.validation.episodes",
         "all",
@@ -161,11 +170,12 @@ WRONG = {
     "environment argument": (
         "data.init_args.env.kwargs",
         {"arm": 2},
-        ["data.init_args.env.kwargs", "unexpected keyword argument 'arm'"],
+        ["data.init_args.env.kwargs", "argument 'arm'"],
     ),
     "environment module": ("data.init_args.env.id", "my_games:Chess-v0", ["my_games", "data.init_args.env.id"]),
     "model folder": ("model.init_args.model", "./no/such/folder", ["./no/such/folder", "model.init_args.model"]),
     "model on the hub": ("model.init_args.model", "nobody/nothing", ["nobody/nothing", "model.init_args.model"]),
+    "no environments": ("data.init_args.num_envs", 0, ["data.init_args.num_envs must be at least 1, got 0"]),
     "mini-batches": ("data.init_args.mini_batch_turns", 3, ["data.init_args.mini_batch_turns", "8 turns", "of 3"]),
     "long memory": (
         "data.init_args.memory.init_args.turns",
@@ -193,6 +203,7 @@ WRONG = {
         10**6,
         ["1000000 episodes", "data.init_args.validation.episodes"],
     ),
+    "seed": ("seed_everything", -1, ["seed_everything cannot be used", "-1"]),
     "clipping": (
         "trainer.gradient_clip_val",
         1.0,
@@ -203,17 +214,64 @@ WRONG = {
         4,
         ["trainer.accumulate_grad_batches", "data.init_args.mini_batch_turns"],
     ),
-    "trainer constructor": ("trainer.strategy", "ddq", ["trainer: ", "ddq"]),
-    "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt", "--ckpt_path"]),
+    "limited iterations": ("trainer.limit_train_batches", 1, ["trainer.limit_train_batches", "mini_batch_turns"]),
+    "last iteration cut": ("trainer.max_steps", 3, ["trainer.max_steps 3", "an iteration of 2 optimizer steps"]),
+    "precision": ("trainer.precision", "fp16", ["trainer.precision must be one of '32-true', '64-true', 'bf16-mixed'"]),
+    "logger class": ("trainer.logger", {"class_path": "TensorBordLogger"}, ["did you mean TensorBoardLogger?"]),
+    "logger package": (
+        "trainer.logger",
+        {"class_path": "CometLogger"},
+        ["CometLogger needs the package comet-ml", "pip install"],
+    ),
+    "metric": (
+        "trainer.callbacks",
+        [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/sucess"}}],
+        ["no metric 'val/sucess'", "trainer.callbacks[0].init_args.monitor", "did you mean val/success?"],
+    ),
+    "metric of a checkpoint": (
+        "trainer.callbacks",
+        [{"class_path": "ModelCheckpoint", "init_args": {"monitor": "val/sucess"}}],
+        ["trainer.callbacks[0].init_args.monitor", "did you mean val/success?"],
+    ),
+    "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt"]),
+    "no checkpoint": ("ckpt_path", "given.yaml", ["the checkpoint", "given.yaml' cannot be read", "agentrl fit"]),
+    "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run", "Not a directory"]),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl: Command) -> None:
+def test_wrong_input_is_told_in_one_sentence_with_its_line(
+    case: str, config: Config, tmp_path: Path, agentrl: Command
+) -> None:
     key, value, parts = WRONG[case]
     told = sentence(agentrl(config=changed(config, key, value)))
     for part in parts:
         assert part in told
+    lines = [int(number) for number in re.findall(r"given\.yaml, line (\d+)", told)]
+    given = (tmp_path / "given.yaml").read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert given[line - 1].strip(" -").split(":")[0] in told  # the line is that of a key that the sentence names
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("trainer.strategy", "ddq", "invalid strategy name"),
+        ("trainer.strategy", "fsdp", "The strategy `fsdp` requires a GPU"),
+        ("trainer.accelerator", "cpuu", "Available names are: "),
+        ("trainer.enable_progress_bar", False, "`enable_progress_bar=False` but found `StageProgress`"),
+    ],
+)
+def test_what_the_trainer_refuses_is_told_in_one_sentence(
+    key: str, value: str, part: str, config: Config, agentrl: Command
+) -> None:
+    config = changed(config, "trainer.callbacks", [{"class_path": "StageProgress"}])
+    told = sentence(agentrl(config=changed(config, key, value)))
+    assert part in told
+    assert (f"(key {key}; " in told) == (
+        value != "fsdp"
+    )  # of that one, Lightning names another argument with its value
 
 
 @pytest.mark.parametrize(
@@ -221,10 +279,14 @@ def test_wrong_input_is_told_in_one_sentence(case: str, config: Config, agentrl:
     [
         (["--model.init_args.lr_actr=1"], ["model.init_args.lr_actr", "did you mean lr_actor?"]),
         (["--model.lr_actr=1"], ["lr_actr", "did you mean lr_actor?"]),
-        (["--modle.class_path=PPOAgent"], ["modle", "did you mean model?"]),
+        (["--model.init_args.critic.init_args.detch", "true"], ["critic.init_args.detch", "did you mean detach?"]),
+        (["--modle.class_path=PPOAgent"], ["--modle", "did you mean --model?"]),
+        (["--max_epochs=3"], ["--max_epochs", "did you mean --trainer.max_epochs?"]),
         (["--trainer.max_epoch=3"], ["trainer.max_epoch", "did you mean max_epochs?"]),
-        (["--model=PPOAgnt"], ["model.class_path", "did you mean PPOAgent?"]),
-        (["--trainer.fast_dev_run=abc"], ["trainer.fast_dev_run must be", "'abc'"]),
+        (["--model=PPOAgnt"], ["model.class_path", "(key model.class_path; command line)", "did you mean PPOAgent?"]),
+        (["--trainer.fast_dev_run=abc"], ["trainer.fast_dev_run must be", "'abc'", "(command line)"]),
+        (["--data.num_envs=many"], ["data.init_args.num_envs must be", "'many'", "(command line)"]),
+        (["trainer.max_epochs=3"], ["did you mean --trainer.max_epochs=3?"]),
         (["configs/quickstart.yaml"], ["did you mean --config configs/quickstart.yaml?"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "does not exist", "--config"]),
     ],
@@ -238,7 +300,9 @@ def test_wrong_arguments_are_told_in_one_sentence(
 
 
 def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> None:
-    assert "no command 'fti'; known: fit, validate; did you mean fit?" in sentence(agentrl(command="fti"))
+    told = sentence(agentrl(command="fti"))
+    assert told.startswith("there is no command 'fti'; known: fit, validate")
+    assert told.endswith("did you mean fit?")
     assert "the keys data and model are missing; give a config file with --config" in sentence(agentrl())
 
 
@@ -248,6 +312,10 @@ def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> N
         ("model: [a\n b: c: d", ["not valid YAML", "line 2"]),
         ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "line 2"]),
         ("", ["holds no keys", "trainer, model, data"]),
+        (
+            "trainer:\n  max_epochs: 3\n  max_epochs: 4\n",
+            ["trainer.max_epochs is given twice (broken.yaml, lines 2 and 3)"],
+        ),
     ],
 )
 def test_a_broken_config_file_is_named(text: str, parts: list[str], tmp_path: Path, agentrl: Command) -> None:
@@ -255,6 +323,138 @@ def test_a_broken_config_file_is_named(text: str, parts: list[str], tmp_path: Pa
     told = sentence(agentrl("--config", "broken.yaml"))
     for part in ["broken.yaml", *parts]:
         assert part in told
+
+
+def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp_path: Path, agentrl: Command) -> None:
+    (tmp_path / "wrong.yaml").write_text("model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
+    (tmp_path / "right.yaml").write_text(yaml.safe_dump(config))
+    for files in (["wrong.yaml", "right.yaml"], ["right.yaml", "wrong.yaml"]):
+        told = sentence(agentrl("--config", files[0], "--config", files[1]))
+        assert "(key model.init_args.lr_actr; wrong.yaml, line 4)" in told
+    (tmp_path / "wrong.yaml").write_text("model:\n  init_args:\n    lr_actor: 1\n")
+    assert "model needs a class_path (and init_args for its arguments) (wrong.yaml, line 1)" in sentence(
+        agentrl("--config", "wrong.yaml", "--config", "right.yaml")
+    )
+    assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
+
+
+@pytest.mark.parametrize("number", ["5e-6", "'1e-5'"])
+def test_numbers_that_yaml_reads_as_text_are_numbers(
+    number: str, config: Config, tmp_path: Path, agentrl: Command
+) -> None:
+    (tmp_path / "more.yaml").write_text(f"model: {{init_args: {{lr_actor: {number}}}}}\n")
+    assert agentrl("--config", "more.yaml", config=config)[0] == 0
+
+
+def test_the_checkpoint_of_another_model_is_told(config: Config, tmp_path: Path, agentrl: Command) -> None:
+    saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(tmp_path), "filename": "here"}}
+    config = changed(config, "trainer.callbacks", [saving])
+    assert agentrl(config=config)[0] == 0
+    config = changed(changed(config, "ckpt_path", str(tmp_path / "here.ckpt")), "trainer.max_epochs", 2)
+    config = changed(config, "model.init_args.critic", {"class_path": "SeparateCritic"})
+    told = sentence(agentrl(config=config))
+    for part in ("here.ckpt' is of another model: it lacks", "critic.backbone", "model.init_args.critic", "line 1"):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "command", "parts"),
+    [
+        (TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+        (
+            TransformersEngine,
+            "_generate_batch",
+            "validate",
+            ["in stage validate", "data.init_args.validation.num_envs"],
+        ),
+        (PPOAgent, "score", "fit", ["in stage score", "model.init_args.max_tokens_per_micro_batch"]),
+        (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
+        (agent, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
+    ],
+)
+def test_running_out_of_memory_says_in_which_stage(
+    owner: Any,
+    name: str,
+    command: str,
+    parts: list[str],
+    config: Config,
+    agentrl: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(owner, name, full)
+    told = sentence(agentrl(config=config, command=command))
+    assert told.startswith("out of memory on the GPU in stage ")
+    for part in parts:
+        assert part in told
+
+
+class Labyrinth(gymnasium.Env[str, str]):
+    """A user's environment that may be broken."""
+
+    actions = {"left": "go left", "right": "go right"}
+    default_action = "left"
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if self.fault == "reset":
+            raise KeyError("level")
+        if self.fault == "number":
+            return 7, {}
+        return "a fork in the road" if self.fault == "no info" else ("a fork in the road", {})
+
+    def step(self, action: str) -> Any:
+        if self.fault == "step":
+            raise IndexError("no such room")
+        if self.fault == "four values":
+            return "a fork in the road", 0.0, True, {}
+        return 7 if self.fault == "later number" else "a fork in the road", 0.0, False, True, {}
+
+
+gymnasium.register(id="Labyrinth-v0", entry_point=Labyrinth)
+
+
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [
+        ("number", ["observations must be text"]),
+        ("later number", ["observations must be text", "environment ", "action '"]),
+        ("no info", ["(observation, info)"]),
+        ("four values", ["(observation, reward, terminated, truncated, info)", "environment ", "action '"]),
+    ],
+)
+def test_an_environment_with_wrong_answers_is_told(
+    fault: str, parts: list[str], config: Config, agentrl: Command
+) -> None:
+    told = sentence(agentrl(config=changed(config, "data.init_args.env", labyrinth(fault))))
+    for part in parts:
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    ("fault", "last"),
+    [
+        ("reset", "agentrl: the environment raised KeyError: 'level' ("),
+        ("step", "agentrl: the environment raised IndexError: no such room (environment "),
+    ],
+)
+def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
+    fault: str, last: str, config: Config, agentrl: Command
+) -> None:
+    code, text = agentrl(config=changed(config, "data.init_args.env", labyrinth(fault)))
+    assert code == 1
+    assert "test_cli.py" in text
+    assert "trainer.py" not in text  # none of the fifty lines in between
+    assert text.splitlines()[-1].startswith(last)
+
+
+def labyrinth(fault: str) -> Config:
+    return {"id": "Labyrinth-v0", "kwargs": {"fault": fault}}
 
 
 def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_read(
@@ -310,10 +510,9 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
 
 
 def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
-    assert explain("Something new\nmore of it") == "Something new"
-    assert explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new").startswith(
-        "there is no class 'no.Such'"
-    )
+    assert str(explain("Something new\nmore of it")) == "Something new"
+    told = explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new")
+    assert str(told).startswith("there is no class 'no.Such'")
 
 
 def test_the_installed_command_answers() -> None:

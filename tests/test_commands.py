@@ -37,7 +37,8 @@ def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def test_help_names_every_command(agentrl: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...]) -> None:
     code, shown, _ = agentrl(*arguments)
     assert code == 0
-    for command in [*AgentCLI.subcommands(), *commands.OWN]:
+    assert set(commands.TRAINERS) == set(AgentCLI.subcommands())
+    for command in [*commands.TRAINERS, *commands.OWN]:
         assert f"\n  {command} " in shown
 
 

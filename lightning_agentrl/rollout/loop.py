@@ -22,7 +22,7 @@ class LoopThread:
         """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
 
         Raises:
-            Exception: what the coroutine raised; of a group, its first error, with its own cause or else the group as one.
+            Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
         """
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:

@@ -1,0 +1,179 @@
+"""What a user reads after a wrong input, and how long it takes: every case through the real command.
+
+    python benchmarks/wrong_inputs.py            # all cases, about ten minutes on two cores
+    python benchmarks/wrong_inputs.py callback   # those with a word in their name
+
+Prints a table in Markdown and fails when an answer is no single sentence, ends with another exit code than 2, or lacks
+what it must say. Nothing is downloaded: the model is a tiny random one, and the hub is an address that refuses.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.wrong_input_cases import CASES, CONFIG, Case  # noqa: E402
+from tests.tiny import tiny_model_folder  # noqa: E402
+
+NO_OVERRIDE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # else the superuser may write everywhere
+LIMIT = 120.0  # seconds after which a case counts as hanging
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the command said."""
+
+    code: int
+    text: str
+    seconds: float
+
+    @property
+    def told(self) -> list[str]:
+        """The sentences."""
+        lines = self.text.splitlines()
+        return [line.removeprefix("agentrl: ") for line in lines if line.startswith("agentrl: ")]
+
+    def message(self, case: Case) -> str:
+        """The sentence, or the line that says what is expected, or the last one."""
+        lines = self.text.strip().splitlines()
+        expected = [line for line in lines if case.says and case.says[0] in line]
+        return (self.told or expected or lines or [""])[-1]
+
+
+def prepare(folder: Path) -> None:
+    """Tiny models, environments that misbehave, and a checkpoint."""
+    for family in ("llama", "qwen2"):
+        tiny_model_folder(folder / family, family=family)  # type: ignore[arg-type]
+    bare = folder / "no_template"
+    bare.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / "llama" / name, bare / name)
+    shutil.copy(ROOT / "benchmarks" / "misbehaving_environments.py", folder / "my_games.py")
+    (folder / "notes.txt").write_text("no checkpoint, only text\n")
+    (folder / "locked").mkdir(mode=0o500)
+    (folder / "secret.yaml").touch(mode=0o000)
+    answer = ask(Case("a checkpoint", {"trainer.callbacks": [_CHECKPOINT]}), folder)
+    if not (folder / "here.ckpt").is_file():
+        raise SystemExit(f"the run that makes the checkpoint failed:\n{answer.text}")
+
+
+_CHECKPOINT = {
+    "class_path": "ModelCheckpoint",
+    "init_args": {"dirpath": "{folder}", "filename": "here", "save_on_train_epoch_end": True},
+}
+
+
+def ask(case: Case, folder: Path) -> Answer:
+    """Run the command in a working folder of its own."""
+    work = Path(tempfile.mkdtemp(dir=folder))
+
+    def filled(text: str) -> str:
+        return text.replace("{folder}", str(folder))
+
+    config = copy.deepcopy(CONFIG)
+    for key, value in case.changes.items():
+        change(config, key, value)
+    for name, text in {"given.yaml": yaml.safe_dump(config, sort_keys=False), **case.files}.items():
+        (work / name).write_text(filled(textwrap.dedent(text)))
+    arguments = [filled(argument) for argument in case.arguments]
+    if case.configs:
+        arguments = [part for name in case.configs for part in ("--config", filled(name))] + arguments
+    environ = dict(os.environ) | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HOME": str(folder / "hub"),
+        "NO_COLOR": "1",
+        **case.environ,
+    }
+    environ.pop("HF_HUB_OFFLINE", None)
+    command = [str(Path(sys.executable).with_name("agentrl")), *case.command.split(), *arguments]
+    if case.unprivileged and os.geteuid() == 0:
+        command = [*NO_OVERRIDE, *command]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        code, text = done.returncode, done.stderr
+    except subprocess.TimeoutExpired as late:
+        code, text = -1, (late.stderr or b"").decode() + "\nstill running"
+    return Answer(code, text.replace(str(folder), "FOLDER"), time.perf_counter() - started)
+
+
+def change(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; None removes it."""
+    *way, last = key.split(".")
+    node = config
+    for part in way:
+        node = node.setdefault(part, {})
+    if value is None:
+        node.pop(last, None)
+    else:
+        node[last] = value
+
+
+def faults(case: Case, answer: Answer) -> list[str]:
+    """Why an answer is not as it should be."""
+    found = [f"does not say '{part}'" for part in case.says if part not in answer.text]
+    if answer.code != case.code:
+        found.append(f"exit code {answer.code} instead of {case.code}")
+    if case.ends == "sentence":
+        if "Traceback" in answer.text:
+            found.append("a traceback")
+        if len(answer.told) != 1:
+            found.append(f"{len(answer.told)} sentences")
+    return found
+
+
+def table(cases: Sequence[Case], answers: Sequence[Answer]) -> str:
+    lines = ["| given | message | seconds |", "|---|---|---|"]
+    for case, answer in zip(cases, answers, strict=True):
+        message = answer.message(case).replace("|", "\\|")
+        lines.append(f"| {case.given} | {message} | {answer.seconds:.1f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    cases = [case for case in CASES if not words or any(word in case.given for word in words)]
+    folder = Path(tempfile.mkdtemp(prefix="wrong_inputs_"))
+    try:
+        prepare(folder)
+        with ThreadPoolExecutor(2) as executor:
+            answers = list(executor.map(lambda case: ask(case, folder), cases))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(table(cases, answers))
+    failed = False
+    for case, answer in zip(cases, answers, strict=True):
+        if found := faults(case, answer):
+            failed = True
+            text = textwrap.indent(answer.text.strip(), "    ")
+            print(f"\n{case.given}: {', '.join(found)}\n{text}", file=sys.stderr)
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""An environment that gymnasium cannot make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from lightning_agentrl.errors.problem import Problem, one_line
+from lightning_agentrl.errors.words import closest, import_fault, keys_of
+
+_ID, _KWARGS = "data.init_args.env.id", "data.init_args.env.kwargs"
+_OURS = "agentrl_envs"
+
+
+def environment_problem(env_id: str, kwargs: Mapping[str, Any], error: Exception) -> Problem:
+    """What is wrong with an environment's id or arguments.
+
+    Args:
+        env_id: as given to `gymnasium.make`.
+        kwargs: the same.
+        error: what it raised.
+    """
+    module, _, name = env_id.rpartition(":")
+    if isinstance(error, ModuleNotFoundError):
+        return Problem(
+            f"the environment '{env_id}' cannot be made: {import_fault(module) or one_line(str(error))}",
+            key=_ID,
+            fix="an id is module:Name-v0, with a module that can be imported from where agentrl runs",
+        )
+    if type(error).__name__ in ("NameNotFound", "VersionNotFound", "NamespaceNotFound", "UnregisteredEnv"):
+        known = _ids(module)
+        return Problem(
+            f"there is no environment '{env_id}'", key=_ID, suggestion=_close_id(name, module, known), known=known
+        )
+    if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        names = tuple(keys_of(_class_of(name)))
+        return Problem(
+            f"the environment '{env_id}' has no argument '{match[1]}'",
+            key=f"{_KWARGS}.{match[1]}",
+            suggestion=closest(match[1], names),
+            known=names,
+        )
+    return Problem(
+        f"the environment '{env_id}' with arguments {dict(kwargs)} cannot be made: {one_line(str(error))}",
+        key=_KWARGS if kwargs else _ID,
+    )
+
+
+def _ids(module: str) -> tuple[str, ...]:
+    """Ids that a module has registered, as they are written in a config."""
+    from gymnasium import registry
+
+    entries = {name: str(spec.entry_point) for name, spec in registry.items()}
+    return tuple(f"{module}:{name}" for name, entry in entries.items() if module and entry.startswith(f"{module}."))
+
+
+def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
+    """The id that a wrong one is close to; our own environments need their module before the name."""
+    if known:
+        return closest(f"{module}:{name}", known)
+    if not module and find_spec(_OURS) and not import_fault(_OURS):
+        return closest(f"{_OURS}:{name}", _ids(_OURS), cutoff=0.85)
+    return ""
+
+
+def _class_of(name: str) -> type | None:
+    from gymnasium import registry
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = registry.get(name)
+    entry = spec.entry_point if spec else None
+    found = load_env_creator(entry) if isinstance(entry, str) else entry
+    return found if isinstance(found, type) else None

@@ -1,0 +1,131 @@
+"""What is wrong with an input, in parts, and how that reads: as one sentence, or as labelled lines on a terminal."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+COMMAND_LINE = "command line"
+_SHORT_LIST = 8  # names that a sentence lists although it says which of them was meant
+LABELS = ("where", "when", "did you mean", "fix")
+_LABEL_WIDTH = 14
+_KEY = re.compile(r"\b(?:(?:model|data|trainer)\.\w[\w.\[\]]*|ckpt_path\b|seed_everything\b)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something was given: a line of a file or the command line."""
+
+    where: str
+    key: str = ""  # what stands there, with the numbers of list items
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The parts of a complaint. A complaint that comes as a sentence is all in `what`.
+
+    Args:
+        what: the fault; holds the value that was given.
+        key: the dotted key that is wrong.
+        owner: short name of the class that the key belongs to, which tells the items of a list apart.
+        value: what was given as text, which tells several files apart.
+        missing: the key is not there; what should hold it is looked for.
+        classless: the key holds something else than a class.
+        suggestion: what was probably meant.
+        fix: what to do.
+        known: names that could be used.
+        place: where it is, for those who know it without looking for the key.
+    """
+
+    what: str
+    key: str = ""
+    owner: str = ""
+    value: str | None = None
+    missing: bool = False
+    classless: bool = False
+    suggestion: str = ""
+    fix: str = ""
+    known: tuple[str, ...] = ()
+    place: Place | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys to look at: the one that is wrong, or those that the sentence names."""
+        if self.key:
+            return [self.key]
+        named = _KEY.findall(self.what) or _KEY.findall(self.fix)
+        return list(dict.fromkeys(key.rstrip(".") for key in named))
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self, places: Sequence[Place] = (), notes: Sequence[str] = ()) -> str:
+        """Everything in one sentence."""
+        text = self.what + self._in_brackets(places)
+        if len(places) == 1 and self.what.endswith(f"(key {places[0].key})"):
+            text = f"{self.what[:-1]}; {places[0].where})"
+        if self.fix and not self.suggestion:
+            text += f"; {self.fix}"
+        if self.known and (not self.suggestion or len(self.known) <= _SHORT_LIST):
+            text += f"; known: {', '.join(self.known)}"
+        if self.suggestion:
+            text += f"; did you mean {self.suggestion}?"
+        return text + "".join(f" ({note})" for note in notes)
+
+    def _in_brackets(self, places: Sequence[Place]) -> str:
+        parts = []
+        if self.key and self.key not in self.what:
+            parts.append(f"key {places[0].key if places and places[0].key else self.key}")
+        if len(places) == 1:
+            parts.append(places[0].where)
+        else:
+            parts += [f"{place.key}: {place.where}" for place in places]
+        return f" ({'; '.join(parts)})" if parts else ""
+
+    def lines(self, places: Sequence[Place] = (), notes: Sequence[str] = (), width: int = 80) -> list[str]:
+        """The fault, and below it one labelled line for each other part."""
+        what, fix = self.what, self.fix
+        if not fix and not self.known and not self.suggestion:  # a sentence: what to do stands after the semicolon
+            what, _, fix = self.what.partition("; ")
+        if self.known:
+            fix = "; ".join(filter(None, [fix, f"known: {', '.join(self.known)}"]))
+        rows = [("where", f"{place.where} ({place.key})" if place.key else place.where) for place in places]
+        if not places and self.key:
+            rows.append(("where", self.key))
+        rows += [("when", note) for note in notes]
+        rows += [("did you mean", self.suggestion)] if self.suggestion else []
+        rows += [("fix", fix)] if fix else []
+        return [*_wrapped(f"agentrl: {what}", width, "  "), *_labelled(rows, width)]
+
+
+class ConfigError(ValueError):
+    """Input that cannot be run; its text is one sentence for the user."""
+
+    def __init__(self, problem: Problem | str) -> None:
+        self.problem = Problem(problem) if isinstance(problem, str) else problem
+        super().__init__(str(self.problem))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _labelled(rows: Iterable[tuple[str, str]], width: int) -> list[str]:
+    found = []
+    for label, text in rows:
+        found += _wrapped(f"  {label:{_LABEL_WIDTH}}{text}", width, " " * (_LABEL_WIDTH + 2))
+    return found
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    wrapped = textwrap.wrap(
+        text,
+        max(width, 40),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+    return wrapped or [""]
