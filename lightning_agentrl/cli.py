@@ -23,12 +23,13 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.agents.checks import PRECISIONS, check_trainer
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.errors import (
     OWN_PACKAGES,
     ConfigError,
+    Problem,
     check_yaml,
     constructor_error,
     explain,
@@ -109,9 +110,11 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         _refuse_foreign_knobs(self.settings.trainer)
+        if self.subcommand == "fit":
+            _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
         if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
-            raise ConfigError(f"there is no checkpoint '{checkpoint}' (argument --ckpt_path)")
+            raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
         try:
@@ -148,6 +151,7 @@ class AgentCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         try:
             agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
+            data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration)
             check_before_loading(agent, data)
@@ -208,6 +212,11 @@ def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:
 
 def _refuse_foreign_knobs(trainer: Any) -> None:
     """The Trainer's clipping and accumulation would work beside ours; say which keys do it here."""
+    if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would take another one
+        raise ConfigError(
+            f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
+            f"one of {', '.join(PRECISIONS)}"
+        )
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
             raise ConfigError(
@@ -219,6 +228,20 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             "trainer.accumulate_grad_batches cannot be used, a mini-batch is cut into micro-batches by itself here: "
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.max_tokens_per_micro_batch (memory)"
+        )
+
+
+def _refuse_no_end(trainer: Any) -> None:
+    """Lightning would make 1000 epochs of it."""
+    ends = ("max_epochs", "max_steps", "max_time", "fast_dev_run")
+    if all(trainer.get(key) in (None, -1, False) for key in ends) and trainer.get("max_epochs") is None:
+        raise ConfigError(
+            Problem(
+                "the key trainer.max_epochs is missing",
+                key="trainer.max_epochs",
+                missing=True,
+                fix="it is the number of iterations, those of a critic warm-up included",
+            )
         )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_agentrl import __version__
-from lightning_agentrl.errors import ConfigError, check_files, one_line, one_line_errors, unknown_command
+from lightning_agentrl.errors import ConfigError, check_files, explain, one_line_errors, unknown_command
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -70,6 +72,8 @@ def main() -> None:
     if arguments[0] == "--version":
         print(f"agentrl {__version__}")
         return
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module of the user's own stands where the command is given
     with one_line_errors():
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
@@ -91,7 +95,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-            raise ConfigError(f"{one_line(message)} (see agentrl {command} --help)") from ex
+            raise ConfigError(explain(message, list(inspect.signature(OWN[command]).parameters))) from ex
 
     function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import lightning as L
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -35,6 +35,13 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
             f"trainer.max_steps {trainer.max_steps} would stop inside an iteration of {steps_per_iteration} optimizer "
             "steps; give a multiple of it, or use trainer.max_epochs"
         )
+    for callback in getattr(trainer, "callbacks", []):
+        if isinstance(callback, ModelCheckpoint) and (callback._every_n_train_steps or callback._train_time_interval):
+            raise ValueError(
+                "ModelCheckpoint with every_n_train_steps or train_time_interval would save inside an iteration, whose "
+                "rollout is not in a checkpoint; set every_n_epochs and save_on_train_epoch_end instead (key "
+                "trainer.callbacks)"
+            )
     timers = [callback for callback in getattr(trainer, "callbacks", []) if isinstance(callback, Timer)]
     if any(timer._interval == "step" for timer in timers):
         raise ValueError(

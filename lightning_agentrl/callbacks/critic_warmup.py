@@ -57,6 +57,11 @@ class CriticWarmup(L.Callback, RolloutSource):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
+        if 0 < (trainer.max_epochs or 0) <= self.total_epochs:
+            rank_zero_warn(
+                f"warm-up takes {self.total_epochs} iterations (rounds * rollouts * fraction), trainer.max_epochs is "
+                f"{trainer.max_epochs}: the actor is never trained"
+            )
         envs = cast(RolloutDataModule, cast(Any, trainer).datamodule).own_envs
         self.buffer, self.prepared = _rows_of(self.buffer, envs), _rows_of(self.prepared, envs)  # of a checkpoint
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from huggingface_hub import model_info, try_to_load_from_cache
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -43,6 +44,7 @@ def resolve_model(model: str) -> str:
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     _refuse_missing_folder(model)
+    _refuse_unknown_id(model)
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
@@ -54,6 +56,26 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     _refuse_unsupported(model, config)
     lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.get_default_dtype(), attn_implementation="sdpa")
     return cast(PreTrainedModel, lm)
+
+
+def _refuse_unknown_id(model: str) -> None:
+    """Ask the hub once; loading would ask again and again, with growing waits.
+
+    Raises:
+        ValueError: when a model is neither here nor there.
+    """
+    if model == DEMO or Path(model).expanduser().exists():
+        return
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        model_info(model, timeout=10)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"the model '{model}' is no folder, not in the cache, and the hub does not give it ({reason}); give a hub "
+            f"id, a local folder or '{DEMO}' (key model.init_args.model)"
+        ) from error
 
 
 def _refuse_missing_folder(model: str) -> None:

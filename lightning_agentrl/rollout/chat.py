@@ -111,7 +111,8 @@ class ChatRenderer:
             raise ValueError(
                 f"the prompt without history has {len(prompts[turns])} tokens, over the limit of "
                 f"{self.format.max_prompt_tokens}; its parts (system text, examples, current observation, instruction) "
-                "are never cut: raise max_prompt_tokens or make them shorter"
+                "are never cut: raise max_prompt_tokens or make them shorter (key "
+                "data.init_args.prompt.max_prompt_tokens)"
             )
         return RenderedPrompt((Segment(SegmentKind.PROMPT, tuple(prompts[cuts])),), cuts)
 

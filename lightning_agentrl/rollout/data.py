@@ -142,11 +142,18 @@ class RolloutDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Make one environment, so that a wrong id is told before models are loaded."""
         self.env.make().close()
-        _, world = self._place
+        self.check_processes(self._place[1])
+
+    def check_processes(self, world: int) -> None:
+        """Refuse a number of processes that cannot share the environments.
+
+        Raises:
+            ValueError: with the key to change.
+        """
         if self.num_envs % world:
             raise ValueError(
                 f"{self.num_envs} environments cannot be shared evenly by {world} processes; "
-                "change data.init_args.num_envs"
+                "change data.init_args.num_envs or trainer.devices"
             )
 
     def train_dataloader(self) -> RolloutStream:

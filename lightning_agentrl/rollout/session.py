@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
 from PIL import Image
 
+from lightning_agentrl.errors import ConfigError, environment_problem
 from lightning_agentrl.rollout.chat import ChatRenderer
 from lightning_agentrl.rollout.memory import Memory, PastTurn
 from lightning_agentrl.types import Segment, SegmentKind, flatten_ids
+
+_STEP = "(observation, reward, terminated, truncated, info)"
 
 
 @dataclass
@@ -50,10 +53,7 @@ class EnvConfig:
         try:
             return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"the environment '{self.id}' with arguments {self.kwargs} cannot be made "
-                f"(keys data.init_args.env.id and data.init_args.env.kwargs): {str(error).strip()}"
-            ) from error
+            raise ConfigError(environment_problem(self.id, self.kwargs, error)) from error
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,8 @@ class Session:
     def begin(self) -> None:
         """Start the first episode outside of any event loop."""
         self.episode = 0
-        self._reset_env()
+        with self._telling_where():
+            self._reset_env()
 
     async def reset(self) -> None:
         """Begin the next episode."""
@@ -261,13 +262,16 @@ class Session:
         self._see(*self._retried(self._reset_once))
 
     def _step_env(self, action: str) -> tuple[float, bool, bool, Mapping[str, Any]]:
-        observation, reward, terminated, truncated, info = self._retried(lambda: self.env.step(action), action)
+        answer = self._retried(lambda: self.env.step(action), action)
+        observation, reward, terminated, truncated, info = _checked(answer, 5, "step", _STEP)
         self.env_actions.append(action)
         self._see(observation, info)
+        if not isinstance(reward, SupportsFloat):
+            raise ValueError(f"the environment gave a reward of type {type(reward).__name__}; it must be a number")
         return float(reward), bool(terminated), bool(truncated), info
 
     def _reset_once(self) -> tuple[Any, Mapping[str, Any]]:
-        return self.env.reset(seed=self.episode_seed(self.episode))
+        return _checked(self.env.reset(seed=self.episode_seed(self.episode)), 2, "reset", "(observation, info)")
 
     def _retried(self, call: Callable[[], Any], action: str | None = None) -> Any:
         """Let the environment answer; after an error, make it anew, play the episode up to here and ask again."""
@@ -345,3 +349,11 @@ class Session:
             )
         self.observation = info.get("long_term_text", observation)
         self.short_term = info.get("short_term_text", "")
+
+
+def _checked(answer: Any, count: int, call: str, form: str) -> Any:
+    """What reset or step of an environment gave, if it has gymnasium's form."""
+    if isinstance(answer, tuple) and len(answer) == count:
+        return answer
+    got = f"{len(answer)} values" if isinstance(answer, tuple) else f"a value of type {type(answer).__name__}"
+    raise ValueError(f"the environment's {call} gave {got}; it must give {form}")
