@@ -19,6 +19,7 @@ from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.test_cli import config  # noqa: F401 - a fixture
 from tests.tiny import tiny_model_folder
 
 IDS = torch.tensor([[1, 5, 9, 33, 70, 12, 8]])
@@ -60,10 +61,10 @@ def test_a_checkpoint_becomes_the_whole_model(tmp_path, tiny_folder, lora):
 def test_adapters_become_a_folder_of_peft(tmp_path, tiny_folder):
     agent, checkpoint = trained(tmp_path, tiny_folder, LoRA(rank=2, alpha=3, dropout=0.1))
     export_checkpoint(checkpoint, tmp_path / "out", merge=False)
-    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tiny_folder.resolve())
-    assert (config["r"], config["lora_alpha"], config["task_type"]) == (2, 3, "CAUSAL_LM")
-    assert config["inference_mode"]
+    saved = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(tiny_folder.resolve())
+    assert (saved["r"], saved["lora_alpha"], saved["task_type"]) == (2, 3, "CAUSAL_LM")
+    assert saved["inference_mode"]
     lm = peft.PeftModel.from_pretrained(load_causal_lm(str(tiny_folder)).double(), tmp_path / "out")
     expected = logits(agent.actor.lm)
     assert (logits(lm) - expected).abs().max() < 1e-12
@@ -109,38 +110,10 @@ def test_an_untied_head_is_exported(tmp_path, tiny_folder):
     assert torch.equal(again.lm_head.weight.float(), lm.lm_head.weight)
 
 
-def test_a_run_of_the_command_can_be_exported_from_another_folder(tmp_path, tiny_folder, monkeypatch):
+def test_a_run_of_the_command_can_be_exported_from_another_folder(config, tmp_path, tiny_folder, monkeypatch):  # noqa: F811
     """The model is named by a relative path in the config; the checkpoint knows where that was."""
-    config = {
-        "model": {
-            "class_path": "PPOAgent",
-            "init_args": {
-                "model": f"../{tiny_folder.name}",
-                "critic": {"class_path": "SharedCritic"},
-                "lora": {"class_path": "LoRA", "init_args": {"rank": 2, "targets": ["q_proj"]}},
-            },
-        },
-        "data": {
-            "class_path": "RolloutDataModule",
-            "init_args": {
-                "env": {"id": "agentrl_envs:Bandit-v0"},
-                "num_envs": 4,
-                "turns_per_env": 2,
-                "mini_batch_turns": 4,
-                "memory": {"class_path": "WindowMemory", "init_args": {"turns": 0}},
-                "interaction": {"class_path": "TurnInteraction", "init_args": {"max_reply_tokens": 4}},
-                "validation": {"episodes": 2},
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "max_epochs": 1,
-            "logger": False,
-            "enable_progress_bar": False,
-            "default_root_dir": str(tmp_path),
-            "enable_model_summary": False,
-        },
-    }
+    lora = {"class_path": "LoRA", "init_args": {"rank": 2, "targets": ["q_proj"]}}
+    config["model"]["init_args"] |= {"model": f"../{tiny_folder.name}", "lora": lora}
     (tmp_path / tiny_folder.name).symlink_to(tiny_folder)
     run = tmp_path / "run"
     run.mkdir()
