@@ -21,7 +21,7 @@ from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import READS_PER_CHUNK, LanguageModel
-from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
+from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.prompt_parts import prompt_parts
 
@@ -90,7 +90,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
     several = trainer.world_size > 1
     per_process = f", {len(data.own_envs)} environments on each of {trainer.world_size} processes" if several else ""
     turns = data.mini_batch_turns // trainer.world_size
-    micro_batches = plan_micro_batches(example_rows(prompts, turns, data), agent.max_tokens_per_micro_batch)
+    micro_batches = agent.reader().micro_batches(example_rows(prompts, turns, data))
     return [
         ("turns", f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"),
         ("optimizer steps", f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"),
@@ -163,8 +163,8 @@ def memory_plan(
     every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
     trained = [p for p in every if p.requires_grad]
     rows = example_rows(prompts, data.mini_batch_turns // agent.trainer.world_size, data)
-    plans = plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
-    longest = max(len(pack([rows[i] for i in index]).ids[0]) for index in plans)
+    plans = agent.reader().micro_batches(rows)
+    longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
     reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
     return MemoryPlan(
         program=program_bytes if agent.device.type == "cpu" else 0,
@@ -186,8 +186,8 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """What one micro-batch keeps for its backward pass, the larger of actor and separate critic.
 
     The parabola through three measurements: what does not grow with the tokens (weights cast by autocast), what grows
-    with them, and what grows with their square (mask and attention). The scores of the read-outs grow by themselves, up
-    to one chunk of them. Tensors of a moment, within one layer, are left out.
+    with them, and what grows with their square (attention, where it is dense). The scores of the read-outs grow by
+    themselves, up to one chunk of them. Tensors of a moment, within one layer, are left out.
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
@@ -211,7 +211,7 @@ def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -
             kept[storage.data_ptr()] = storage.nbytes()
         return x
 
-    packed = pack([Row((0,) * (tokens + 1), tuple(range(tokens - reads, tokens)))], agent.device)
+    packed = agent.reader().pack([Row((0,) * (tokens + 1), tuple(range(tokens - reads, tokens)))])
     with agent.trainer.precision_plugin.forward_context(), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         if critic is None or critic.shares_trunk:
             hidden = agent.actor.hidden(packed)

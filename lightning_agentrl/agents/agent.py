@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,7 +28,7 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, unshared_layers
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
@@ -139,6 +139,15 @@ class Agent(L.LightningModule, ABC):
         return {}
 
     @property
+    def needs_old_logps(self) -> bool:
+        """Whether rewards or advantages are made of the log-probs of the sampled tokens.
+
+        If not, and an iteration is a single optimizer step, the pass that gives them is left out: before that step they
+        are those of the step itself.
+        """
+        return True
+
+    @property
     def references(self) -> list[LanguageModel]:
         """The frozen copy of the initial policy, where one is kept."""
         return self._reference
@@ -172,7 +181,7 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=tokens)
         shared = self.critic if self.critic is not None and self.critic.shares_trunk else None
         bootstrap_values = None
-        if rollout.scores.old_logps is None:
+        if rollout.scores.old_logps is None and self._scores_policy:
             scores, bootstrap_values = score_policy(self.actor, rollout, reader, shared)
             rollout = rollout.union(scores=scores)
         if self.needs_reference and rollout.scores.ref_logps is None:
@@ -185,11 +194,17 @@ class Agent(L.LightningModule, ABC):
             rollout = rollout.union(bootstrap_values=bootstrap_values)
         return rollout
 
+    @property
+    def _scores_policy(self) -> bool:
+        several_steps = self.datamodule.steps_per_iteration > 1
+        shared = self.critic is not None and self.critic.shares_trunk  # values need the pass anyway
+        return several_steps or shared or self.needs_old_logps or self.advantage.needs_sum_pi_squared
+
     def _rows_to_score(self, rollout: Rollout) -> int:
         """Rows that the passes of :meth:`score` read together."""
         ends = len(bootstrap_rows(rollout)) if self.critic is not None else 0
         shared = self.critic is not None and self.critic.shares_trunk
-        policy = len(rollout) + ends * shared if rollout.scores.old_logps is None else 0
+        policy = len(rollout) + ends * shared if rollout.scores.old_logps is None and self._scores_policy else 0
         reference = len(rollout) if self.needs_reference and rollout.scores.ref_logps is None else 0
         values = len(rollout) + ends if self.critic is not None and not (shared and policy) else 0
         return policy + reference + values
@@ -224,7 +239,8 @@ class Agent(L.LightningModule, ABC):
         tokens = float(self.reduce_sum(rollout.action_mask.sum().double()))
         rows, reader = action_rows(rollout), self.reader()
         totals: dict[str, float] = {}
-        with without_sync(self):
+        # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
+        with without_sync(self), self.cached_precision():
             for index in reader.micro_batches(rows):
                 micro = rollout.select(index).to(self.device)
                 packed = reader.pack([rows[i] for i in index])
@@ -243,12 +259,16 @@ class Agent(L.LightningModule, ABC):
         A generator, so that the graph of the first is gone before the second is built.
         """
         mask, critic = micro.action_mask, self.critic
+        metrics: dict[str, Tensor] = {}
         if self.phase == "train":
             hidden = self.actor.hidden(packed)
             token = self.actor.token_scores(hidden, packed.targets, self.temperature)
             scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
+            if micro.scores.old_logps is None:
+                micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
+                metrics = {"mismatch/logp_gap_mean": (scores.logps - micro.rollout_logps).abs()}
             loss = self.policy_loss(micro, scores)
-            metrics = {"policy/loss": loss, **self.update_metrics(micro, scores)}
+            metrics = {**metrics, "policy/loss": loss, **self.update_metrics(micro, scores)}
             if critic is not None and critic.shares_trunk:
                 value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
                 loss, metrics = loss + value_loss, {**metrics, "critic/loss": value_loss}
@@ -311,6 +331,13 @@ class Agent(L.LightningModule, ABC):
         if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
             round_linear_layers(base, torch.bfloat16)
 
+        if not self.reader().share:
+            rank_zero_warn(
+                f"'{self.model}' or its critic has layers that cannot read several rows as one ("
+                f"{', '.join(unshared_layers(self.actor.lm.config)) or 'those of the critic'}), so the beginnings that "
+                "prompts have in common are computed for each turn anew"
+            )
+
     def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
         """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
         if self.lora is not None and base is not None and model is None:
@@ -361,13 +388,14 @@ class Agent(L.LightningModule, ABC):
         return self.trainer.global_step
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.actor, close_ids, self.inference_precision)
+        return PolicyHandle(self.actor, close_ids, self.cached_precision)
 
     def reader(self) -> Reader:
-        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, self.clock.advance)
+        share = self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
+        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, share, self.clock.advance)
 
     @contextmanager
-    def inference_precision(self) -> Iterator[None]:
+    def cached_precision(self) -> Iterator[None]:
         """The trainer's precision; under autocast, weights are cast once and not in each forward pass."""
         with self.trainer.precision_plugin.forward_context():
             torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
@@ -378,7 +406,7 @@ class Agent(L.LightningModule, ABC):
         """Eval mode, no gradients, the trainer's precision."""
         self.eval()
         try:
-            with torch.no_grad(), self.inference_precision():
+            with torch.no_grad(), self.cached_precision():
                 yield
         finally:
             self.train()

@@ -94,6 +94,11 @@ class PPOAgent(Agent):
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
 
+    @property
+    def needs_old_logps(self) -> bool:
+        """For the KL in the reward; a subclass that shapes rewards may read any score."""
+        return self.needs_reference or type(self).shape_rewards is not PPOAgent.shape_rewards
+
     def shape_rewards(self, rollout: Rollout) -> Tensor:
         """Subtract the KL of each sampled token to the reference."""
         scores = rollout.scores

@@ -13,21 +13,26 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
 from lightning_agentrl.types import Rollout, Scores, flatten_ids
 
+TIMES_WITHOUT_GRADIENT = 4
+
 
 @dataclass(frozen=True)
 class Reader:
-    """How models are read: sampling temperature, tokens of one micro-batch, device; told how many rows were read."""
+    """How models are read; told how many rows were read."""
 
-    temperature: float
-    max_tokens: int
+    temperature: float  # of sampling
+    max_tokens: int  # of one micro-batch
     device: torch.device
+    share: bool  # prefixes among the rows of a micro-batch
     advance: Callable[[int], None] = lambda count: None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
-        return plan_micro_batches(rows, self.max_tokens)
+        """Without gradients no activations are kept, so that several times as many tokens fit, and share prefixes."""
+        factor = 1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT
+        return plan_micro_batches(rows, factor * self.max_tokens, self.share)
 
     def pack(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows, self.device)
+        return pack(rows, self.device, self.share)
 
 
 def action_rows(rollout: Rollout) -> list[Row]:

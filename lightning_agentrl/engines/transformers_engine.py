@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.models.packing import common_prefix_length
+from lightning_agentrl.models.prefix_tree import common_prefix_length
 
 _Waiting = tuple[SamplingRequest, asyncio.AbstractEventLoop, "asyncio.Future[Reply]"]
 

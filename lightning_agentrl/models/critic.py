@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.language_model import hidden_at_reads
+from lightning_agentrl.models.language_model import hidden_at_reads, unshared_layers
 from lightning_agentrl.models.packing import Packed
 
 
@@ -36,6 +36,11 @@ class Critic(nn.Module, ABC):
     """
 
     shares_trunk: bool
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether its backbone, if it has its own, can read rows as a prefix tree."""
+        return True
 
     @abstractmethod
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
@@ -89,6 +94,10 @@ class SeparateCritic(Critic):
         output = lm.get_output_embeddings()
         if output is not None and output.weight is not lm.get_input_embeddings().weight:
             lm.set_output_embeddings(nn.Identity())  # the vocabulary projection of a critic is never used
+
+    @property
+    def shares_prefixes(self) -> bool:
+        return not unshared_layers(self.backbone.config)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         return self.head(hidden_at_reads(self.backbone, packed))

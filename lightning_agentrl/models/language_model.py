@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
@@ -21,6 +21,7 @@ from transformers import (
 
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.tree_attention import NO_MASK_SHAPE, TREE
 
 DEMO = "demo"  # the name under which a config asks for the model that a package ships
 READS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
@@ -49,12 +50,13 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def load_causal_lm(model: str) -> PreTrainedModel:
-    """Pretrained causal language model with an attention that takes the tree mask of a packed row."""
+    """Pretrained causal language model, with an attention that reads prefix trees where its layers can."""
     _refuse_missing_folder(model)
     folder = resolve_model(model)
     config = AutoConfig.from_pretrained(folder)
     _refuse_unsupported(model, config)
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.get_default_dtype(), attn_implementation="sdpa")
+    attention = "sdpa" if unshared_layers(config) else TREE
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.get_default_dtype(), attn_implementation=attention)
     return cast(PreTrainedModel, lm)
 
 
@@ -87,29 +89,37 @@ def _refuse_missing_folder(model: str) -> None:
         )
 
 
+def unshared_layers(config: PreTrainedConfig) -> list[str]:
+    """Kinds of layers that cannot read a prefix tree, as they carry a state through the row."""
+    return sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
+
+
 def _refuse_unsupported(model: str, config: PreTrainedConfig) -> None:
-    """Refuse what packed rows, or a bare vocabulary projection, would silently compute otherwise than the model."""
-    layers = getattr(config, "layer_types", None) or []
-    others = {kind for kind in layers if kind != "full_attention"}
-    if others or (not layers and getattr(config, "sliding_window", None)):
-        raise ValueError(
-            f"the model '{model}' has layers of the kind {', '.join(sorted(others)) or 'sliding_attention'}, "
-            "which packed rows do not support; choose a model with full attention (key model.init_args.model)"
-        )
-    neutral = {"logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None}
+    """Refuse what a bare vocabulary projection, or our attention, would silently compute otherwise than the model."""
+    neutral = {
+        "logit_scale": 1.0,
+        "logits_scaling": 1.0,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+    }
     changed = [name for name, value in neutral.items() if getattr(config, name, value) not in (value, None)]
     if changed:
         raise ValueError(
-            f"the model '{model}' changes its logits after the vocabulary projection ({', '.join(changed)} in its "
+            f"the model '{model}' changes its logits after the projections ({', '.join(changed)} in its "
             "config), which is not supported; choose another model (key model.init_args.model)"
         )
 
 
 def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
-    """Last hidden states [R, H] at the read-out positions of a packed row."""
+    """Last hidden states [R, H] at the read-out positions."""
     backbone = lm.base_model
-    output = backbone(input_ids=packed.ids, attention_mask=packed.mask, position_ids=packed.positions, use_cache=False)
-    return output.last_hidden_state[0, packed.reads]
+    if packed.tree is None:
+        masks: dict[str, Any] = {"attention_mask": packed.padding}
+    else:
+        none = torch.empty(NO_MASK_SHAPE, dtype=torch.bool, device=packed.ids.device)
+        masks = {"attention_mask": none, "tree": packed.tree}
+    output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
+    return output.last_hidden_state.flatten(0, 1)[packed.reads]
 
 
 class LanguageModel(nn.Module):
@@ -126,6 +136,11 @@ class LanguageModel(nn.Module):
     @property
     def context_length(self) -> int:
         return int(self.lm.config.max_position_embeddings)
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may be read as a prefix tree."""
+        return not unshared_layers(self.lm.config)
 
     def hidden(self, packed: Packed) -> Tensor:
         """[R, H]"""

@@ -1,8 +1,8 @@
-"""Packing: rows that share a token prefix become one row that computes the prefix once, without padding.
+"""Packing: rows that share token prefixes become one row that computes each prefix once, without padding.
 
-``B`` rows with the common prefix ``p`` and own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``. Every suffix
-restarts its positions at ``len(p)`` and attends to the prefix and to itself only (a tree mask), so each token sees
-exactly what it would see in its own row: results and gradients are those of the separate rows.
+Rows with the common prefix ``p`` and own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and so again within
+suffixes that begin alike. Every suffix restarts its positions at ``len(p)`` and attends to the prefix and to itself
+only, so each token sees exactly what it would see in its own row: results and gradients are those of separate rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+
+from lightning_agentrl.models.prefix_tree import PrefixTree, common_prefix_length, lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,88 +39,95 @@ class Row:
 
 @dataclass(frozen=True)
 class Packed:
-    """One packed row of N tokens and its R read-outs (in row order)."""
+    """Tokens of one forward pass and its R read-outs (in row order): one row as a prefix tree, or rows with padding."""
 
-    ids: Tensor  # [1, N] int64
-    positions: Tensor  # [1, N] int64
-    mask: Tensor  # [1, 1, N, N] bool, True where the query (first N) may look at the key (second N)
-    reads: Tensor  # [R] int64, index into N
+    ids: Tensor  # [1, N] int64; [B, L] without a tree
+    positions: Tensor  # of the same shape
+    tree: PrefixTree | None
+    reads: Tensor  # [R] int64, index into the flat ids
     targets: Tensor  # [R] int64, the token after the read-out, -1 where the row ends there
+    padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the model computes, padding included."""
+        return self.ids.numel()
 
 
-def common_prefix_length(rows: Sequence[tuple[int, ...]]) -> int:
-    """Length of the longest token prefix that all rows share."""
-    low, high = min(rows), max(rows)  # the lexicographic extremes differ first
-    length = 0
-    for a, b in zip(low, high, strict=False):
-        if a != b:
-            break
-        length += 1
-    return length
-
-
-def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
-    """Pack rows into one, their common prefix first and once."""
+def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = True) -> Packed:
+    """Rows as one, what several of them begin with only once; or beside each other if they shall not share."""
     inputs = [row.input_ids for row in rows]
-    prefix = common_prefix_length(inputs)
-    ids = list(inputs[0][:prefix])
-    positions = list(range(prefix))
-    branch = [0] * prefix  # 0 for the prefix, k for the suffix of the k-th row
-    reads: list[int] = []
-    targets: list[int] = []
-    for k, row in enumerate(rows, start=1):
-        start = len(ids)
-        reads += [read if read < prefix else start + read - prefix for read in row.reads]
-        targets += [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for read in row.reads]
-        suffix = inputs[k - 1][prefix:]
-        ids += suffix
-        positions += range(prefix, len(inputs[k - 1]))
-        branch += [k] * len(suffix)
-    branch_N = torch.tensor(branch, device=device)
-    order_N = torch.arange(len(ids), device=device)
-    related = (branch_N[:, None] == branch_N) | (branch_N == 0)
-    mask = related & (order_N[:, None] >= order_N)
+    targets = [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for row in rows for read in row.reads]
+    if share:
+        layout = lay_out(inputs, device)
+        reads = [layout.place(k, read) for k, row in enumerate(rows) for read in row.reads]
+        ids, positions, tree, padding = torch.tensor([layout.ids]), layout.tree.positions[None], layout.tree, None
+    else:
+        width = max(len(ids) for ids in inputs)
+        reads = [k * width + read for k, row in enumerate(rows) for read in row.reads]
+        ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in inputs])
+        positions = torch.arange(width, device=device).expand(len(rows), width)
+        padding = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in inputs], device=device)
+        tree = None
     return Packed(
-        ids=torch.tensor([ids], device=device),
-        positions=torch.tensor([positions], device=device),
-        mask=mask[None, None],
+        ids=ids.to(device),
+        positions=positions,
+        tree=tree,
         reads=torch.tensor(reads, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        padding=padding,
     )
 
 
-def plan_micro_batches(rows: Sequence[Row], max_tokens: int) -> list[list[int]]:
+def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[int]]:
     """Group row indices into micro-batches of at most ``max_tokens`` packed tokens, balanced, similar rows together.
+
+    Rows that do not share are grouped by length, so that little is padded.
 
     A single row longer than ``max_tokens`` forms its own micro-batch.
     """
+    if not rows:
+        return []
     inputs = [row.input_ids for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: inputs[i])
-    # One sort puts rows with long common prefixes next to each other; neighbours tell all common prefixes.
-    shared = [common_prefix_length([inputs[a], inputs[b]]) for a, b in pairwise(order)]
-    lengths = [len(ids) for ids in inputs]
-    count = len(list(_fill(lengths, order, shared, max_tokens)))
+    if share:
+        # One sort puts rows with long common prefixes next to each other; neighbours tell all common prefixes.
+        order = sorted(range(len(rows)), key=lambda i: inputs[i])
+        common = [0] + [common_prefix_length([inputs[a], inputs[b]]) for a, b in pairwise(order)]
+    else:
+        order = sorted(range(len(rows)), key=lambda i: len(inputs[i]))
+        common = []
+    lengths = [len(inputs[i]) for i in order]
+
+    def cut(budget: int) -> list[range]:
+        return list(_fill_tree(lengths, common, budget) if share else _fill_padded(lengths, budget))
+
+    count = len(cut(max_tokens))
     low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
     while low + 1 < high:
         middle = (low + high) // 2
-        if len(list(_fill(lengths, order, shared, middle))) > count:
+        if len(cut(middle)) > count:
             low = middle
         else:
             high = middle
-    return list(_fill(lengths, order, shared, high))
+    return [[order[place] for place in places] for places in cut(high)]
 
 
-def _fill(lengths: Sequence[int], order: Sequence[int], shared: Sequence[int], budget: int) -> Iterator[list[int]]:
-    group: list[int] = []
-    prefix = total = 0  # common prefix of the group, and the sum of its full row lengths
-    for place, i in enumerate(order):
-        length = lengths[i]
-        joined = min(prefix, shared[place - 1]) if group else length
-        if group and total + length - joined * len(group) > budget:
-            yield group
-            group, prefix, total = [], 0, 0
-            joined = length
-        group.append(i)
-        prefix, total = joined, total + length
-    if group:
-        yield group
+def _fill_tree(lengths: Sequence[int], common: Sequence[int], budget: int) -> Iterator[range]:
+    """Runs of sorted rows that take at most ``budget`` tokens each."""
+    first = total = 0
+    for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
+        if place > first and total + length - shared > budget:
+            yield range(first, place)
+            first, total = place, 0
+        total += length if place == first else length - shared
+    yield range(first, len(lengths))
+
+
+def _fill_padded(lengths: Sequence[int], budget: int) -> Iterator[range]:
+    """Runs of rows of growing length that take at most ``budget`` tokens each, with their padding."""
+    first = 0
+    for place, length in enumerate(lengths):
+        if place > first and (place + 1 - first) * length > budget:
+            yield range(first, place)
+            first = place
+    yield range(first, len(lengths))

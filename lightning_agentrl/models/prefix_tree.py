@@ -1,0 +1,177 @@
+"""Prefix trees: token rows laid out one after the other, what several of them begin with only once.
+
+A tree of segments in depth-first order: a segment holds the tokens that all rows below it share, so a token sees the
+segments above its own, and its own up to itself. The tokens below a segment follow it directly, which makes "below"
+an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the end of ``j``'s subtree.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens ``start`` to ``stop`` of the layout, seen by themselves and by all up to ``end``.
+
+    ``copies`` segments of equal length without anything below, one after the other, are told as one.
+    """
+
+    start: int
+    stop: int
+    end: int
+    root: bool
+    copies: int = 1
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """Layout of N tokens in segments, in depth-first order; each begins where the one before it stops."""
+
+    segments: tuple[Segment, ...]
+    ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
+    positions: Tensor  # [N] int64, position of each token within its rows
+
+    def mask(self, window: int | None = None) -> Tensor:
+        """[N, N] bool, True where the query (first N) may look at the key (second N)."""
+        order = torch.arange(len(self.ends), device=self.ends.device)
+        mask = (order[:, None] >= order) & (order[:, None] < self.ends)
+        if window is not None:
+            mask &= self.positions[:, None] - self.positions < window
+        return mask
+
+    def block_mask(self, window: int | None = None) -> BlockMask:
+        """The same for FlexAttention, which skips blocks in which nothing is seen."""
+        if window not in self._block_masks:
+            ends, positions, count = self.ends, self.positions, len(self.ends)
+
+            def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                inside = (query >= key) & (query < ends[key])
+                return inside if window is None else inside & (positions[query] - positions[key] < window)
+
+            self._block_masks[window] = create_block_mask(seen, None, None, count, count, device=ends.device.type)
+        return self._block_masks[window]
+
+    @cached_property
+    def _block_masks(self) -> dict[int | None, BlockMask]:
+        return {}
+
+    @cached_property
+    def depth(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.positions.max()) + 1
+
+
+def common_prefix_length(rows: Sequence[Ids]) -> int:
+    """Length of the longest token prefix that all rows share."""
+    low, high = min(rows), max(rows)  # the lexicographic extremes differ first
+    length = 0
+    for a, b in zip(low, high, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prefix tree with its tokens, and where the tokens of each row went."""
+
+    ids: list[int]
+    tree: PrefixTree
+    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its segments
+
+    def place(self, row: int, position: int) -> int:
+        """Index in the layout of a position of a row."""
+        path = self._paths[row]
+        first, start = path[bisect_right(path, (position, len(self.ids))) - 1]
+        return start + position - first
+
+
+def lay_out(rows: Sequence[Ids], device: torch.device | str = "cpu") -> Layout:
+    """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    builder = _Builder([rows[i] for i in order])
+    builder.build()
+    paths: list[list[tuple[int, int]]] = [[] for _ in rows]
+    for k, i in enumerate(order):
+        paths[i] = builder.paths[k]
+    segments = sorted(builder.segments, key=lambda segment: segment.start)
+    ends = [end for s in segments for end in _ends(s)]
+    tree = PrefixTree(
+        tuple(segments), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
+    )
+    return Layout(builder.ids, tree, paths)
+
+
+def _ends(segment: Segment) -> Iterator[int]:
+    length = segment.stop - segment.start
+    if segment.copies == 1:
+        yield from [segment.end] * length
+    else:
+        for copy in range(1, segment.copies + 1):
+            yield from [segment.start + copy * length] * length
+
+
+class _Builder:
+    """Depth-first walk over sorted rows, without recursion: histories can be hundreds of segments deep."""
+
+    def __init__(self, rows: Sequence[Ids]) -> None:
+        self.rows = rows
+        self.shared = [0, *(common_prefix_length(pair) for pair in pairwise(rows))]  # with the row before
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
+        self.segments: list[Segment] = []
+        self._todo: list[Callable[[], None]] = []  # last in, first out
+
+    def build(self) -> None:
+        self._run(0, len(self.rows), 0)
+        while self._todo:
+            self._todo.pop()()
+
+    def _run(self, first: int, last: int, depth: int) -> None:
+        """Rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already."""
+        if last - first == 1:
+            self._leaves([first], depth)
+            return
+        common = min(self.shared[first + 1 : last])
+        if common > depth:
+            start = self._lay_down(range(first, last), depth, common)
+            self._todo.append(partial(self._close, start, len(self.ids), depth == 0))
+        cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
+        branches, leaves = [], dict[int, list[int]]()  # leaves by length
+        for start, stop in pairwise(cuts):
+            if stop - start > 1:
+                branches.append(partial(self._run, start, stop, common))
+            elif len(self.rows[start]) > common:
+                leaves.setdefault(len(self.rows[start]), []).append(start)
+        todo = [*branches, *(partial(self._leaves, rows, common) for rows in leaves.values())]
+        self._todo += reversed(todo)
+
+    def _leaves(self, rows: Sequence[int], depth: int) -> None:
+        """The rest of rows of equal length."""
+        starts = [self._lay_down([k], depth, len(self.rows[k])) for k in rows]
+        stop = starts[0] + len(self.rows[rows[0]]) - depth
+        self.segments.append(Segment(starts[0], stop, len(self.ids), depth == 0, len(rows)))
+
+    def _lay_down(self, rows: Sequence[int], depth: int, upto: int) -> int:
+        start = len(self.ids)
+        for k in rows:
+            self.paths[k].append((depth, start))
+        self.ids += self.rows[rows[0]][depth:upto]
+        self.positions += range(depth, upto)
+        return start
+
+    def _close(self, start: int, stop: int, root: bool) -> None:
+        self.segments.append(Segment(start, stop, len(self.ids), root))

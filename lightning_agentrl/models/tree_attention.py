@@ -1,0 +1,130 @@
+"""Attention over a prefix tree, exact and without the N x N scores that a dense mask would cost.
+
+The function is known to transformers as the attention implementation ``tree``. Models hand it the tree as the keyword
+``tree`` of their forward pass; without it (generation, single rows) it is transformers' ``sdpa``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from lightning_agentrl.models.prefix_tree import PrefixTree, Segment
+
+TREE = "tree"  # name of the implementation in transformers
+NO_MASK_SHAPE = (0, 0, 0, 0)  # of the mask that says "the tree is the mask"; four dimensions are handed on untouched
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def tree_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    tree: PrefixTree | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """[1, N, H, D] of queries [1, H, N, D], keys and values [1, G, N, D]; the interface of transformers."""
+    if tree is None:
+        if attention_mask is not None and tuple(attention_mask.shape) == NO_MASK_SHAPE:
+            raise ValueError(f"{type(module).__name__} does not hand the prefix tree on to its attention")
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
+        )
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if unknown:
+        raise ValueError(f"{type(module).__name__} changes its attention scores ({', '.join(unknown)})")
+    window = sliding_window if sliding_window is not None and sliding_window < tree.depth else None
+    if query.device.type == "cpu" and window is None and not dropout:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.segments, scale))
+        return out.transpose(0, 1)[None], None
+    if query.device.type == "cuda" and not dropout:
+        mask = tree.block_mask(window)
+        return flex_attention_forward(module, query, key, value, mask, scaling)
+    return sdpa_attention_forward(module, query, key, value, tree.mask(window)[None, None], dropout, scaling)
+
+
+class _TreeAttention(torch.autograd.Function):
+    """One call of torch's CPU kernel per segment, for all queries below it, merged by their log-sum-exps.
+
+    A segment's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
+    there are more queries than keys. In the backward pass each call gets the merged output and log-sum-exp, so that the
+    probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly.
+
+    In float32 also under bfloat16 autocast: without matrix units for bfloat16 that is faster, and never less exact.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, segments: tuple[Segment, ...], scale: float
+    ) -> Tensor:
+        dtype = torch.promote_types(query_HND.dtype, torch.float32)
+        q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        for segment in segments:
+            below, own = slice(segment.start, segment.end), _own(segment)
+            n = segment.copies
+            part, part_lse = _flash(_cut(q, below, n), _cut(k, own, n), _cut(v, own, n), 0.0, True, scale=scale)
+            part, part_lse = _join(part), _join(part_lse)
+            if segment.root:
+                out[:, below], lse[:, below] = part, part_lse
+            else:
+                above = lse[:, below]
+                total = torch.logaddexp(above, part_lse)
+                out[:, below] *= (above - total).exp_()[..., None]
+                out[:, below] += part * (part_lse - total).exp_()[..., None]
+                lse[:, below] = total
+        ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
+        ctx.segments, ctx.scale, ctx.dtype = segments, scale, dtype
+        return out.to(value_GND.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, lse = ctx.saved_tensors
+        q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        for segment in ctx.segments:
+            below, own = slice(segment.start, segment.end), _own(segment)
+            n = segment.copies
+            at_queries = [_cut(x, below, n) for x in (grad, q)]
+            at_keys = [_cut(x, own, n) for x in (k, v)]
+            merged = [_cut(x, below, n) for x in (out, lse)]
+            part, *at_own = _flash_backward(*at_queries, *at_keys, *merged, 0.0, True, scale=ctx.scale)
+            if segment.root:
+                dq[:, below] = _join(part)
+            else:
+                dq[:, below] += _join(part)
+            dk[:, own], dv[:, own] = (_join(x) for x in at_own)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
+
+
+def _own(segment: Segment) -> slice:
+    """The keys of a segment; of copies, all theirs."""
+    return slice(segment.start, segment.end if segment.copies > 1 else segment.stop)
+
+
+def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
+    """[copies, H, length, …] of [H, N, …]"""
+    return x[:, places].unflatten(1, (copies, -1)).transpose(0, 1)
+
+
+def _join(x: Tensor) -> Tensor:
+    """[H, copies * length, …] of [copies, H, length, …]"""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+AttentionInterface.register(TREE, tree_attention_forward)
+AttentionMaskInterface.register(TREE, sdpa_mask)

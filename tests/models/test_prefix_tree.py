@@ -1,0 +1,98 @@
+"""The layout of prefix trees, from the definition: every token of every row sees the tokens of its row before it."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_agentrl.models.prefix_tree import Segment, common_prefix_length, lay_out
+
+rows_of_few_tokens = st.lists(
+    st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12
+)  # few different tokens, so that rows begin alike, repeat, and are prefixes of each other
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows_of_few_tokens)
+def test_each_token_sees_its_own_row_only(rows):
+    layout = lay_out(rows)
+    mask = layout.tree.mask()
+    for k, row in enumerate(rows):
+        places = [layout.place(k, position) for position in range(len(row))]
+        assert [layout.ids[place] for place in places] == list(row)
+        assert layout.tree.positions[places].tolist() == list(range(len(row)))
+        for position, place in enumerate(places):
+            assert mask[place].nonzero().flatten().tolist() == sorted(places[: position + 1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows_of_few_tokens)
+def test_nothing_is_laid_out_twice(rows):
+    assert len(lay_out(rows).ids) == len({row[: k + 1] for row in rows for k in range(len(row))})
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows_of_few_tokens)
+def test_segments_follow_each_other_and_nest(rows):
+    tree = lay_out(rows).tree
+    place = 0
+    for segment in tree.segments:
+        assert segment.start == place
+        length = segment.stop - segment.start
+        assert length > 0
+        place = segment.start + segment.copies * length
+        if segment.copies > 1:
+            assert segment.end == place
+        assert place <= segment.end <= len(tree.ends)
+        above = [s for s in tree.segments if s.copies == 1 and s.start < segment.start < s.end]
+        assert segment.root == (not above)
+        assert all(segment.end <= s.end for s in above)
+    assert place == len(tree.ends)
+
+
+def test_by_hand():
+    system = (1, 1, 1)
+    rows = [(*system, 2, 2, 3), (*system, 2, 2, 4), (*system, 5), (*system, 6), (*system, 6), system, (9, 9)]
+    layout = lay_out(rows)
+    assert layout.ids == [1, 1, 1, 2, 2, 3, 4, 6, 5, 9, 9]
+    assert layout.tree.positions.tolist() == [0, 1, 2, 3, 4, 5, 5, 3, 3, 0, 1]
+    assert layout.tree.segments == (
+        Segment(0, 3, 9, root=True),
+        Segment(3, 5, 7, root=False),
+        Segment(5, 6, 7, root=False, copies=2),
+        Segment(7, 8, 8, root=False),
+        Segment(8, 9, 9, root=False),
+        Segment(9, 11, 11, root=True),
+    )
+    assert layout.tree.ends.tolist() == [9, 9, 9, 7, 7, 6, 7, 8, 9, 11, 11]
+    assert [layout.place(k, len(row) - 1) for k, row in enumerate(rows)] == [5, 6, 8, 7, 7, 2, 10]
+
+
+def test_a_history_of_hundreds_of_turns():
+    """Each row goes on where another has branched off: as deep as it is long."""
+    history = tuple(random.Random(0).choices(range(1000), k=3000))
+    rows = [(*history[: 5 * k], -k) for k in range(1, 601)]
+    layout = lay_out(rows)
+    assert len(layout.ids) == 3000 + 600
+    assert layout.place(599, 2999) == layout.ids.index(-600) - 1
+    assert layout.tree.depth == 3001
+
+
+def test_window_counts_positions_within_rows():
+    layout = lay_out([(1, 2, 3, 4), (1, 2, 3, 5)])
+    assert layout.tree.mask(window=2).int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 0, 1],
+    ]
+
+
+@given(rows_of_few_tokens)
+def test_common_prefix(rows):
+    length = common_prefix_length(rows)
+    assert len({row[:length] for row in rows}) == 1
+    assert any(len(row) == length for row in rows) or len({row[: length + 1] for row in rows}) > 1

@@ -1,0 +1,123 @@
+"""Attention over a prefix tree against torch's attention with the dense mask, from which it must not differ."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import AutoModelForCausalLM, MistralConfig
+
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
+from lightning_agentrl.models.tree_attention import NO_MASK_SHAPE, tree_attention_forward
+from tests.tiny import tiny_tokenizer
+
+MODULE = SimpleNamespace(num_key_value_groups=2, training=True)
+
+
+def random_tree(seed: int, rows: int, longest: int) -> PrefixTree:
+    """Rows that branch off from each other anywhere."""
+    draw = random.Random(seed)
+    made: list[tuple[int, ...]] = []
+    for k in range(rows):
+        start = draw.choice(made)[: draw.randrange(longest)] if made and draw.random() < 0.8 else ()
+        made.append((*start, *(10 * j + k for j in range(draw.randint(1, longest)))))
+    return lay_out(made).tree
+
+
+def qkv(tree: PrefixTree, seed: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(1, 4, len(tree.ends), 8), (1, 2, len(tree.ends), 8), (1, 2, len(tree.ends), 8)]
+    return [torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes]
+
+
+def dense(x: list[torch.Tensor], mask: torch.Tensor, scale: float) -> torch.Tensor:
+    q, k, v = x
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 40), st.sampled_from([None, 3]))
+def test_equals_dense_attention(seed, rows, longest, window):
+    tree = random_tree(seed, rows, longest)
+    ours, theirs = qkv(tree, seed), qkv(tree, seed)
+    out, _ = tree_attention_forward(MODULE, *ours, None, scaling=0.3, tree=tree, sliding_window=window)
+    expected = dense(theirs, tree.mask(window), 0.3)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_rows_in_lower_precision(dtype):
+    """Longer than the kernel's blocks; the dtype of the values goes out, as models expect."""
+    shared = tuple(range(700))
+    tree = lay_out([(*shared, *(1000 * k + j for j in range(60 + 7 * (k % 3)))) for k in range(1, 7)]).tree
+    x = [t.detach().to(dtype).requires_grad_() for t in qkv(tree, 0)]
+    exact = [t.detach().double().requires_grad_() for t in x]
+    out, _ = tree_attention_forward(MODULE, *x, None, scaling=0.3, tree=tree)
+    expected = dense(exact, tree.mask(), 0.3)
+    assert out.dtype == dtype
+    out.double().square().sum().backward()
+    expected.square().sum().backward()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for a, b in [(out, expected), *((a.grad, b.grad) for a, b in zip(x, exact, strict=True))]:
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_block_mask_of_flex_attention():
+    """What a GPU runs, in torch's plain form of it."""
+    tree = random_tree(3, 8, 60)
+    q, k, v = (x.detach().float() for x in qkv(tree, 0))
+    for window in (None, 7):
+        mask = tree.block_mask(window)
+        out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True, scale=0.3)
+        expected = dense([q, k, v], tree.mask(window), 0.3)
+        torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
+        assert tree.block_mask(window) is mask
+
+
+def test_a_family_that_drops_the_tree_is_named():
+    tree = random_tree(0, 2, 5)
+    with pytest.raises(ValueError, match="SimpleNamespace does not hand the prefix tree on"):
+        tree_attention_forward(MODULE, *qkv(tree, 0), torch.empty(NO_MASK_SHAPE), scaling=0.3)
+    with pytest.raises(ValueError, match=r"SimpleNamespace changes its attention scores \(softcap"):
+        tree_attention_forward(MODULE, *qkv(tree, 0), None, scaling=0.3, tree=tree, softcap=30.0)
+
+
+@pytest.mark.parametrize("window", [6, 100])
+def test_sliding_windows(tmp_path, window):
+    """Rows shorter than the window, and rows longer than it."""
+    tokenizer = tiny_tokenizer(())
+    config = MistralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=window,
+        max_position_embeddings=256,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    policy = LanguageModel(load_causal_lm(str(tmp_path)))
+    draw = random.Random(0)
+    shared = tuple(draw.choices(range(100), k=12))
+    rows = [Row((*shared, *draw.choices(range(100), k=9)), (4, 14, 19)) for _ in range(3)]
+    hidden = policy.hidden(pack(rows))
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    expected = torch.cat([plain.model(torch.tensor([r.ids])).last_hidden_state[0, list(r.reads)] for r in rows])
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
