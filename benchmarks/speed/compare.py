@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,9 @@ def measure(comparison: Comparison, job: Job, repeats: int) -> dict[str, Any]:
         "peak_bytes": [step.peak_bytes for step in steps[-1]],
         "norm_error": None if their_job.episodes else checked(first, comparison.precision),
         "norm_error_float32": None if their_job.episodes else check_float32(our_job, their_job, comparison),
+        "busy_cores": [  # all threads at work would be their number; less tells that something else ran beside
+            statistics.median(step.cpu_seconds / step.seconds for step in side) for side in zip(*steps, strict=True)
+        ],
     }
 
 

@@ -22,6 +22,7 @@ class Step:
     """One optimizer step of a contender."""
 
     seconds: float
+    cpu_seconds: float  # of all threads together; fewer than seconds * threads where something else ran, or one thread
     idle_cpu: float  # seconds of CPU used while it waited before the step: others were measured then
     loss: float
     grad_norm: float

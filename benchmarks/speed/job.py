@@ -52,16 +52,18 @@ class Channel:
         before = time.process_time()
         line = sys.stdin.readline()
         self._idle_cpu = time.process_time() - before
-        self._started = time.perf_counter()
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
         return bool(line.strip())
 
     def stop(self) -> None:
         self._seconds = time.perf_counter() - self._started
+        self._cpu_seconds = time.process_time() - self._cpu_started
 
     def answer(self, loss: float, grad_norm: float, **more: object) -> None:
         """Tell the time between the last ``wait`` and ``stop``, and two numbers that show what was computed."""
         answer = {
             "seconds": self._seconds,
+            "cpu_seconds": self._cpu_seconds,
             "idle_cpu": self._idle_cpu,
             "loss": loss,
             "grad_norm": grad_norm,
