@@ -2,7 +2,7 @@
 
     make benchmarks                                             # everything, about an hour and a half on two cores
     .venv/bin/python benchmarks/speed/compare.py --only trl-85  # what has this in its key
-    .venv/bin/python benchmarks/speed/compare.py --tune         # first find the best micro-batch sizes anew
+    .venv/bin/python benchmarks/speed/compare.py --tune         # find the best micro-batch sizes anew
 
 Two processes hold a model each. They take steps in turn, the other one asleep, so that each ratio is of two neighbours
 in time. Writes `docs/results/speed.md` and the numbers behind it, `speed.json`; comparisons that were not run keep
@@ -38,10 +38,10 @@ def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
     return (
-        replace(common, micro_batch=tuned_size(OURS, case, precision)),
+        replace(common, micro_batch=tuned_size(OURS, case, precision, job.turns)),
         replace(
             common,
-            micro_batch=tuned_size(theirs, case, precision),
+            micro_batch=tuned_size(theirs, case, precision, job.turns),
             variant=theirs.variant,
             episodes=theirs.episodes,
         ),
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the keys of comparisons to run")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--turns", type=int, default=128, help="turns of a step")
-    parser.add_argument("--tune", action="store_true", help="find the best sizes of a micro-batch first")
+    parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of speed.md and speed.json")
     wanted = parser.parse_args()
     chosen = [comparison for comparison in COMPARISONS if wanted.only in comparison.key]
@@ -112,8 +112,7 @@ def main() -> None:
     if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
         raise SystemExit("TRL has an environment of its own; `make benchmarks` makes it")
     job = Job(chosen[0].case, wanted.turns, str(demo_model_folder()), precision="bf16", micro_batch=0)
-    if wanted.tune:
-        tune(chosen, job)
+    tune(chosen, job, anew=wanted.tune)
     file = wanted.out / "speed.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     for comparison in chosen:

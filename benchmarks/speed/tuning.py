@@ -17,26 +17,38 @@ from benchmarks.speed.layouts import Case
 TUNED = Path(__file__).with_name("tuned.json")
 
 
-def name_of(side: Side, case: Case, precision: str) -> str:
-    rows = " episodes" if side.episodes else ""
-    return f"{side.module} {side.variant}{rows} {case.prompt}/{case.shared} {precision}"
+def name_of(side: Side, case: Case, precision: str, turns: int) -> str:
+    parts = [side.module, side.variant, "episodes" if side.episodes else ""]
+    return " ".join([*filter(None, parts), f"{case.prompt}/{case.shared} {precision} {turns} turns"])
 
 
-def tuned_size(side: Side, case: Case, precision: str) -> int:
+def known() -> dict[str, Any]:
+    """What was found so far."""
+    return json.loads(TUNED.read_text()) if TUNED.exists() else {}
+
+
+def tuned_size(side: Side, case: Case, precision: str, turns: int) -> int:
     """The best known size."""
-    kept: dict[str, Any] = json.loads(TUNED.read_text())
-    return int(kept[name_of(side, case, precision)]["best"])
+    return int(known()[name_of(side, case, precision, turns)]["best"])
 
 
-def tune(comparisons: Sequence[Comparison], job: Job) -> None:
-    """Try all sizes for both sides of the comparisons, one warm step and one that counts, and keep the result."""
+def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
+    """Try all sizes for both sides of the comparisons: one step that warms up and one that counts.
+
+    Args:
+        comparisons: whose sides.
+        job: everything but the size.
+        anew: try those too whose best size is known.
+    """
+    kept = known()
     sides = {
-        (side, comparison.case, comparison.precision)
+        name_of(side, comparison.case, comparison.precision, job.turns): (side, comparison.case, comparison.precision)
         for comparison in comparisons
         for side in (OURS, comparison.theirs)
     }
-    kept: dict[str, Any] = json.loads(TUNED.read_text()) if TUNED.exists() else {}
-    for side, case, precision in sorted(sides, key=lambda key: name_of(*key)):
+    for name, (side, case, precision) in sides.items():
+        if name in kept and not anew:
+            continue
         rows = job.turns // case.turns_per_episode if side.episodes else job.turns
         seconds = {}
         for size in EPISODE_SIZES if side.episodes else SIZES[side.module]:
@@ -54,7 +66,6 @@ def tune(comparisons: Sequence[Comparison], job: Job) -> None:
                 contender.step()
                 seconds[str(size)] = round(contender.step().seconds, 3)
         best = min(seconds, key=lambda size: seconds.get(size, math.inf))
-        name = name_of(side, case, precision)
-        kept[name] = {"best": int(best), "seconds": seconds, "turns": job.turns}
+        kept[name] = {"best": int(best), "seconds": seconds}
         TUNED.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
         print(f"{name}: {seconds}", flush=True)
