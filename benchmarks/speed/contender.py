@@ -1,0 +1,78 @@
+"""The comparing program's end: a contender in a process of its own that makes a step when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.speed.job import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONS = {"ours": sys.executable, "plain": sys.executable, "trl_grpo": str(ROOT / ".venv-trl" / "bin" / "python")}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step of a contender."""
+
+    seconds: float
+    cpu_seconds: float  # of all threads together; fewer than seconds * threads where something else ran, or one thread
+    idle_cpu: float  # seconds of CPU used while it waited before the step: others were measured then
+    loss: float
+    grad_norm: float
+    peak_bytes: int  # the most memory of the process so far, without that of the program itself
+    largest_logits: int = 0  # bytes of the largest tensor over the vocabulary, where asked for
+
+
+class Contender:
+    """A worker process; use it as a context.
+
+    Args:
+        module: `ours`, `plain` or `trl_grpo`, the file next to this one.
+        job: what it is asked to do.
+    """
+
+    def __init__(self, module: str, job: Job) -> None:
+        self.module, self.job = module, job
+
+    def __enter__(self) -> Contender:
+        threads = str(self.job.threads)
+        self.log = Path(os.devnull).open("w") if not os.environ.get("SPEED_LOG") else None
+        self.process = subprocess.Popen(
+            [PYTHONS[self.module], "-m", f"benchmarks.speed.{self.module}", self.job.dumps()],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()  # asks it to leave
+        self.process.wait()
+        if self.log is not None:
+            self.log.close()
+
+    def step(self) -> Step:
+        """Ask for one step and wait for it."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write("step\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise RuntimeError(f"{self.module} ended without an answer to {self.job}; set SPEED_LOG=1 to see its words")
+        numbers: dict[str, Any] = json.loads(answer)
+        return Step(**numbers)

@@ -1,0 +1,175 @@
+"""This package as a contender: the agent's own training step in a Lightning Trainer, with a policy and nothing else.
+
+Started by `compare.py`; its micro-batch is counted in tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from benchmarks.speed.job import Channel, Job, own_job
+from benchmarks.speed.layouts import Row
+from benchmarks.speed.logits import LargestLogits
+from lightning_agentrl.advantages import AdvantageEstimator
+from lightning_agentrl.agents.agent import Agent, CurrentScores
+from lightning_agentrl.losses import PPOClip
+from lightning_agentrl.models.allocator import keep_freed_memory
+from lightning_agentrl.rollout import MiniBatch
+from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+
+
+class Given(AdvantageEstimator):
+    """Advantages are given with the rollout."""
+
+    def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("nothing is estimated here")
+
+
+class PolicyAgent(Agent):
+    """No critic, no reference, no entropy bonus.
+
+    There is one step per rollout, so the log-probs from before the update are the current ones, on both sides.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(
+            model=job.model,
+            critic=None,
+            advantage=Given(),
+            needs_reference=False,
+            lr_actor=job.lr,
+            lr_critic=job.lr,
+            weight_decay=job.weight_decay,
+            max_grad_norm_actor=job.max_grad_norm,
+            max_grad_norm_critic=job.max_grad_norm,
+            temperature=1.0,
+            max_tokens_per_micro_batch=job.micro_batch,
+            gradient_checkpointing=False,
+        )
+        self.loss = PPOClip(dual_clip=None)
+
+    def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
+        assert batch.advantages is not None
+        return self.loss(scores.logps, scores.logps.detach(), batch.advantages)
+
+    def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
+        raise RuntimeError("there is no critic")
+
+    @torch.no_grad()
+    def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
+        """As PPOAgent, entropy and clip fractions."""
+        assert batch.advantages is not None
+        metrics = self.loss.metrics(scores.logps, scores.logps.detach(), batch.advantages)
+        return {"policy/entropy": scores.entropy, **{f"policy/{name}": x for name, x in metrics.items()}}
+
+
+def rollout_of(rows: list[Row]) -> Rollout:
+    """The rows as turns of environments; only tokens and advantages matter for an update."""
+    samples = [_sample(row, index) for index, row in enumerate(rows)]
+    return Rollout.from_samples(samples).union(advantages=torch.tensor([row.advantages for row in rows]))
+
+
+def _sample(row: Row, index: int) -> Sample:
+    turn = Turn(
+        env=index // 8,
+        episode=0,
+        index=index % 8,
+        observation="",
+        reply="",
+        thought="",
+        action="",
+        valid=True,
+        env_reward=0.0,
+        reward=0.0,
+        episode_return=0.0,
+        terminated=False,
+        truncated=False,
+        stop=None,
+        success=None,
+        hit_token_cap=False,
+        history_cuts=0,
+        policy_version=0,
+        env_seconds=0.0,
+        engine_seconds=0.0,
+    )
+    reply = Segment(SegmentKind.ACTION, tuple(row.completion), (0.0,) * len(row.completion))
+    return Sample((Segment(SegmentKind.PROMPT, tuple(row.prompt)), reply), (turn,))
+
+
+class GivenData(L.LightningDataModule):
+    """One mini-batch in every epoch, the same, as a rollout data module would give it."""
+
+    steps_per_iteration = 1
+
+    def __init__(self, rollout: Rollout) -> None:
+        super().__init__()
+        self.rollout = rollout
+
+    def connect(self, learner: Agent) -> None:
+        pass  # no environments, no engine
+
+    def train_dataloader(self) -> GivenData:
+        return self
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        yield MiniBatch(self.rollout)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
+
+
+class StepByStep(L.Callback):
+    """A step each time it is asked for, timed from where the loop begins it to where the loop ends it."""
+
+    def __init__(self, channel: Channel, watch: LargestLogits | None) -> None:
+        self.channel, self.watch = channel, watch
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> Any:
+        if not self.channel.wait():
+            trainer.should_stop = True
+            return -1  # skip the rest of the epoch
+        if self.watch is not None:
+            self.watch.__enter__()
+        return None
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+        if self.watch is not None:
+            self.watch.__exit__(None, None, None)
+        self.channel.stop()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.should_stop:
+            metrics = trainer.callback_metrics
+            loss, norm = float(metrics["policy/loss"]), float(metrics["grad_norm/actor"])
+            self.channel.answer(loss, norm, largest_logits=0 if self.watch is None else self.watch.bytes)
+
+
+def main() -> None:
+    keep_freed_memory()
+    job, channel = own_job(), Channel()
+    torch.set_num_threads(job.threads)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        precision=cast(Any, {"bf16": "bf16-mixed", "float32": "32-true"}[job.precision]),
+        max_epochs=-1,
+        callbacks=[StepByStep(channel, LargestLogits() if job.variant == "logits" else None)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The best size of a micro-batch for every contender, found once and kept in `tuned.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed.comparisons import EPISODE_SIZES, OURS, SIZES, Comparison, Side
+from benchmarks.speed.contender import Contender
+from benchmarks.speed.job import Job
+from benchmarks.speed.layouts import Case
+
+TUNED = Path(__file__).with_name("tuned.json")
+
+
+def name_of(side: Side, case: Case, precision: str, turns: int) -> str:
+    parts = [side.module, side.variant, "episodes" if side.episodes else ""]
+    return " ".join([*filter(None, parts), f"{case.prompt}/{case.shared} {precision} {turns} turns"])
+
+
+def known() -> dict[str, Any]:
+    """What was found so far."""
+    return json.loads(TUNED.read_text()) if TUNED.exists() else {}
+
+
+def tuned_size(side: Side, case: Case, precision: str, turns: int) -> int:
+    """The best known size."""
+    return int(known()[name_of(side, case, precision, turns)]["best"])
+
+
+def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
+    """Try all sizes for both sides of the comparisons: one step that warms up and one that counts.
+
+    Args:
+        comparisons: whose sides.
+        job: everything but the size.
+        anew: try those too whose best size is known.
+    """
+    kept = known()
+    sides = {
+        name_of(side, comparison.case, comparison.precision, job.turns): (side, comparison.case, comparison.precision)
+        for comparison in comparisons
+        for side in (OURS, comparison.theirs)
+    }
+    for name, (side, case, precision) in sides.items():
+        if name in kept and not anew:
+            continue
+        rows = job.turns // case.turns_per_episode if side.episodes else job.turns
+        seconds = {}
+        for size in EPISODE_SIZES if side.episodes else SIZES[side.module]:
+            if side.module == "trl_grpo" and size > rows:
+                continue
+            wanted = replace(
+                job,
+                case=case,
+                precision=precision,
+                variant=side.variant,
+                episodes=side.episodes,
+                micro_batch=size,
+            )
+            with Contender(side.module, wanted) as contender:
+                contender.step()
+                seconds[str(size)] = round(contender.step().seconds, 3)
+        best = min(seconds, key=lambda size: seconds.get(size, math.inf))
+        kept[name] = {"best": int(best), "seconds": seconds}
+        TUNED.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+        print(f"{name}: {seconds}", flush=True)

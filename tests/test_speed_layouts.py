@@ -1,0 +1,49 @@
+"""The benchmarks: that every contender gets the tokens that the tables name."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.speed.comparisons import COMPARISONS, LONG, LONG_APART, ROW, SHORT
+from benchmarks.speed.layouts import Case, episode_rows, turn_rows
+
+
+def shared_tokens(prompts: list[list[int]]) -> int:
+    """Leading tokens that all prompts have in common."""
+    return next(i for i, column in enumerate(zip(*prompts, strict=True)) if len(set(column)) > 1)
+
+
+@pytest.mark.parametrize(("case", "shared"), [(SHORT, 75), (LONG, 200), (LONG_APART, 0), (ROW, 200)])
+def test_turns_share_the_tokens_that_the_case_names(case: Case, shared: int) -> None:
+    rows = turn_rows(case, 128)
+    assert len(rows) == 128
+    assert {len(row.prompt) for row in rows} == {case.prompt}
+    assert shared_tokens([row.prompt for row in rows]) == shared
+    assert all(len(row.completion) == len(row.advantages) == 8 and all(row.sampled) for row in rows)
+
+
+def test_turns_are_the_same_for_every_contender() -> None:
+    assert turn_rows(SHORT, 16) == turn_rows(Case(85, 75), 16)
+    assert turn_rows(SHORT, 16) != turn_rows(SHORT, 16, seed=1)
+
+
+def test_an_episode_row_holds_observations_and_replies_of_its_turns() -> None:
+    turns, episodes = turn_rows(SHORT, 128), episode_rows(SHORT, 128)
+    assert len(episodes) == 16
+    assert {(len(row.prompt), len(row.prompt) + len(row.completion)) for row in episodes} == {(87, 235)}
+    assert shared_tokens([row.prompt for row in episodes]) == 75
+    for number, row in enumerate(episodes):
+        own = turns[8 * number : 8 * number + 8]
+        sampled = [token for token, flag in zip(row.completion, row.sampled, strict=True) if flag]
+        advantages = [x for x, flag in zip(row.advantages, row.sampled, strict=True) if flag]
+        assert sampled == [token for turn in own for token in turn.completion]
+        assert advantages == [x for turn in own for x in turn.advantages]
+        assert row.prompt[75:85] == own[0].prompt[75:]
+        for k, turn in enumerate(own[1:]):
+            start = 8 + 20 * k
+            assert row.completion[start : start + 10] == turn.prompt[75:]
+            assert row.sampled[start : start + 20] == [0] * 12 + [1] * 8
+
+
+def test_comparisons_have_keys_of_their_own() -> None:
+    assert len({comparison.key for comparison in COMPARISONS}) == len(COMPARISONS)
