@@ -20,6 +20,7 @@ from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
 from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
 from lightning_agentrl.distributed import all_gather, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
@@ -115,6 +116,8 @@ class Agent(L.LightningModule, ABC):
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
         self._reference: list[LanguageModel] = []  # in a list: not a submodule, so neither optimised nor saved
         self._iteration_metrics: dict[str, float] = {}
+        self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
+        self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     # What a researcher overrides
 
@@ -220,7 +223,7 @@ class Agent(L.LightningModule, ABC):
             optimizer.zero_grad(set_to_none=True)
             metrics = self._accumulate_gradients(rollout)
             if self.phase == "critic_warmup":
-                for parameter in self.actor.parameters():
+                for parameter in optimizer.param_groups[0]["params"]:
                     parameter.grad = None  # a zero gradient would still age the actor's Adam state
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
             norms = clip_by_group(optimizer, limits)
@@ -250,7 +253,7 @@ class Agent(L.LightningModule, ABC):
                     for name, x in metrics.items():
                         totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), micro.action_mask))
                 self.clock.advance(len(index))
-        sync_gradients(self)
+        sync_gradients(self, self.optimizers())
         return {name: total / max(tokens, 1.0) for name, total in self.reduce_dict(totals).items()}
 
     def _micro_batch_losses(self, micro: Rollout, packed: Packed) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
@@ -310,6 +313,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(self, checkpoint)
+        self._saved_weights = checkpoint["state_dict"]
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
 
     def setup(self, stage: str) -> None:
@@ -349,10 +353,16 @@ class Agent(L.LightningModule, ABC):
         return lm.train()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        groups: list[dict[str, Any]] = [{"name": "actor", "params": _trainable(self.actor), "lr": self.lr_actor}]
+        self.masters = masters = MasterWeights(self.named_parameters(), self._saved_weights)
+        self._saved_weights = {}
+        actor = masters.of(_trainable(self.actor))
+        groups: list[dict[str, Any]] = [{"name": "actor", "params": actor, "lr": self.lr_actor}]
         if self.critic is not None:
-            groups.append({"name": "critic", "params": _trainable(self.critic), "lr": self.lr_critic})
-        return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+            critic = masters.of(_trainable(self.critic))
+            groups.append({"name": "critic", "params": critic, "lr": self.lr_critic})
+        optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+        masters.attach(optimizer)
+        return optimizer
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration)

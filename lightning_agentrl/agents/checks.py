@@ -6,7 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
@@ -17,8 +17,8 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
     """
     if trainer.precision not in PRECISIONS:
         raise ValueError(
-            f"trainer.precision '{trainer.precision}' is not supported (scaled or low-precision weights would break "
-            f"clipping and small steps); use one of {', '.join(PRECISIONS)}"
+            f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping)"
+            f"; use one of {', '.join(PRECISIONS)}"
         )
     if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,18 @@ class ValueHead(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
+        self.linear = nn.Linear(hidden_size, 1, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As every module is moved and cast, but never to 16 bits."""
+        exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
+        super()._apply(fn, recurse)
+        if self.linear.weight.dtype.itemsize < 4:
+            self.float()
+            self.load_state_dict(exact)
+        return self
 
     def forward(self, hidden_RH: Tensor) -> Tensor:
         """[R]"""

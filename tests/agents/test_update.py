@@ -6,6 +6,8 @@ import lightning as L
 import pytest
 import torch
 
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import agent as agent_module
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig, FullMemory
@@ -126,7 +128,7 @@ def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
 def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
     """Steps up to its total: turns collected, rows scored, rows of all mini-batches trained on."""
     told: dict[str, list[tuple[int, int]]] = {}
-    agent = make_agent(tiny_folder, critic=critic(), max_tokens_per_micro_batch=600)
+    agent = make_agent(tiny_folder, critic=critic(), max_tokens_per_micro_batch=100)
     agent.clock.listeners.append(lambda stage, done, total: told.setdefault(stage, []).append((done, total)))
     make_trainer(tmp_path, 1, []).fit(agent, make_data())
     assert told["collect"] == [(done, 16) for done in range(17)]
@@ -165,3 +167,40 @@ def test_a_checkpoint_inside_an_iteration_is_refused(tmp_path, tiny_folder):
     trainer = make_trainer(tmp_path, 1, [checkpoint], enable_checkpointing=True)
     with pytest.raises(ValueError, match="inside an iteration"):
         trainer.fit(make_agent(tiny_folder), make_data())
+
+
+def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):
+    """An iteration of a single optimizer step, with a critic that has its own backbone."""
+    agent = agent_class(
+        str(folder), critic=SeparateCritic(), lr_actor=1e-3, lr_critic=1e-2, **{"kl_in_reward": 0.0, **kwargs}
+    )
+    data = make_data(mini_batch_turns=16)
+    trainer = make_trainer(tmp_path, 2, [])
+    trainer.fit(agent, data)
+    return {n: p.detach().clone() for n, p in agent.named_parameters()}, trainer.logged_metrics
+
+
+def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_folder, monkeypatch):
+    scored = []
+    real = agent_module.score_policy
+    monkeypatch.setattr(agent_module, "score_policy", lambda *a: scored.append(1) or real(*a))
+    left_out, metrics = one_step(tmp_path, exact_folder)
+    assert not scored
+
+    class Careful(PPOAgent):
+        needs_old_logps = True
+
+    expected, all_metrics = one_step(tmp_path, exact_folder, Careful)
+    assert len(scored) == 2
+    for name, weight in expected.items():
+        assert torch.allclose(weight, left_out[name], rtol=0, atol=1e-12), name
+    gap, expected_gap = (float(m["mismatch/logp_gap_mean"]) for m in (metrics, all_metrics))
+    assert gap == pytest.approx(expected_gap, abs=1e-9)
+
+    class Shaper(PPOAgent):
+        def shape_rewards(self, rollout):
+            return rollout.rewards + 0.1 * rollout.scores.entropy
+
+    one_step(tmp_path, exact_folder, Shaper)
+    one_step(tmp_path, exact_folder, kl_in_reward=0.1)
+    assert len(scored) == 2 + 2 + 2 * 2  # with the reference's

@@ -1,0 +1,58 @@
+"""Float32 masters of 16-bit weights, for `trainer.precision: bf16-true`.
+
+A small step would be lost in a bfloat16 weight, and a small gradient in a bfloat16 sum. So gradients are added up in
+float32 micro-batch by micro-batch, the optimizer steps on float32 copies, and the model gets them rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class MasterWeights:
+    """Masters of those parameters that have 16 bits; the others are their own."""
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
+        """``saved`` has float32 weights by name, of a checkpoint; others begin as what the model was loaded with."""
+        self._names: dict[str, nn.Parameter] = {}
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        for name, parameter in parameters:
+            if parameter.requires_grad and parameter.dtype.itemsize < 4:
+                master = nn.Parameter(saved.get(name, parameter.detach()).to(parameter.device, torch.float32, copy=True))
+                self._names[name], self._masters[parameter] = parameter, master
+                parameter.register_post_accumulate_grad_hook(self._take_gradient)
+
+    def __len__(self) -> int:
+        return len(self._masters)
+
+    def of(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """What the optimizer steps on."""
+        return [self._masters.get(parameter, parameter) for parameter in parameters]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Round the masters into the model after each step."""
+        optimizer.register_step_post_hook(self._round)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Masters by the names of their parameters."""
+        return {name: self._masters[parameter].detach() for name, parameter in self._names.items()}
+
+    @torch.no_grad()
+    def _take_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        master = self._masters[parameter]  # type: ignore[index]  # hooks are given the parameter itself
+        if master.grad is None:
+            master.grad = parameter.grad.float()
+        else:
+            master.grad += parameter.grad
+        parameter.grad = None
+
+    @torch.no_grad()
+    def _round(self, *_: Any) -> None:
+        for parameter, master in self._masters.items():
+            parameter.copy_(master)

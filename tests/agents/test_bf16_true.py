@@ -1,0 +1,81 @@
+"""Weights in bfloat16 with masters in float32: what 16 bits would lose is kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+
+def fit(path, folder, epochs, critic=None, ckpt_path=None, **kwargs):
+    agent = make_agent(folder, critic, **{"lr_actor": 1e-6, "lr_critic": 1e-6, **kwargs})
+    checkpoint = ModelCheckpoint(path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
+    trainer = make_trainer(path, epochs, [checkpoint], precision="bf16-true", enable_checkpointing=True)
+    data = make_data(engine=TransformersEngine(max_batch=1))  # in bfloat16 replies depend on who shares a batch
+    trainer.fit(agent, data, ckpt_path=ckpt_path)
+    return agent, torch.load(path / "last.ckpt", weights_only=True)
+
+
+def test_small_steps_are_kept(tmp_path, tiny_folder):
+    agent, saved = fit(tmp_path, tiny_folder, 2)
+    initial = make_agent(tiny_folder)
+    initial.configure_model()
+    moved = unseen = 0
+    for name, before in initial.actor.named_parameters():
+        name, before = f"actor.{name}", before.bfloat16()
+        model, master = dict(agent.named_parameters())[name], saved["state_dict"][name]
+        assert model.dtype == torch.bfloat16
+        assert master.dtype == torch.float32
+        assert torch.equal(model, master.bfloat16())
+        moved += int((master != before.float()).sum())
+        unseen += int(((master != before.float()) & (model == before)).sum())
+    assert moved > 10_000
+    assert unseen > moved / 2  # without masters these steps would be lost
+
+
+def test_values_are_computed_in_float32(tmp_path, tiny_folder):
+    agent, _ = fit(tmp_path, tiny_folder, 1, SeparateCritic(), lr_critic=1e-2)
+    assert agent.critic.head.linear.weight.dtype == torch.float32
+    assert agent.critic.head.linear.weight.any()
+    assert agent.critic.backbone.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+def test_a_resumed_run_goes_on_with_its_masters(tmp_path, tiny_folder, critic):
+    _, whole = fit(tmp_path / "whole", tiny_folder, 4, critic())
+    fit(tmp_path / "part", tiny_folder, 2, critic())
+    _, resumed = fit(tmp_path / "part", tiny_folder, 4, critic(), ckpt_path=tmp_path / "part" / "last.ckpt")
+    for name, weight in whole["state_dict"].items():
+        assert torch.equal(weight, resumed["state_dict"][name]), name
+
+
+def test_gradients_are_added_up_in_float32():
+    """A thousand small gradients after a large one: in bfloat16 their sum would not move."""
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    masters = MasterWeights([("weight", weight)], {})
+    (master,) = masters.of([weight])
+    for gradient in [1.0] + [2.0**-10] * 1024:
+        (weight * gradient).sum().backward()
+        assert weight.grad is None
+    assert master.grad.tolist() == [2.0] * 3
+    optimizer = torch.optim.SGD([master], lr=2.0**-12)
+    masters.attach(optimizer)
+    for _ in range(8):
+        optimizer.step()
+    assert master.tolist() == [1 - 2.0**-8] * 3
+    assert weight.tolist() == [1 - 2.0**-8] * 3
+
+
+def test_masters_begin_as_the_saved_weights():
+    weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    exact = torch.tensor([1.0009765625])
+    masters = MasterWeights([("weight", weight)], {"weight": exact})
+    assert masters.state_dict()["weight"].item() == exact.item()
+    assert masters.state_dict()["weight"].data_ptr() != exact.data_ptr()
+    full = torch.nn.Parameter(torch.ones(1))
+    assert len(MasterWeights([("weight", full)], {})) == 0

@@ -1,0 +1,67 @@
+"""In float32, gradients of a packed row are those of the rows by themselves: the demo model and two other families."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from lightning_agentrl.models.language_model import DEMO, LanguageModel, load_causal_lm
+from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.tree_attention import TREE
+
+FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+def make(family: str) -> PreTrainedModel:
+    if family == "demo":
+        return load_causal_lm(DEMO)
+    torch.manual_seed(0)
+    config = FAMILIES[family](
+        vocab_size=5000,
+        hidden_size=448,
+        intermediate_size=1216,
+        num_hidden_layers=6,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=TREE)
+
+
+def turns(shared: int, own: int, count: int, words: int) -> list[Row]:
+    draw = random.Random(0)
+    prefix = draw.choices(range(words), k=shared)
+    return [
+        Row((*prefix, *draw.choices(range(words), k=own)), tuple(range(shared + own - 9, shared + own - 1)))
+        for _ in range(count)
+    ]
+
+
+def gradient(lm: PreTrainedModel, packs: list[list[Row]]) -> torch.Tensor:
+    """Of the mean log-prob and entropy, added up over forward passes."""
+    policy = LanguageModel(lm)
+    policy.zero_grad()
+    for rows in packs:
+        row = pack(rows)
+        scores = policy.token_scores(policy.hidden(row), row.targets, 1.0)
+        (scores.logps.sum() + 0.1 * scores.entropy.sum()).div(100).backward()
+    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
+def test_shared_equals_unshared(family, checkpointing):
+    lm = make(family).train()
+    rows = turns(200, 60, 6, 5000)
+    apart = gradient(lm, [[row] for row in rows])
+    if checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    together = gradient(lm, [rows])
+    error = float((together - apart).norm() / apart.norm())
+    print(f"\n{family}, checkpointing {checkpointing}: relative error {error:.1e}")
+    assert error < 1e-5
