@@ -15,7 +15,7 @@ KEY = "agent"
 
 
 def prepare_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
-    """Add what an export has to know, as plain types; weights as they are trained; with LoRA without the frozen ones."""
+    """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA."""
     checkpoint["state_dict"] |= agent.masters.state_dict()
     checkpoint[KEY] = {"model": durable_name(agent.model), "lora": agent.lora.settings if agent.lora else None}
     if agent.lora is not None:

@@ -22,7 +22,8 @@ class MasterWeights:
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         for name, parameter in parameters:
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
-                master = nn.Parameter(saved.get(name, parameter.detach()).to(parameter.device, torch.float32, copy=True))
+                first = saved.get(name, parameter.detach())
+                master = nn.Parameter(first.to(parameter.device, torch.float32, copy=True))
                 self._names[name], self._masters[parameter] = parameter, master
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)
 

@@ -1,7 +1,7 @@
 """Generation with transformers in the trainer's process: no further package, right on every device, for small models.
 
-A worker thread takes the requests that wait at the moment as one batch. The longest common prefix of the batch is
-computed once and its key/value cache is kept until the weights change.
+A worker thread takes the requests that wait at the moment as one batch. What prompts begin with in common is computed
+once per batch, and what all of them begin with is kept until the weights change.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.models.prefix_tree import common_prefix_length
+from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
 
 _Waiting = tuple[SamplingRequest, asyncio.AbstractEventLoop, "asyncio.Future[Reply]"]
 
@@ -40,18 +39,19 @@ class TransformersEngine(Engine):
         self._handle: PolicyHandle | None = None
         self._waiting: queue.Queue[_Waiting | None] = queue.Queue()
         self._worker: threading.Thread | None = None
-        self._prefix: tuple[tuple[int, ...], DynamicCache] | None = None
+        self._prefill: TreePrefill | PaddedPrefill | None = None
 
     def start(self, handle: PolicyHandle) -> None:
         self._handle = handle
-        self._prefix = None  # perhaps of another policy
+        self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
         if self._worker is None:
             self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
             self._worker.start()
 
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
-        self._prefix = None  # computed with the old weights
+        if self._prefill is not None:
+            self._prefill.forget()  # computed with the old weights
 
     def stop(self) -> None:
         if self._worker is not None:
@@ -61,7 +61,7 @@ class TransformersEngine(Engine):
         while not self._waiting.empty():  # came too late: nobody else would ever answer
             if (late := self._waiting.get()) is not None:
                 _tell(late, RuntimeError("the engine was stopped"))
-        self._prefix = None
+        self._prefill = None
         self._handle = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
@@ -111,62 +111,24 @@ class TransformersEngine(Engine):
             handle.policy.train(was_training)
 
     def _sample(self, handle: PolicyHandle, requests: Sequence[SamplingRequest]) -> list[Reply]:
-        prompts = [request.prompt_ids for request in requests]
-        count, device = len(prompts), handle.policy.lm.device
-        prefix_ids, cache = self._prefix_cache(handle, prompts)
-        # Left-pad what follows the prefix; the cache holds the prefix once per request.
-        suffixes = [prompt[len(prefix_ids) :] for prompt in prompts]
-        width = max(len(suffix) for suffix in suffixes)
-        pads = torch.tensor([width - len(suffix) for suffix in suffixes], device=device)
-        ids = torch.tensor([(0,) * (width - len(suffix)) + tuple(suffix) for suffix in suffixes], device=device)
-        columns = torch.arange(width, device=device)
-        seen = torch.cat(
-            [torch.ones(count, len(prefix_ids), dtype=torch.int64, device=device), columns >= pads[:, None]], 1
-        )
-        positions = len(prefix_ids) + (columns - pads[:, None]).clamp_min(0)
-
+        prefill = cast(TreePrefill | PaddedPrefill, self._prefill)
+        prompts = prefill([request.prompt_ids for request in requests])
+        hidden = prompts.hidden
         samplers = [_TokenSampler(request) for request in requests]
         close_ids = set(handle.close_ids)
-        done = [False] * count
+        done = [False] * len(requests)
         while True:
-            hidden = _backbone(handle)(
-                input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache, use_cache=True
-            ).last_hidden_state[:, -1]
             logits = cast(nn.Module, handle.policy.lm.get_output_embeddings())(hidden)
-            tokens = [0 if done[i] else samplers[i].sample(logits[i]) for i in range(count)]
+            tokens = [0 if done[i] else sampler.sample(logits[i]) for i, sampler in enumerate(samplers)]
             for i, (token, sampler) in enumerate(zip(tokens, samplers, strict=True)):
                 done[i] = done[i] or token in close_ids or len(sampler.ids) >= sampler.request.max_tokens
             if all(done):
                 break
-            ids = torch.tensor(tokens, device=device)[:, None]
-            seen = torch.cat([seen, seen.new_ones(count, 1)], 1)
-            positions = positions[:, -1:] + 1
+            hidden = decode(handle.policy, prompts, tokens)
         return [
             Reply(tuple(s.ids), tuple(s.logps), closed=s.ids[-1] in close_ids, policy_version=self.policy_version)
             for s in samplers
         ]
-
-    def _prefix_cache(
-        self, handle: PolicyHandle, prompts: Sequence[tuple[int, ...]]
-    ) -> tuple[tuple[int, ...], DynamicCache]:
-        """The kept prefix if all prompts start with it, else the common prefix of these prompts, computed anew.
-
-        At least one token of each prompt stays out, since its hidden state is needed.
-        """
-        common = min(common_prefix_length(prompts), min(map(len, prompts)) - 1)
-        kept = self._prefix
-        if kept is None or common < len(kept[0]) or prompts[0][: len(kept[0])] != kept[0] or common > 2 * len(kept[0]):
-            cache = DynamicCache(config=handle.policy.lm.config)
-            if common:
-                ids = torch.tensor([prompts[0][:common]], device=handle.policy.lm.device)
-                _backbone(handle)(input_ids=ids, past_key_values=cache, use_cache=True)
-            kept = self._prefix = (prompts[0][:common], cache)
-        prefix_ids, cache = kept
-        repeated = DynamicCache(config=handle.policy.lm.config)
-        for index, layer in enumerate(cache.layers if prefix_ids else ()):
-            keys, values = cast(Any, layer).keys, cast(Any, layer).values
-            repeated.update(keys.expand(len(prompts), -1, -1, -1), values.expand(len(prompts), -1, -1, -1), index)
-        return prefix_ids, repeated
 
 
 class _TokenSampler:
@@ -191,10 +153,6 @@ class _TokenSampler:
         self.ids.append(token)
         self.logps.append(float(log_pi[token]))
         return token
-
-
-def _backbone(handle: PolicyHandle) -> nn.Module:
-    return handle.policy.lm.base_model
 
 
 def _tell(waiting: _Waiting, outcome: Reply | Exception) -> None:

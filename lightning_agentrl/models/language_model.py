@@ -21,7 +21,7 @@ from transformers import (
 
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.tree_attention import NO_MASK_SHAPE, TREE
+from lightning_agentrl.models.tree_attention import TREE, no_mask
 
 DEMO = "demo"  # the name under which a config asks for the model that a package ships
 READS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
@@ -116,8 +116,7 @@ def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
-        none = torch.empty(NO_MASK_SHAPE, dtype=torch.bool, device=packed.ids.device)
-        masks = {"attention_mask": none, "tree": packed.tree}
+        masks = {"attention_mask": no_mask(packed.ids.device), "tree": packed.tree}
     output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
     return output.last_hidden_state.flatten(0, 1)[packed.reads]
 

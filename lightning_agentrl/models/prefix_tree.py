@@ -42,12 +42,15 @@ class PrefixTree:
     ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
     positions: Tensor  # [N] int64, position of each token within its rows
 
-    def mask(self, window: int | None = None) -> Tensor:
-        """[N, N] bool, True where the query (first N) may look at the key (second N)."""
-        order = torch.arange(len(self.ends), device=self.ends.device)
+    def mask(self, window: int | None = None, past: int = 0) -> Tensor:
+        """[N, P + N] bool, True where the query may look at the key; all see the P tokens of a common past."""
+        count, device = len(self.ends), self.ends.device
+        order = torch.arange(count, device=device)
         mask = (order[:, None] >= order) & (order[:, None] < self.ends)
+        mask = torch.cat([mask.new_ones(count, past), mask], 1)
         if window is not None:
-            mask &= self.positions[:, None] - self.positions < window
+            positions = torch.cat([torch.arange(-past, 0, device=device), self.positions])
+            mask &= self.positions[:, None] - positions < window
         return mask
 
     def block_mask(self, window: int | None = None) -> BlockMask:
@@ -89,6 +92,7 @@ class Layout:
 
     ids: list[int]
     tree: PrefixTree
+    lengths: list[int]  # of the rows
     _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its segments
 
     def place(self, row: int, position: int) -> int:
@@ -96,6 +100,12 @@ class Layout:
         path = self._paths[row]
         first, start = path[bisect_right(path, (position, len(self.ids))) - 1]
         return start + position - first
+
+    def places(self, row: int) -> list[int]:
+        """Indices in the layout of all tokens of a row."""
+        firsts = [*(first for first, _ in self._paths[row]), self.lengths[row]]
+        starts = [start for _, start in self._paths[row]]
+        return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
 def lay_out(rows: Sequence[Ids], device: torch.device | str = "cpu") -> Layout:
@@ -111,7 +121,7 @@ def lay_out(rows: Sequence[Ids], device: torch.device | str = "cpu") -> Layout:
     tree = PrefixTree(
         tuple(segments), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
     )
-    return Layout(builder.ids, tree, paths)
+    return Layout(builder.ids, tree, [len(row) for row in rows], paths)
 
 
 def _ends(segment: Segment) -> Iterator[int]:

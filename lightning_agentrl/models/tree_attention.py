@@ -18,10 +18,15 @@ from transformers.masking_utils import sdpa_mask
 from lightning_agentrl.models.prefix_tree import PrefixTree, Segment
 
 TREE = "tree"  # name of the implementation in transformers
-NO_MASK_SHAPE = (0, 0, 0, 0)  # of the mask that says "the tree is the mask"; four dimensions are handed on untouched
+_NO_MASK_SHAPE = (0, 0, 0, 0)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def no_mask(device: torch.device) -> Tensor:
+    """What a model is given as its mask beside a tree: with four dimensions it is handed on untouched."""
+    return torch.empty(_NO_MASK_SHAPE, dtype=torch.bool, device=device)
 
 
 def tree_attention_forward(
@@ -36,9 +41,12 @@ def tree_attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """[1, N, H, D] of queries [1, H, N, D], keys and values [1, G, N, D]; the interface of transformers."""
+    """[1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
+
+    The first P keys, if any, are a past that all rows of the tree have in common; without gradients only.
+    """
     if tree is None:
-        if attention_mask is not None and tuple(attention_mask.shape) == NO_MASK_SHAPE:
+        if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
             raise ValueError(f"{type(module).__name__} does not hand the prefix tree on to its attention")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
@@ -46,15 +54,16 @@ def tree_attention_forward(
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if unknown:
         raise ValueError(f"{type(module).__name__} changes its attention scores ({', '.join(unknown)})")
-    window = sliding_window if sliding_window is not None and sliding_window < tree.depth else None
+    past = key.shape[2] - query.shape[2]
+    window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
     if query.device.type == "cpu" and window is None and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.segments, scale))
         return out.transpose(0, 1)[None], None
-    if query.device.type == "cuda" and not dropout:
+    if query.device.type == "cuda" and not past and not dropout:
         mask = tree.block_mask(window)
         return flex_attention_forward(module, query, key, value, mask, scaling)
-    return sdpa_attention_forward(module, query, key, value, tree.mask(window)[None, None], dropout, scaling)
+    return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
 
 
 class _TreeAttention(torch.autograd.Function):
@@ -73,13 +82,18 @@ class _TreeAttention(torch.autograd.Function):
     ) -> Tensor:
         dtype = torch.promote_types(query_HND.dtype, torch.float32)
         q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
+        past = k.shape[1] - q.shape[1]
+        if past:
+            out, lse = (x[0] for x in _flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale))
+            k, v = k[:, past:], v[:, past:]
+        else:
+            out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
         for segment in segments:
             below, own = slice(segment.start, segment.end), _own(segment)
             n = segment.copies
             part, part_lse = _flash(_cut(q, below, n), _cut(k, own, n), _cut(v, own, n), 0.0, True, scale=scale)
             part, part_lse = _join(part), _join(part_lse)
-            if segment.root:
+            if segment.root and not past:
                 out[:, below], lse[:, below] = part, part_lse
             else:
                 above = lse[:, below]
@@ -94,6 +108,8 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
+        if key.shape[1] != query.shape[1]:
+            raise NotImplementedError("a past has no gradients")
         q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         for segment in ctx.segments:

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
@@ -109,6 +110,36 @@ def test_replies_do_not_depend_on_company(engine, policy):
     assert len({reply.ids for reply in alone}) > 4
 
 
+@pytest.mark.parametrize("family", ["sliding window", "padded"])
+def test_other_families(tmp_path, policy, monkeypatch, family):
+    """A window that is shorter than the prompts, and models whose layers cannot read a tree."""
+    if family == "sliding window":
+        config = MistralConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=9,
+        )
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        policy = LanguageModel(load_causal_lm(str(tmp_path)).double())
+    else:
+        monkeypatch.setattr(LanguageModel, "shares_prefixes", False)
+    engine = TransformersEngine(gather_seconds=0.02)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    try:
+        for replies in (serve(engine, MIXED), serve(engine, MIXED)):  # without and with a kept prefix
+            for asked, reply in zip(MIXED, replies, strict=True):
+                whole = log_pi(policy, asked.prompt_ids + reply.ids, asked.temperature or 1.0)
+                start = len(asked.prompt_ids) - 1
+                expected = [float(whole[start + k, token]) for k, token in enumerate(reply.ids)]
+                assert reply.logps == pytest.approx(expected, abs=1e-10)
+    finally:
+        engine.stop()
+
+
 def test_small_batches(policy):
     engine = TransformersEngine(max_batch=2)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
@@ -125,10 +156,10 @@ def test_small_batches(policy):
 def test_a_kept_prefix_is_not_computed_again(engine, policy):
     with batches_of(policy) as shapes:
         first = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
-    assert shapes == [(1, 20), (3, 3)]
+    assert shapes == [(1, 20), (1, 9)]  # the rest of three prompts as one row
     with batches_of(policy) as shapes:
         second = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
-    assert shapes == [(3, 3)]
+    assert shapes == [(1, 9)]
     assert_same(first, second)
 
 

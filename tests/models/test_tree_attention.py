@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
-from lightning_agentrl.models.tree_attention import NO_MASK_SHAPE, tree_attention_forward
+from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward
 from tests.tiny import tiny_tokenizer
 
 MODULE = SimpleNamespace(num_key_value_groups=2, training=True)
@@ -92,7 +92,7 @@ def test_block_mask_of_flex_attention():
 def test_a_family_that_drops_the_tree_is_named():
     tree = random_tree(0, 2, 5)
     with pytest.raises(ValueError, match="SimpleNamespace does not hand the prefix tree on"):
-        tree_attention_forward(MODULE, *qkv(tree, 0), torch.empty(NO_MASK_SHAPE), scaling=0.3)
+        tree_attention_forward(MODULE, *qkv(tree, 0), no_mask(torch.device("cpu")), scaling=0.3)
     with pytest.raises(ValueError, match=r"SimpleNamespace changes its attention scores \(softcap"):
         tree_attention_forward(MODULE, *qkv(tree, 0), None, scaling=0.3, tree=tree, softcap=30.0)
 

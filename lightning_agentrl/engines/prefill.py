@@ -1,0 +1,118 @@
+"""Reading a batch of prompts: hidden states of their last tokens, and the keys and values that replies go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.prefix_tree import Ids, common_prefix_length, lay_out
+from lightning_agentrl.models.tree_attention import no_mask
+
+
+@dataclass
+class Prefilled:
+    """B prompts that end in the same column; what is left of the shorter ones is masked."""
+
+    hidden: Tensor  # [B, H] of the last tokens
+    cache: DynamicCache
+    seen: Tensor  # [B, L] int64, 1 on prompt tokens
+    positions: Tensor  # [B, 1] int64, of the last tokens
+
+
+class TreePrefill:
+    """Prompts as a prefix tree: each common beginning is computed once, that of all prompts once for many batches."""
+
+    def __init__(self, policy: LanguageModel) -> None:
+        self.policy = policy
+        self._prefix: Ids = ()
+        self._prefix_cache = DynamicCache()
+
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._prefix, self._prefix_cache = (), DynamicCache()
+
+    def __call__(self, prompts: Sequence[Ids]) -> Prefilled:
+        self._keep_common_prefix(prompts)
+        past, device = len(self._prefix), self.policy.lm.device
+        layout = lay_out([prompt[past:] for prompt in prompts], device)
+        cache = DynamicCache()  # of whole rows, also where layers have windows: a tree is no row
+        for index, layer in enumerate(self._prefix_cache.layers):  # a copy, since the model adds to it
+            cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
+        hidden_N = _read(
+            self.policy,
+            input_ids=torch.tensor([layout.ids], device=device),
+            attention_mask=no_mask(device),
+            position_ids=past + layout.tree.positions[None],
+            past_key_values=cache,
+            tree=layout.tree,
+        )[0]
+        places = [[*range(past), *(past + p for p in layout.places(k))] for k in range(len(prompts))]
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = int(lengths.max())
+        columns_BL = torch.tensor([[0] * (width - len(p)) + p for p in places], device=device)
+        rows = DynamicCache()
+        for index, layer in enumerate(cache.layers):
+            keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
+            rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
+        seen = torch.arange(width, device=device) >= width - lengths[:, None]
+        last = columns_BL[:, -1] - past
+        return Prefilled(hidden_N[last], rows, seen.to(torch.int64), lengths[:, None] - 1)
+
+    def _keep_common_prefix(self, prompts: Sequence[Ids]) -> None:
+        """Keep the prefix if all prompts begin with it, and it is not far too short; else compute theirs.
+
+        At least one token of each prompt stays out, since its hidden state is needed.
+        """
+        common = min(common_prefix_length(prompts), min(map(len, prompts)) - 1)
+        kept = self._prefix
+        if kept and common >= len(kept) and prompts[0][: len(kept)] == kept and common <= 2 * len(kept):
+            return
+        self.forget()
+        if common:
+            self._prefix = prompts[0][:common]
+            ids = torch.tensor([self._prefix], device=self.policy.lm.device)
+            _read(self.policy, input_ids=ids, past_key_values=self._prefix_cache)
+
+
+class PaddedPrefill:
+    """Prompts beside each other, for models whose layers cannot read a tree."""
+
+    def __init__(self, policy: LanguageModel) -> None:
+        self.policy = policy
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def __call__(self, prompts: Sequence[Ids]) -> Prefilled:
+        device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = int(lengths.max())
+        columns = torch.arange(width, device=device)
+        seen = (columns >= width - lengths[:, None]).to(torch.int64)
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        positions = (columns - (width - lengths[:, None])).clamp_min(0)
+        hidden = _read(self.policy, input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache)
+        return Prefilled(hidden[:, -1], cache, seen, positions[:, -1:])
+
+
+def decode(policy: LanguageModel, prompts: Prefilled, tokens_B: Sequence[int]) -> Tensor:
+    """Read one more token of each row; hidden states [B, H]. Changes ``prompts``."""
+    prompts.seen = torch.cat([prompts.seen, prompts.seen.new_ones(len(tokens_B), 1)], 1)
+    prompts.positions = prompts.positions + 1
+    return _read(
+        policy,
+        input_ids=torch.tensor(tokens_B, device=prompts.seen.device)[:, None],
+        attention_mask=prompts.seen,
+        position_ids=prompts.positions,
+        past_key_values=prompts.cache,
+    )[:, -1]
+
+
+def _read(policy: LanguageModel, **inputs: Any) -> Tensor:
+    return policy.lm.base_model(**inputs, use_cache=True).last_hidden_state
