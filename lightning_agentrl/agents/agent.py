@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,6 +30,7 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.kernels import Kernels, check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, unshared_layers
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
@@ -66,6 +68,7 @@ class Agent(L.LightningModule, ABC):
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
         lora: train adapters on the frozen model; None: all weights.
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Agent(L.LightningModule, ABC):
         max_tokens_per_micro_batch: int,
         gradient_checkpointing: bool,
         lora: LoRA | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
@@ -95,6 +99,7 @@ class Agent(L.LightningModule, ABC):
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.gradient_checkpointing = gradient_checkpointing
         self.lora = lora
+        self.kernels: Kernels = kernels
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         if advantage.needs_values and critic is None:
@@ -320,6 +325,7 @@ class Agent(L.LightningModule, ABC):
         self.tokenizer = load_tokenizer(self.model)
         if self.lora is not None:
             self.lora.check(self.model)
+        check_kernels(self.kernels, on_gpu=isinstance(self.trainer.accelerator, CUDAAccelerator))
 
     def configure_model(self) -> None:
         """Load actor, critic and reference; called once the strategy is up, harmless when called again."""
@@ -348,6 +354,7 @@ class Agent(L.LightningModule, ABC):
             lm = self.lora.adapt(base, name)
         else:
             lm = load_causal_lm(model or self.model)
+        use_kernels(lm, self.kernels)
         if self.gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return lm.train()

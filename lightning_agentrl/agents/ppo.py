@@ -20,6 +20,7 @@ from lightning_agentrl.losses import (
     kl_estimate,
 )
 from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.kernels import Kernels
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.types import Rollout
 
@@ -48,6 +49,7 @@ class PPOAgent(Agent):
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
         lora: train adapters on the frozen model; None: all weights.
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PPOAgent(Agent):
         max_tokens_per_micro_batch: int = 16384,
         gradient_checkpointing: bool = False,
         lora: LoRA | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
         super().__init__(
@@ -86,6 +89,7 @@ class PPOAgent(Agent):
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             gradient_checkpointing=gradient_checkpointing,
             lora=lora,
+            kernels=kernels,
         )
         self.loss = policy_loss or PPOClip()
         self.kl_coefficient = kl

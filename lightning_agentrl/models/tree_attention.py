@@ -29,6 +29,7 @@ def no_mask(device: torch.device) -> Tensor:
     return torch.empty(_NO_MASK_SHAPE, dtype=torch.bool, device=device)
 
 
+@torch.compiler.disable  # segments differ from batch to batch
 def tree_attention_forward(
     module: nn.Module,
     query: Tensor,

@@ -1,0 +1,61 @@
+"""Other kernels compute the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+
+import pytest
+import torch
+
+from lightning_agentrl.models.kernels import check_kernels, use_kernels
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.packing import Row, pack
+from tests.tiny import VOCABULARY
+
+
+def rows(seed: int, count: int) -> list[Row]:
+    draw = random.Random(seed)
+    prefix = draw.choices(range(VOCABULARY), k=20)
+    made = [(*prefix, *draw.choices(range(VOCABULARY), k=5 + k % 3)) for k in range(count)]
+    return [Row(ids, (18, len(ids) - 2)) for ids in made]
+
+
+def numbers(policy: LanguageModel, count: int) -> list[torch.Tensor]:
+    packed = pack(rows(count, count), policy.lm.device)
+    policy.zero_grad()
+    scores = policy.token_scores(policy.hidden(packed), packed.targets, 1.0)
+    (scores.logps.sum() + scores.entropy.sum()).backward()
+    return [scores.logps.detach(), *(p.grad for p in policy.parameters() if p.grad is not None)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+def test_compiled_layers_compute_the_same(tiny_folder):
+    """Trees of several sizes are no reason to compile again for each of them."""
+    plain = LanguageModel(load_causal_lm(str(tiny_folder)))
+    compiled = LanguageModel(load_causal_lm(str(tiny_folder)))
+    use_kernels(compiled.lm, "compiled")
+    torch._dynamo.reset()
+    for count in (2, 5, 9, 14):
+        for a, b in zip(numbers(compiled, count), numbers(plain, count), strict=True):
+            assert (a - b).norm() <= 1e-5 * b.norm()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 0 < graphs <= 4  # before and after the attention, at most twice
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason='pip install "lightning-agentrl[liger]"')
+def test_liger_kernels_compute_the_same(tiny_folder):
+    plain = LanguageModel(load_causal_lm(str(tiny_folder))).cuda()
+    liger = LanguageModel(load_causal_lm(str(tiny_folder))).cuda()
+    use_kernels(liger.lm, "liger")
+    for a, b in zip(numbers(liger, 9), numbers(plain, 9), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_liger_kernels_need_a_gpu():
+    with pytest.raises(ValueError, match=r"Liger kernels need a GPU.*model\.init_args\.kernels"):
+        check_kernels("liger", on_gpu=False)
+    check_kernels("compiled", on_gpu=False)
