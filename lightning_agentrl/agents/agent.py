@@ -18,10 +18,11 @@ from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
-from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.gradients import clip_by_group, drop_gradients, start_adam, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
-from lightning_agentrl.distributed import all_gather, sum_over_ranks
+from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.distributed import all_gather, max_over_ranks, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -31,6 +32,7 @@ from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.sharding import gathered, release, shard
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
@@ -205,8 +207,7 @@ class Agent(L.LightningModule, ABC):
             optimizer.zero_grad(set_to_none=True)
             metrics = self._accumulate_gradients(rollout)
             if self.phase == "critic_warmup":
-                for parameter in self.actor.parameters():
-                    parameter.grad = None  # a zero gradient would still age the actor's Adam state
+                drop_gradients(optimizer, "actor")  # a zero gradient would still age its Adam state
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
             norms = clip_by_group(optimizer, limits)
             optimizer.step()
@@ -303,13 +304,23 @@ class Agent(L.LightningModule, ABC):
             return
         base = None if self.lora is None else load_causal_lm(self.model)  # below the adapters of actor and critic
         self.actor = LanguageModel(self._backbone("actor", None, base))
+        self._shard(self.actor)  # before the next model is read
         if self.critic is not None:
             self.critic.build(self.actor.hidden_size, lambda model: self._backbone("critic", model, base))
+            self._shard(self.critic)
+            self._modules["critic"] = self._modules.pop("critic")  # behind the actor, the order of the optimizer
         if self.needs_reference:
             initial = load_causal_lm(self.model) if base is None else base
             self._reference = [LanguageModel(initial).requires_grad_(False).eval()]
+            self._shard(self._reference[0])
         if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
             round_linear_layers(base, torch.bfloat16)
+
+    def _shard(self, model: nn.Module) -> None:
+        """Under FSDP2 keep this rank's share only; the reference is shared out like the models that are trained."""
+        if self.device_mesh is not None:
+            mixed = self.trainer.precision == "bf16-mixed"
+            shard(model, self.device_mesh["data_parallel"], torch.bfloat16 if mixed else None)
 
     def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
         """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
@@ -325,10 +336,13 @@ class Agent(L.LightningModule, ABC):
         groups: list[dict[str, Any]] = [{"name": "actor", "params": _trainable(self.actor), "lr": self.lr_actor}]
         if self.critic is not None:
             groups.append({"name": "critic", "params": _trainable(self.critic), "lr": self.lr_critic})
-        return torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+        optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+        if self.device_mesh is not None:
+            start_adam(optimizer)  # a distributed checkpoint takes no state that is missing
+        return optimizer
 
     def on_fit_start(self) -> None:
-        check_trainer(self.trainer, self.datamodule.steps_per_iteration)
+        check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
         self._connect()
 
     def on_train_start(self) -> None:
@@ -361,10 +375,11 @@ class Agent(L.LightningModule, ABC):
         return self.trainer.global_step
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.actor, close_ids, self.inference_precision)
+        return PolicyHandle(self.actor, close_ids, self.inference_precision, lambda: gathered(self.actor))
 
     def reader(self) -> Reader:
-        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, self.clock.advance)
+        agree = max_over_ranks if in_lockstep(self.trainer.strategy) else None
+        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, self.clock.advance, agree)
 
     @contextmanager
     def inference_precision(self) -> Iterator[None]:
@@ -382,6 +397,9 @@ class Agent(L.LightningModule, ABC):
                 yield
         finally:
             self.train()
+            for model in (self.actor, self.critic, *self._reference):
+                if model is not None:
+                    release(model)
 
     def reduce_sum(self, x: Tensor) -> Tensor:
         """Sum over all ranks, on the CPU."""

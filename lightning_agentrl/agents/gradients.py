@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -31,11 +32,28 @@ def sync_gradients(module: LightningModule) -> None:
         module.manual_backward(zero)
 
 
+def drop_gradients(optimizer: Any, name: str) -> None:
+    """As if the parameters of a group had not been used; the group's own list, which sharded modules may hide."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["name"] == name else ():
+            parameter.grad = None
+
+
+def start_adam(optimizer: torch.optim.AdamW) -> None:
+    """The state that Adam makes at a first step: no steps, moments of zero. Later steps are the same as without it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
 def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]:
     """Clip each parameter group by its own norm, so that one cannot shrink the other; norms before clipping."""
     norms = {}
     for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.grad is not None]
         if parameters:
-            norms[group["name"]] = torch.nn.utils.clip_grad_norm_(parameters, limits[group["name"]])
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limits[group["name"]])
+            norms[group["name"]] = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norms

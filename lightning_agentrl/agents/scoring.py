@@ -13,21 +13,29 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
 from lightning_agentrl.types import Rollout, Scores, flatten_ids
 
+NOTHING = Row((0,), (0,))  # what an empty micro-batch reads
+
 
 @dataclass(frozen=True)
 class Reader:
-    """How models are read: sampling temperature, tokens of one micro-batch, device; told how many rows were read."""
+    """How models are read: sampling temperature, tokens of one micro-batch, device; told how many rows were read.
+
+    Where models are sharded, ``agree`` gives the largest count of micro-batches of all ranks; a rank with fewer ends
+    with empty ones, since every rank has to take part in each forward and backward pass.
+    """
 
     temperature: float
     max_tokens: int
     device: torch.device
     advance: Callable[[int], None] = lambda count: None
+    agree: Callable[[int], int] | None = None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
-        return plan_micro_batches(rows, self.max_tokens)
+        plans = plan_micro_batches(rows, self.max_tokens)
+        return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
 
     def pack(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows, self.device)
+        return pack(rows or [NOTHING], self.device)
 
 
 def action_rows(rollout: Rollout) -> list[Row]:
@@ -93,7 +101,8 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
     for index in reader.micro_batches(rows):
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
         sizes = [len(rows[i].reads) for i in index]
-        by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
+        if index:
+            by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
         reader.advance(len(index))
     return [by_row[i] for i in range(len(rows))]
 

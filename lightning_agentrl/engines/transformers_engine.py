@@ -10,7 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, cast
 
 import torch
@@ -52,6 +52,12 @@ class TransformersEngine(Engine):
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
         self._prefix = None  # computed with the old weights
+
+    def collecting(self) -> AbstractContextManager:
+        """All weights of the policy on this rank, since ranks sample different numbers of batches."""
+        if self._handle is None:
+            raise RuntimeError("the engine was not started")
+        return self._handle.gathered()
 
     def stop(self) -> None:
         if self._worker is not None:
