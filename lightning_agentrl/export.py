@@ -57,6 +57,10 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
 def _read(checkpoint: Path) -> dict[str, Any]:
     if (checkpoint / METADATA).is_file():
         return _read_folder(checkpoint)
+    if checkpoint.is_dir():
+        raise ValueError(
+            f"the folder '{checkpoint}' cannot be exported; a file, or a folder of ModelParallelStrategy, can"
+        )
     if not checkpoint.is_file():
         raise ValueError(f"there is no checkpoint file '{checkpoint}'")
     try:

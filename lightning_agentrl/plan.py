@@ -79,7 +79,8 @@ def _models(agent: Agent) -> Rows:
     config = agent.actor.lm.config
     rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(agent.actor)}")]
     if agent.critic is not None:
-        rows.append(("critic", f"{type(agent.critic).__name__}, {_trained(agent.critic)}"))
+        kind = type(agent.critic).__name__.removeprefix("FSDP")  # sharding renames classes
+        rows.append(("critic", f"{kind}, {_trained(agent.critic)}"))
     kept = "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
     rows.append(("reference", kept if agent.needs_reference else "none"))
     return rows

@@ -48,6 +48,11 @@ trainer:
 DOUBLE = "[{class_path: lightning.pytorch.plugins.precision.DoublePrecision}]"  # 64-true, in a form that FSDP2 takes
 
 
+def config_text(path: Path, folder: Path, critic: str, plugins: str = DOUBLE) -> str:
+    """The config of a run in ``path``."""
+    return CONFIG.format(folder=folder, critic=critic, path=path, plugins=plugins)
+
+
 def fit(
     path: Path,
     folder: Path,
@@ -70,7 +75,7 @@ def fit(
     """
     path.mkdir(exist_ok=True)
     config = path / "config.yaml"
-    config.write_text(CONFIG.format(folder=folder, critic=critic, path=path, plugins=plugins))
+    config.write_text(config_text(path, folder, critic, plugins))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config)]
     command += ["--trainer.devices", str(devices)]
     command += ["--trainer.strategy", strategy or ("ddp" if devices > 1 else "auto"), *arguments]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from tests.agents.processes import assert_same, fit, metrics, read
+from lightning_agentrl.export import export_checkpoint
+from tests.agents.processes import assert_same, config_text, fit, metrics, read
 
 FSDP2 = (
     "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, "
@@ -16,8 +23,9 @@ FOLDERS = FSDP2.replace("false", "true")  # checkpoints of which every process w
 
 def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
-    one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1)
-    two = fit(tmp_path / "two", exact_folder, "SeparateCritic", 2, strategy=FSDP2)
+    small = ("--model.init_args.max_tokens_per_micro_batch", "200")  # so that the processes have more and less of them
+    one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *small)
+    two = fit(tmp_path / "two", exact_folder, "SeparateCritic", 2, *small, strategy=FSDP2)
     assert_same(read(one), read(two))
     logged = [metrics(tmp_path / name) for name in ("one", "two")]
     assert len(logged[0]) == len(logged[1]) > 4
@@ -65,3 +73,48 @@ def test_mixed_precision_keeps_float32_weights(tmp_path, tiny_folder):
         assert weight.isfinite().all()
         if name.startswith("actor."):  # has moved from where one process still is in its warm-up
             assert not torch.equal(weight, one["state_dict"][name])
+
+
+@pytest.mark.slow
+def test_a_folder_is_exported_like_a_file(tmp_path, exact_folder):
+    one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
+    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, strategy=FOLDERS)
+    for checkpoint in (one, two):
+        export_checkpoint(checkpoint, checkpoint.parent / "exported")
+    whole, shares = (load_file(path.parent / "exported" / "model.safetensors") for path in (one, two))
+    assert whole.keys() == shares.keys()
+    for name, weight in whole.items():
+        torch.testing.assert_close(weight, shares[name], rtol=0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_two_nodes_started_by_torchrun_give_the_weights_of_one_process(tmp_path, exact_folder):
+    """Both on this machine, with a process each."""
+    one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
+    nodes = tmp_path / "nodes"
+    nodes.mkdir()
+    (nodes / "config.yaml").write_text(config_text(nodes, exact_folder, "SharedCritic"))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{port}", "--rdzv_id", "agentrl"]
+    command += ["-m", "lightning_agentrl", "fit", "--config", "config.yaml", "--trainer.devices", "1"]
+    command += ["--trainer.num_nodes", "2", "--trainer.strategy", FSDP2]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = [subprocess.Popen(command, cwd=nodes, env=environment) for _ in range(2)]
+    assert [process.wait(240) for process in started] == [0, 0]
+    assert_same(read(one), read(nodes / "last.ckpt"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+def test_gpus_give_the_weights_of_one_process_on_one_gpu(tmp_path, exact_folder, strategy, devices):
+    if torch.cuda.device_count() < devices:
+        pytest.skip(f"needs {devices} GPUs")
+    on_gpu = ("--trainer.accelerator", "gpu")
+    one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *on_gpu)
+    sized = strategy.replace("data_parallel_size: 2", f"data_parallel_size: {devices}")
+    several = fit(tmp_path / "several", exact_folder, "SeparateCritic", devices, *on_gpu, strategy=sized)
+    assert_same(read(one), read(several))
