@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,10 +19,11 @@ from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
-from lightning_agentrl.agents.gradients import clip_by_group, drop_gradients, start_adam, sync_gradients, without_sync
+from lightning_agentrl.agents.gradients import start_adam, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
 from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.distributed import all_gather, max_over_ranks, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
@@ -206,13 +208,10 @@ class Agent(L.LightningModule, ABC):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
             metrics = self._accumulate_gradients(rollout)
-            if self.phase == "critic_warmup":
-                drop_gradients(optimizer, "actor")  # a zero gradient would still age its Adam state
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
-            norms = clip_by_group(optimizer, limits)
-            optimizer.step()
+            norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": float(norm) for name, norm in norms.items()} | self._iteration_metrics
+        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self._iteration_metrics
         self._iteration_metrics = {}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 
@@ -295,6 +294,8 @@ class Agent(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            prepare_zero(self.trainer.strategy)
         if self.lora is not None:
             self.lora.check(self.model)
 
@@ -336,7 +337,8 @@ class Agent(L.LightningModule, ABC):
         groups: list[dict[str, Any]] = [{"name": "actor", "params": _trainable(self.actor), "lr": self.lr_actor}]
         if self.critic is not None:
             groups.append({"name": "critic", "params": _trainable(self.critic), "lr": self.lr_critic})
-        optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+        kind = GroupedAdamW if isinstance(self.trainer.strategy, DeepSpeedStrategy) else torch.optim.AdamW
+        optimizer = kind(groups, weight_decay=self.weight_decay, fused=True)
         if self.device_mesh is not None:
             start_adam(optimizer)  # a distributed checkpoint takes no state that is missing
         return optimizer

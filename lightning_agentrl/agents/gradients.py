@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_agentrl.agents.zero import step_zero
+
 
 def without_sync(module: LightningModule) -> AbstractContextManager:
-    """Inside, backward passes add to the gradients of this rank only."""
-    strategy = module.trainer.strategy
-    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
+    """Inside, backward passes under DDP add to the gradients of this rank only; elsewhere they share them out."""
+    model = module.trainer.strategy.model
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def sync_gradients(module: LightningModule) -> None:
@@ -46,6 +47,20 @@ def start_adam(optimizer: torch.optim.AdamW) -> None:
             state = optimizer.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def step_by_group(optimizer: Any, limits: dict[str, float], held: str | None = None) -> dict[str, float]:
+    """One step in which each parameter group is clipped by its own norm; the norms before clipping.
+
+    The group ``held`` does not move and its Adam state does not age, as a gradient of zero would make it.
+    """
+    if any("max_norm" in group for group in optimizer.param_groups):
+        return step_zero(optimizer, limits, held)
+    if held is not None:
+        drop_gradients(optimizer, held)
+    norms = clip_by_group(optimizer, limits)
+    optimizer.step()
+    return {name: float(norm) for name, norm in norms.items()}
 
 
 def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]:

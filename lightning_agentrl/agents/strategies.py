@@ -5,18 +5,21 @@ from __future__ import annotations
 import lightning as L
 from lightning.pytorch.strategies import (
     DDPStrategy,
+    DeepSpeedStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
 )
 
+from lightning_agentrl.agents.zero import check_zero
+
 FSDP2 = "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: {data_parallel_size: %d, tensor_parallel_size: 1}}"  # noqa: E501
 
 
 def in_lockstep(strategy: Strategy) -> bool:
     """Whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
-    return isinstance(strategy, ModelParallelStrategy)
+    return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
 
 
 def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
@@ -33,6 +36,8 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
             "trainer.strategy FSDPStrategy, the first version of FSDP, adds up gradients of micro-batches wrongly; use "
             f"the second: {FSDP2 % processes}"
         )
+    elif isinstance(strategy, DeepSpeedStrategy):
+        check_zero(strategy, trainer.precision, lora)
     elif not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
         raise ValueError(
             f"trainer.strategy {type(strategy).__name__} is not supported; use 'auto' for one process, 'ddp' for "

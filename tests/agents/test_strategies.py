@@ -48,7 +48,7 @@ def test_settings_of_fsdp2_that_would_do_something_else_are_refused(tmp_path, st
 
 
 def test_the_first_version_of_fsdp_is_refused_with_the_second_one_named():
-    class Trainer:
+    class Trainer:  # the real one asks for a GPU first
         num_devices, num_nodes, strategy = 4, 1, object.__new__(FSDPStrategy)
 
     with pytest.raises(ValueError, match=r"FSDPStrategy.*ModelParallelStrategy.*data_parallel_size: 4"):
