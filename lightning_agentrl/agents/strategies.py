@@ -31,6 +31,11 @@ def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
     strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
     if isinstance(strategy, ModelParallelStrategy):
         _check_fsdp2(strategy, processes, lora)
+        if trainer.precision == "bf16-true":
+            raise ValueError(
+                "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
+                "weights in bfloat16 and keeps float32 shares of them"
+            )
     elif isinstance(strategy, FSDPStrategy):
         raise ValueError(
             "trainer.strategy FSDPStrategy, the first version of FSDP, adds up gradients of micro-batches wrongly; use "

@@ -47,6 +47,11 @@ def test_settings_of_fsdp2_that_would_do_something_else_are_refused(tmp_path, st
     assert said in str(error.value)
 
 
+def test_weights_in_bfloat16_are_refused_under_fsdp2(tmp_path):
+    with pytest.raises(ValueError, match=r"trainer\.precision 'bf16-true' under ModelParallelStrategy"):
+        check_strategy(make_trainer(tmp_path, 2, strategy=fsdp2(4), devices=4, precision="bf16-true"))
+
+
 def test_the_first_version_of_fsdp_is_refused_with_the_second_one_named():
     class Trainer:  # the real one asks for a GPU first
         num_devices, num_nodes, strategy = 4, 1, object.__new__(FSDPStrategy)
