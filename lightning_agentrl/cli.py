@@ -153,7 +153,7 @@ class AgentCLI(LightningCLI):
             agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
             data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
-                check_trainer(self.trainer, data.steps_per_iteration)
+                check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
             check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
             _reraise_as_sentence(error, cast(Agent, self.model))

@@ -26,3 +26,8 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     x = x.clone()
     dist.all_reduce(x)
     return x
+
+
+def max_over_ranks(count: int) -> int:
+    """The largest of the numbers that the ranks hold. All ranks must call it."""
+    return max(all_gather(count))

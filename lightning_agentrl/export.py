@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import PreTrainedModel
 
 from lightning_agentrl.agents.checkpoints import KEY
@@ -15,6 +19,7 @@ from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, frozen_weights
 
+METADATA = "meta.pt"  # in a folder that ModelParallelStrategy wrote, what is not a tensor
 PREFIX = "actor."  # of the policy's weights in a checkpoint
 
 
@@ -22,7 +27,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
     """Write the policy of a checkpoint with its tokenizer, in the dtype it was trained in.
 
     Args:
-        checkpoint: file that a run saved.
+        checkpoint: file or, of a sharded run, folder that a run saved.
         folder: to be made, or an empty one.
         merge: of adapters, add them to the model and write all of it (None means so too), or write them alone; not
             to be given when the checkpoint has none.
@@ -50,6 +55,12 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
+    if (checkpoint / METADATA).is_file():
+        return _read_folder(checkpoint)
+    if checkpoint.is_dir():
+        raise ValueError(
+            f"the folder '{checkpoint}' cannot be exported; a file, or a folder of ModelParallelStrategy, can"
+        )
     if not checkpoint.is_file():
         raise ValueError(f"there is no checkpoint file '{checkpoint}'")
     try:
@@ -59,6 +70,21 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or KEY not in saved or "state_dict" not in saved:
         raise ValueError(f"the file '{checkpoint}' is not a checkpoint of agentrl: it does not name its model")
     return saved
+
+
+def _read_folder(checkpoint: Path) -> dict[str, Any]:
+    """The actor's weights put together from the shares that each process wrote; nothing else is read."""
+    saved = torch.load(checkpoint / METADATA, map_location="cpu", weights_only=True)
+    reader = FileSystemReader(checkpoint)
+    weights = {
+        name.removeprefix("state_dict."): torch.empty(stored.size, dtype=stored.properties.dtype)
+        for name, stored in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(stored, TensorStorageMetadata) and name.startswith(f"state_dict.{PREFIX}")
+    }
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")  # one process is enough
+        load({"state_dict": weights}, storage_reader=reader)
+    return {KEY: saved[KEY], "state_dict": weights}
 
 
 def _load(model: str, settings: dict[str, Any] | None) -> PreTrainedModel:

@@ -13,15 +13,18 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import READS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.packing import Row
+from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.prompt_parts import prompt_parts
 
@@ -40,8 +43,9 @@ class DryRun(L.Callback):
         self.program_bytes = peak * (1 if sys.platform == "darwin" else 1024)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.is_global_zero:
-            print(plan_text(trainer, cast(Agent, pl_module), self.program_bytes), flush=True)
+        if trainer.is_global_zero or in_lockstep(trainer.strategy):  # sharded models are measured by all ranks
+            text = plan_text(trainer, cast(Agent, pl_module), self.program_bytes)
+            rank_zero_only(print)(text, flush=True)
         raise PlanShown
 
 
@@ -75,7 +79,8 @@ def _models(agent: Agent) -> Rows:
     config = agent.actor.lm.config
     rows = [("actor", f"{agent.model}, {config.model_type}, {_trained(agent.actor)}")]
     if agent.critic is not None:
-        rows.append(("critic", f"{type(agent.critic).__name__}, {_trained(agent.critic)}"))
+        kind = type(agent.critic).__name__.removeprefix("FSDP")  # sharding renames classes
+        rows.append(("critic", f"{kind}, {_trained(agent.critic)}"))
     kept = "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
     rows.append(("reference", kept if agent.needs_reference else "none"))
     return rows
@@ -143,7 +148,7 @@ class MemoryPlan:
     gradients: int
     optimizer: int  # two moments of every trained parameter
     activations: int  # of one micro-batch at its token budget
-    generation: int  # keys and values of one batch of replies; not at the same time as the update
+    generation: int  # keys and values of one batch of replies, a sharded policy put together; not during the update
 
     @property
     def peak(self) -> int:
@@ -172,7 +177,7 @@ def memory_plan(
         gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=2 * _bytes(trained),
         activations=activation_bytes(agent, longest, reads),
-        generation=_generation_bytes(agent.actor, data),
+        generation=_generation_bytes(agent.actor, data) + _gathered_bytes(agent.actor),
     )
 
 
@@ -202,6 +207,11 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
 
 def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
     """Bytes that one forward pass keeps for the backward pass; parameters themselves are not counted."""
+    with gathered(agent.actor), gathered(agent.critic or agent.actor):
+        return _saved_by_whole_models(agent, critic, tokens, reads)
+
+
+def _saved_by_whole_models(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
     own = {p.untyped_storage().data_ptr() for p in agent.parameters()}
     kept: dict[int, int] = {}
 
@@ -233,8 +243,16 @@ def _generation_bytes(actor: LanguageModel, data: RolloutDataModule) -> int:
     return len(data.own_envs) * longest * per_token
 
 
+def _gathered_bytes(actor: LanguageModel) -> int:
+    """The whole policy beside this rank's share of it, where it is sharded."""
+    if not units(actor):
+        return 0
+    with gathered(actor):
+        return _bytes(actor.parameters())
+
+
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
+    return sum(map(local_bytes, parameters))
 
 
 def _size(count: int) -> str:

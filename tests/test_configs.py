@@ -5,17 +5,30 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch.distributed as dist
 import yaml
+from lightning.pytorch.strategies import ModelParallelStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_agentrl import commands
+from lightning_agentrl.agents.checks import check_trainer
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
+
+
+@pytest.fixture
+def no_processes_left() -> Iterator[None]:
+    """FSDP2 makes a group of processes, also of one."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def agentrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -34,7 +47,9 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     data["validation"] |= {"episodes": 2, "num_envs": 2}
     data["env"]["kwargs"] = data["env"].get("kwargs", {}) | _short_episodes(data["env"]["id"])
     trainer = config["trainer"]
-    trainer |= {"accelerator": "cpu", "max_epochs": 3, "check_val_every_n_epoch": 2}
+    trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
+    if "strategy" in trainer:  # the same strategy, with one process on the CPU
+        trainer["strategy"]["init_args"]["data_parallel_size"] = 1
     for callback in trainer["callbacks"]:
         if callback["class_path"] == "CriticWarmup":
             callback["init_args"] = {"rollouts": 1, "rounds": 1, "fraction": 1.0}
@@ -49,6 +64,35 @@ def _short_episodes(env_id: str) -> dict[str, Any]:
 
 def test_there_are_configs() -> None:
     assert {path.stem for path in CONFIGS} >= {"quickstart", "bandit", "guess_number", "babyai_goto_qwen2.5-3b"}
+    given = [yaml.safe_load(path.read_text()) for path in CONFIGS]
+    sizes = {processes(config["trainer"]) for config in given}
+    assert sizes == {1, 4, 8, 16}
+    assert {config["model"]["init_args"]["model"] for config in given} == {
+        "demo",
+        *(f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "3B", "7B")),
+    }
+
+
+def processes(trainer: dict[str, Any]) -> int:
+    return trainer.get("devices", 1) * trainer.get("num_nodes", 1)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_fits_its_processes(path: Path, tmp_path: Path) -> None:
+    """Its strategy is built for all of them, as it is, and passes the checks of a start; without a GPU, on CPUs."""
+    config = yaml.safe_load(path.read_text())
+    keys = config["trainer"]
+    settings = {key: keys[key] for key in ("devices", "num_nodes", "precision") if key in keys}
+    if "strategy" in keys:
+        assert keys["strategy"]["class_path"] == "lightning.pytorch.strategies.ModelParallelStrategy"
+        settings["strategy"] = ModelParallelStrategy(**keys["strategy"]["init_args"])
+    trainer = L.Trainer(accelerator="cpu", max_epochs=keys["max_epochs"], logger=False, **settings)
+    data = config["data"]["init_args"]
+    steps = data["num_envs"] * data["turns_per_env"] // data["mini_batch_turns"]
+    check_trainer(trainer, steps, lora="lora" in config["model"]["init_args"])
+    assert isinstance(trainer.strategy, ModelParallelStrategy) == (processes(keys) > 1)
+    assert trainer.num_devices * trainer.num_nodes == processes(keys)
+    assert data["num_envs"] % processes(keys) == data["mini_batch_turns"] % processes(keys) == 0
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -65,6 +109,7 @@ def test_a_config_is_understood(
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("no_processes_left")
 def test_a_config_runs(
     path: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +122,7 @@ def test_a_config_runs(
     summary = json.loads((run / "summary.json").read_text())
     assert summary["before"]["episodes"] == summary["after"]["episodes"] == 2
     if "ModelCheckpoint" in path.read_text():
-        assert (tmp_path / summary["checkpoint"]).is_file()
+        assert (tmp_path / summary["checkpoint"]).exists()
     (events,) = run.rglob("events.out.tfevents.*")
     logged = EventAccumulator(str(events)).Reload().Scalars("rollout/reward_per_turn")
     assert len(logged) == 3

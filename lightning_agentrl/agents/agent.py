@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -19,11 +20,13 @@ from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
-from lightning_agentrl.agents.gradients import clip_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.gradients import start_adam, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
-from lightning_agentrl.distributed import all_gather, sum_over_ranks
+from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
+from lightning_agentrl.distributed import all_gather, max_over_ranks, sum_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -34,6 +37,7 @@ from lightning_agentrl.models.kernels import Kernels, check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, unshared_layers
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.sharding import gathered, release, shard
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
@@ -227,14 +231,10 @@ class Agent(L.LightningModule, ABC):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
             metrics = self._accumulate_gradients(rollout)
-            if self.phase == "critic_warmup":
-                for parameter in optimizer.param_groups[0]["params"]:
-                    parameter.grad = None  # a zero gradient would still age the actor's Adam state
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
-            norms = clip_by_group(optimizer, limits)
-            optimizer.step()
+            norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": float(norm) for name, norm in norms.items()} | self._iteration_metrics
+        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self._iteration_metrics
         self._iteration_metrics = {}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 
@@ -323,9 +323,12 @@ class Agent(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            prepare_zero(self.trainer.strategy)
         if self.lora is not None:
             self.lora.check(self.model)
-        check_kernels(self.kernels, on_gpu=isinstance(self.trainer.accelerator, CUDAAccelerator))
+        on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
+        check_kernels(self.kernels, on_gpu, sharded)
 
     def configure_model(self) -> None:
         """Load actor, critic and reference; called once the strategy is up, harmless when called again."""
@@ -333,20 +336,30 @@ class Agent(L.LightningModule, ABC):
             return
         base = None if self.lora is None else load_causal_lm(self.model)  # below the adapters of actor and critic
         self.actor = LanguageModel(self._backbone("actor", None, base))
+        self._shard(self.actor)  # before the next model is read
         if self.critic is not None:
             self.critic.build(self.actor.hidden_size, lambda model: self._backbone("critic", model, base))
+            self._shard(self.critic)
+            self._modules["critic"] = self._modules.pop("critic")  # behind the actor, the order of the optimizer
         if self.needs_reference:
             initial = load_causal_lm(self.model) if base is None else base
             self._reference = [LanguageModel(initial).requires_grad_(False).eval()]
+            self._shard(self._reference[0])
         if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
             round_linear_layers(base, torch.bfloat16)
 
-        if not self.reader().share:
+        if not self._shares_prefixes:
             rank_zero_warn(
                 f"'{self.model}' or its critic has layers that cannot read several rows as one ("
                 f"{', '.join(unshared_layers(self.actor.lm.config)) or 'those of the critic'}), so the beginnings that "
                 "prompts have in common are computed for each turn anew"
             )
+
+    def _shard(self, model: nn.Module) -> None:
+        """Under FSDP2 keep this rank's share only; the reference is shared out like the models that are trained."""
+        if self.device_mesh is not None:
+            mixed = self.trainer.precision == "bf16-mixed"
+            shard(model, self.device_mesh["data_parallel"], torch.bfloat16 if mixed else None)
 
     def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
         """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
@@ -367,12 +380,15 @@ class Agent(L.LightningModule, ABC):
         if self.critic is not None:
             critic = masters.of(_trainable(self.critic))
             groups.append({"name": "critic", "params": critic, "lr": self.lr_critic})
-        optimizer = torch.optim.AdamW(groups, weight_decay=self.weight_decay, fused=True)
+        kind = GroupedAdamW if isinstance(self.trainer.strategy, DeepSpeedStrategy) else torch.optim.AdamW
+        optimizer = kind(groups, weight_decay=self.weight_decay, fused=True)
         masters.attach(optimizer)
+        if self.device_mesh is not None:
+            start_adam(optimizer)  # a distributed checkpoint takes no state that is missing
         return optimizer
 
     def on_fit_start(self) -> None:
-        check_trainer(self.trainer, self.datamodule.steps_per_iteration)
+        check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
         self._connect()
 
     def on_train_start(self) -> None:
@@ -405,11 +421,21 @@ class Agent(L.LightningModule, ABC):
         return self.trainer.global_step
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.actor, close_ids, self.cached_precision)
+        return PolicyHandle(self.actor, close_ids, self.cached_precision, lambda: gathered(self.actor))
+
+    @property
+    def _shares_prefixes(self) -> bool:
+        return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
 
     def reader(self) -> Reader:
-        share = self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
-        return Reader(self.temperature, self.max_tokens_per_micro_batch, self.device, share, self.clock.advance)
+        return Reader(
+            self.temperature,
+            self.max_tokens_per_micro_batch,
+            self.device,
+            self._shares_prefixes,
+            self.clock.advance,
+            agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
+        )
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:
@@ -427,6 +453,9 @@ class Agent(L.LightningModule, ABC):
                 yield
         finally:
             self.train()
+            for model in (self.actor, self.critic, *self._reference):
+                if model is not None:
+                    release(model)
 
     def reduce_sum(self, x: Tensor) -> Tensor:
         """Sum over all ranks, on the CPU."""

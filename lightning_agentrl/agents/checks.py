@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from lightning_agentrl.agents.strategies import check_strategy
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
-def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
+def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:
     """Refuse precisions and strategies that are not supported, and stops inside an iteration.
+
+    Args:
+        trainer: before or after its strategy was set up.
+        steps_per_iteration: optimizer steps.
+        lora: whether adapters are trained.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -20,11 +26,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int) -> None:
             f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping)"
             f"; use one of {', '.join(PRECISIONS)}"
         )
-    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
-        raise ValueError(
-            f"trainer.strategy {type(trainer.strategy).__name__} is not supported yet; use 'ddp' for several processes "
-            "or 'auto' for one"
-        )
+    check_strategy(trainer, lora)
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
         raise ValueError(
             "trainer.limit_train_batches would drop mini-batches of a collected rollout; remove it and set "

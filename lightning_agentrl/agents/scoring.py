@@ -14,25 +14,32 @@ from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batch
 from lightning_agentrl.types import Rollout, Scores, flatten_ids
 
 TIMES_WITHOUT_GRADIENT = 4
+NOTHING = Row((0,), (0,))  # what an empty micro-batch reads
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How models are read; told how many rows were read."""
+    """How models are read; told how many rows were read.
+
+    Where models are sharded, ``agree`` gives the largest count of micro-batches of all ranks; a rank with fewer ends
+    with empty ones, since every rank has to take part in each forward and backward pass.
+    """
 
     temperature: float  # of sampling
     max_tokens: int  # of one micro-batch
     device: torch.device
     share: bool  # prefixes among the rows of a micro-batch
     advance: Callable[[int], None] = lambda count: None
+    agree: Callable[[int], int] | None = None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
         """Without gradients no activations are kept, so that several times as many tokens fit, and share prefixes."""
         factor = 1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT
-        return plan_micro_batches(rows, factor * self.max_tokens, self.share)
+        plans = plan_micro_batches(rows, factor * self.max_tokens, self.share)
+        return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
 
     def pack(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows, self.device, self.share)
+        return pack(rows or [NOTHING], self.device, self.share)
 
 
 def action_rows(rollout: Rollout) -> list[Row]:
@@ -98,7 +105,8 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
     for index in reader.micro_batches(rows):
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
         sizes = [len(rows[i].reads) for i in index]
-        by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
+        if index:
+            by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
         reader.advance(len(index))
     return [by_row[i] for i in range(len(rows))]
 

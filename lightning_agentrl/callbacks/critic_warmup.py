@@ -62,8 +62,11 @@ class CriticWarmup(L.Callback, RolloutSource):
                 f"warm-up takes {self.total_epochs} iterations (rounds * rollouts * fraction), trainer.max_epochs is "
                 f"{trainer.max_epochs}: the actor is never trained"
             )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep this rank's rows of a checkpoint, which sharded strategies load only after ``on_fit_start``."""
         envs = cast(RolloutDataModule, cast(Any, trainer).datamodule).own_envs
-        self.buffer, self.prepared = _rows_of(self.buffer, envs), _rows_of(self.prepared, envs)  # of a checkpoint
+        self.buffer, self.prepared = _rows_of(self.buffer, envs), _rows_of(self.prepared, envs)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the stream while warm-up lasts, and for the first rollout after it."""

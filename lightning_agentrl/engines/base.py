@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from lightning_agentrl.models.language_model import LanguageModel
@@ -43,11 +43,15 @@ class Reply:
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """What an engine needs of the trainer: the policy in place, its stop tokens, and the precision to run it in."""
+    """What an engine needs of the trainer: the policy in place, its stop tokens, and the precision to run it in.
+
+    Inside ``gathered()`` this rank holds all weights of the policy; all ranks enter and leave together.
+    """
 
     policy: LanguageModel
     close_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
+    gathered: Callable[[], AbstractContextManager] = nullcontext
 
 
 class Engine(ABC):
@@ -60,6 +64,10 @@ class Engine(ABC):
     @abstractmethod
     def sync(self, policy_version: int) -> None:
         """Take over the current weights of the policy. Called once before each collect, with nothing in flight."""
+
+    def collecting(self) -> AbstractContextManager:
+        """Entered and left by all ranks together, around everything that is sampled between two updates."""
+        return nullcontext()
 
     @abstractmethod
     async def generate(self, request: SamplingRequest) -> Reply:

@@ -10,7 +10,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import cast
 
 import torch
@@ -52,6 +52,12 @@ class TransformersEngine(Engine):
         self.policy_version = policy_version
         if self._prefill is not None:
             self._prefill.forget()  # computed with the old weights
+
+    def collecting(self) -> AbstractContextManager:
+        """All weights of the policy on this rank, since ranks sample different numbers of batches."""
+        if self._handle is None:
+            raise RuntimeError("the engine was not started")
+        return self._handle.gathered()
 
     def stop(self) -> None:
         if self._worker is not None:

@@ -35,7 +35,7 @@ class ValueHead(nn.Module):
     def forward(self, hidden_RH: Tensor) -> Tensor:
         """[R]"""
         with torch.autocast(hidden_RH.device.type, enabled=False):
-            return self.linear(hidden_RH.to(self.linear.weight.dtype))[:, 0]
+            return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)  # of one number; [:, 0] would be a view
 
 
 class Critic(nn.Module, ABC):

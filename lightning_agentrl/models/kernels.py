@@ -5,22 +5,25 @@ from __future__ import annotations
 import importlib.util
 from typing import Literal
 
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
+
+from lightning_agentrl.models.language_model import decoder_layers
 
 Kernels = Literal["torch", "compiled", "liger"]
 
 KEY = "model.init_args.kernels"
 
 
-def check_kernels(kernels: Kernels, on_gpu: bool) -> None:
+def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:
     """Refuse kernels that this machine cannot run, before any weights are read.
 
     Raises:
-        ValueError: Liger kernels without a GPU.
+        ValueError: Liger kernels without a GPU, or other kernels than torch's where weights are sharded.
         ImportError: Liger kernels without their package.
     """
+    if kernels != "torch" and sharded:
+        raise ValueError(f"{kernels} kernels were not tried with sharded weights; use 'torch' (key {KEY})")
     if kernels != "liger":
         return
     if not on_gpu:
@@ -34,16 +37,10 @@ def check_kernels(kernels: Kernels, on_gpu: bool) -> None:
 def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
     """Change the layers of a model in place; results stay the same up to rounding."""
     if kernels == "compiled":
-        for layer in decoder_layers(lm):
+        layers = decoder_layers(lm)
+        if not layers:
+            raise ValueError(f"the layers of {type(lm).__name__} are not known, so they cannot be compiled (key {KEY})")
+        for layer in layers:
             layer.compile(dynamic=True)
     elif kernels == "liger":  # the loss is ours, as are logits at chosen positions only
         apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})
-
-
-def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """The repeated layers of a model, each of which is a unit of compilation and of sharding."""
-    names = set(getattr(lm, "_no_split_modules", None) or ())
-    layers = [module for module in lm.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ValueError(f"the layers of {type(lm).__name__} are not known")
-    return layers

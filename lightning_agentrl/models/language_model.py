@@ -121,6 +121,12 @@ def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
     return output.last_hidden_state.flatten(0, 1)[packed.reads]
 
 
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of the language models in a module, each a unit of compilation and of sharding."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
 class LanguageModel(nn.Module):
     """A causal language model as policy. The vocabulary projection runs on read-out positions only, in chunks."""
 

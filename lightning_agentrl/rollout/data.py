@@ -211,6 +211,8 @@ class RolloutDataModule(L.LightningDataModule):
         self._saved_sessions, self._saved_iteration = state_dict["sessions"], state_dict["iteration"]
         self._saved_origin = state_dict["origin"]
         self._trained = None
+        if self.stream is not None:  # sharded strategies load after the agent was connected
+            self.stream.iteration = self._saved_iteration
 
     @property
     def _origin(self) -> str:
@@ -250,7 +252,8 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
             collector = self._collector(learner.temperature, learner.clock)
             self._begin_training()
-            rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
+            with self.engine.collecting():
+                rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
         return rollout
@@ -298,7 +301,8 @@ class RolloutDataModule(L.LightningDataModule):
         with learner.clock.stage("validate", total=len(seeds)):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
-            return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
+            with self.engine.collecting():
+                return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
         if self._learner is None or self._loop is None:

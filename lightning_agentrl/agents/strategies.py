@@ -1,0 +1,69 @@
+"""Strategies that were tried with this agent; every other one is refused by name."""
+
+from __future__ import annotations
+
+import lightning as L
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
+
+from lightning_agentrl.agents.zero import check_zero
+
+FSDP2 = "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_args: {data_parallel_size: %d, tensor_parallel_size: 1}}"  # noqa: E501
+
+
+def in_lockstep(strategy: Strategy) -> bool:
+    """Whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
+    return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
+
+
+def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
+    """Refuse strategies, or settings of them, that would compute something else or that nobody tried.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    strategy, processes = trainer.strategy, trainer.num_devices * trainer.num_nodes
+    if isinstance(strategy, ModelParallelStrategy):
+        _check_fsdp2(strategy, processes, lora)
+        if trainer.precision == "bf16-true":
+            raise ValueError(
+                "trainer.precision 'bf16-true' under ModelParallelStrategy is not supported; bf16-mixed gathers "
+                "weights in bfloat16 and keeps float32 shares of them"
+            )
+    elif isinstance(strategy, FSDPStrategy):
+        raise ValueError(
+            "trainer.strategy FSDPStrategy, the first version of FSDP, adds up gradients of micro-batches wrongly; use "
+            f"the second: {FSDP2 % processes}"
+        )
+    elif isinstance(strategy, DeepSpeedStrategy):
+        check_zero(strategy, trainer.precision, lora)
+    elif not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
+        raise ValueError(
+            f"trainer.strategy {type(strategy).__name__} is not supported; use 'auto' for one process, 'ddp' for "
+            f"several, or for models that do not fit on one device {FSDP2 % processes}"
+        )
+
+
+def _check_fsdp2(strategy: ModelParallelStrategy, processes: int, lora: bool) -> None:
+    if strategy._tensor_parallel_size != 1:
+        raise ValueError(
+            f"ModelParallelStrategy with tensor_parallel_size {strategy._tensor_parallel_size} would split the "
+            "vocabulary, and Σπ² needs whole logits; set trainer.strategy.init_args.tensor_parallel_size to 1"
+        )
+    if strategy._data_parallel_size != processes:
+        raise ValueError(
+            f"ModelParallelStrategy with data_parallel_size {strategy._data_parallel_size} does not fit {processes} "
+            "processes (trainer.devices * trainer.num_nodes); set trainer.strategy.init_args.data_parallel_size to "
+            f"{processes}"
+        )
+    if lora:
+        raise ValueError(
+            "LoRA under ModelParallelStrategy is not supported, since its models share one frozen base; use "
+            "trainer.strategy 'ddp', or remove model.init_args.lora"
+        )

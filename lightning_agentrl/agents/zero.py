@@ -1,0 +1,101 @@
+"""DeepSpeed ZeRO: gradients are added up and shared out by its engine, and one optimizer steps group by group.
+
+ZeRO gives the step of each parameter group to the optimizer that it wraps, with this rank's share of the group as one
+flat tensor. So what belongs to a group, its clip and its standstill in the warm-up, is done inside that optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch import Tensor
+
+from lightning_agentrl.distributed import sum_over_ranks
+
+
+class GroupedAdamW(torch.optim.AdamW):
+    """AdamW whose groups say by ``max_norm`` how their gradient is clipped and by ``held`` that they do not move.
+
+    Each rank has a share of the gradients, so the norm is over all ranks; it is left in ``grad_norm``. A group that is
+    held gets no state and no weight decay.
+    """
+
+    def __init__(self, params: Any, **kwargs: Any) -> None:
+        super().__init__(params, **kwargs)
+        for group in self.param_groups:
+            group.update(max_norm=float("inf"), held=False, grad_norm=0.0)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        for group in self.param_groups:
+            shares = [p.grad for p in group["params"] if p.grad is not None]
+            if group["held"]:
+                for parameter in group["params"]:
+                    parameter.grad = None
+            elif shares:
+                group["grad_norm"] = _clip_shares(shares, group["max_norm"])
+        return super().step(closure)
+
+
+def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
+    """Scale this rank's shares of a gradient in place, as ``clip_grad_norm_`` does with a whole one; the norm."""
+    squares = torch.stack([share.double().square().sum() for share in shares]).sum()
+    norm = float(sum_over_ranks(squares).sqrt())
+    for share in shares:
+        share.mul_(min(1.0, max_norm / (norm + 1e-6)))
+    return norm
+
+
+def step_zero(optimizer: Any, limits: Mapping[str, float], held: str | None) -> dict[str, float]:
+    """One step of the engine; the norms of the groups that moved, before clipping."""
+    for group in optimizer.param_groups:
+        group.update(max_norm=limits[group["name"]], held=group["name"] == held)
+    optimizer.step()
+    return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if not group["held"]}
+
+
+def prepare_zero(strategy: DeepSpeedStrategy) -> None:
+    """Settings of DeepSpeed without which micro-batches would not add up: a step is where we say, after any number."""
+    config: Any = strategy.config
+    config["managed_gradient_accumulation"] = False
+    config.setdefault("train_micro_batch_size_per_gpu", 1)  # for its logs; Lightning would ask the loader too early
+    if config["zero_optimization"]["stage"] < 2:
+        config["zero_optimization"]["overlap_comm"] = False  # there is nothing to overlap before the step
+
+
+def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
+    """Refuse what was not tried or would compute something else.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    config: Any = strategy.config or {}
+    zero = config.get("zero_optimization", {})
+    if zero.get("stage") not in STAGES:
+        raise ValueError(
+            f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported; set trainer.strategy.init_args.stage "
+            f"to one of {', '.join(map(str, STAGES))}, or use ModelParallelStrategy"
+        )
+    if precision != "32-true":
+        raise ValueError(
+            f"trainer.precision '{precision}' under DeepSpeedStrategy would round all weights, the value head too; "
+            "use 32-true, or ModelParallelStrategy with bf16-mixed"
+        )
+    if config.get("gradient_clipping"):
+        raise ValueError(
+            "gradient_clipping of DeepSpeed would clip actor and critic by one norm: remove it from its config and set "
+            "model.init_args.max_grad_norm_actor and model.init_args.max_grad_norm_critic"
+        )
+    if any(zero.get(key) for key in ("offload_optimizer", "offload_param")):
+        raise ValueError("offloading of DeepSpeedStrategy is not supported (key trainer.strategy.init_args)")
+    if lora:
+        raise ValueError(
+            "LoRA under DeepSpeedStrategy is not supported, since its models share one frozen base; use "
+            "trainer.strategy 'ddp', or remove model.init_args.lora"
+        )
+
+
+STAGES = (1, 2)

@@ -1,0 +1,80 @@
+"""FSDP2: each process keeps a share of every weight, its gradient and its optimizer state.
+
+A unit is what is gathered at once: each decoder layer, and what is left of the model (embedding, last norm, output
+head) as its root. Tied weights are both in the root, so the vocabulary is never split, and log-probs, entropy and Σπ²
+are computed from whole logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from lightning_agentrl.models.critic import ValueHead
+from lightning_agentrl.models.language_model import decoder_layers
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> None:
+    """Shard a policy or critic in place; all ranks must call it with the same weights.
+
+    Args:
+        model: a LanguageModel or a critic, not yet sharded.
+        mesh: the ranks to share it, one axis.
+        compute_dtype: weights are gathered in it; gradients are summed in float32, and the shares stay as they are.
+            None: everything in the dtype of the weights.
+    """
+    exact = MixedPrecisionPolicy()
+    policy = exact if compute_dtype is None else MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32)
+    layers = decoder_layers(model)
+    for module in list(model.modules()):
+        if any(module is layer for layer in layers):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        elif isinstance(module, ValueHead):
+            fully_shard(module, mesh=mesh, mp_policy=exact)  # values need more than bfloat16
+    # The root stays gathered from `hidden` to its backward pass, as `token_scores` reads the output head in between.
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    if hasattr(model, "hidden"):
+        register_fsdp_forward_method(model, "hidden")
+    cast(Any, model)._get_fsdp_state()._lazy_init()  # the root is the model, whichever unit is read first
+
+
+def units(model: nn.Module) -> list[FSDPModule]:
+    """The sharded units of a model, its root first; none of a model that is not sharded."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def release(model: nn.Module) -> None:
+    """Drop gathered weights, so that parameters are the shares again."""
+    for unit in units(model):
+        unit.reshard()
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, every rank holds all weights in the compute dtype, and forward passes need no other rank.
+
+    All ranks enter and leave together. Nothing may be changed or differentiated inside.
+    """
+    own = units(model)
+    for unit in own:
+        unit.set_reshard_after_forward(False, recurse=False)
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in own:
+            unit.set_reshard_after_forward(unit is not own[0], recurse=False)
+            unit.reshard()
+
+
+def local_bytes(parameter: torch.Tensor) -> int:
+    """What this rank holds of a parameter."""
+    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return own.numel() * own.element_size()

@@ -1,0 +1,114 @@
+"""Runs of one and of several processes on the CPU, through the command that a user types."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CONFIG = """
+seed_everything: 0
+model:
+  class_path: PPOAgent
+  init_args:
+    model: {folder}
+    critic: {{class_path: {critic}}}
+    kl_in_reward: 0.01
+    lr_actor: 1.0e-3
+    lr_critic: 1.0e-2
+    max_tokens_per_micro_batch: 300
+data:
+  class_path: RolloutDataModule
+  init_args:
+    env: {{id: "agentrl_envs:GuessNumber-v0"}}
+    num_envs: 4
+    turns_per_env: 4
+    mini_batch_turns: 8
+    prompt: {{think: false, max_prompt_tokens: 512}}
+    interaction: {{class_path: TurnInteraction, init_args: {{max_reply_tokens: 4}}}}
+    validation: {{episodes: 6, num_envs: 2}}
+trainer:
+  accelerator: cpu
+  max_epochs: 5
+  check_val_every_n_epoch: 5
+  enable_progress_bar: false
+  enable_model_summary: false
+  plugins: {plugins}
+  logger: {{class_path: CSVLogger, init_args: {{save_dir: {path}/devices}}}}
+  callbacks:
+    - {{class_path: CriticWarmup, init_args: {{rollouts: 4, rounds: 1, fraction: 0.5}}}}
+    - class_path: ModelCheckpoint
+      init_args: {{dirpath: "{path}", filename: "last", enable_version_counter: false, save_on_train_epoch_end: true}}
+"""
+DOUBLE = "[{class_path: lightning.pytorch.plugins.precision.DoublePrecision}]"  # 64-true, in a form that FSDP2 takes
+
+
+def config_text(path: Path, folder: Path, critic: str, plugins: str = DOUBLE) -> str:
+    """The config of a run in ``path``."""
+    return CONFIG.format(folder=folder, critic=critic, path=path, plugins=plugins)
+
+
+def fit(
+    path: Path,
+    folder: Path,
+    critic: str,
+    devices: int,
+    *arguments: str,
+    strategy: str | None = None,
+    plugins: str = DOUBLE,
+) -> Path:
+    """Fit for five iterations, the first two of them warm-up, in float64. The checkpoint.
+
+    Args:
+        path: folder of the run.
+        folder: of the model.
+        critic: short class name.
+        devices: processes.
+        arguments: of the command, behind the config.
+        strategy: key trainer.strategy; DDP for several processes when not given.
+        plugins: key trainer.plugins.
+    """
+    path.mkdir(exist_ok=True)
+    config = path / "config.yaml"
+    config.write_text(config_text(path, folder, critic, plugins))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config)]
+    command += ["--trainer.devices", str(devices)]
+    command += ["--trainer.strategy", strategy or ("ddp" if devices > 1 else "auto"), *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return path / "last.ckpt"
+
+
+def read(checkpoint: Path) -> dict[str, Any]:
+    return torch.load(checkpoint, weights_only=True)
+
+
+def metrics(path: Path) -> list[dict[str, float]]:
+    """What was logged, by step; times left out."""
+    (file,) = path.glob("devices/**/metrics.csv")
+    rows = list(csv.DictReader(file.open()))
+    return [{k: float(v) for k, v in row.items() if v and not k.startswith("time/")} for row in rows]
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Weights, state of the optimizer by its place in it, and environments of two checkpoints."""
+    assert a["state_dict"].keys() == b["state_dict"].keys()
+    for name, weight in a["state_dict"].items():
+        assert torch.allclose(weight, b["state_dict"][name], rtol=0, atol=1e-8), name
+    for one, two in zip(_adam(a), _adam(b), strict=True):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert torch.allclose(one[key], two[key], rtol=0, atol=1e-8), key
+    # every environment of every rank is in the checkpoint
+    assert a["RolloutDataModule"]["sessions"] == b["RolloutDataModule"]["sessions"]
+
+
+def _adam(checkpoint: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    (state,) = checkpoint["optimizer_states"]
+    return [state["state"][i] for group in state["param_groups"] for i in group["params"]]

@@ -1,0 +1,89 @@
+"""Which strategies are taken, and what the ranks of a sharded one agree on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+
+from lightning_agentrl.agents.scoring import Reader, action_rows
+from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.losses import aggregate
+from lightning_agentrl.models.critic import SeparateCritic
+from lightning_agentrl.models.packing import Row
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+
+def trainer(tmp_path, strategy, devices=4, **kwargs):
+    return make_trainer(tmp_path, 2, strategy=strategy, devices=devices, precision="32-true", **kwargs)
+
+
+def fsdp2(data_parallel_size, tensor_parallel_size=1):
+    return ModelParallelStrategy(data_parallel_size, tensor_parallel_size)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kwargs"),
+    [(DDPStrategy(), {}), (fsdp2(4), {}), (fsdp2(8), {"num_nodes": 2})],
+    ids=["ddp", "one node", "two nodes"],
+)
+def test_these_are_taken(tmp_path, strategy, kwargs):
+    check_strategy(trainer(tmp_path, strategy, **kwargs))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lora", "said"),
+    [
+        (fsdp2(2, 2), False, "Σπ² needs whole logits; set trainer.strategy.init_args.tensor_parallel_size to 1"),
+        (fsdp2("auto", "auto"), False, "set trainer.strategy.init_args.tensor_parallel_size to 1"),
+        (fsdp2("auto"), False, "set trainer.strategy.init_args.data_parallel_size to 4"),
+        (fsdp2(2), False, "set trainer.strategy.init_args.data_parallel_size to 4"),
+        (fsdp2(4), True, "LoRA under ModelParallelStrategy is not supported"),
+    ],
+)
+def test_settings_of_fsdp2_that_would_do_something_else_are_refused(tmp_path, strategy, lora, said):
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - what it says is compared
+        check_strategy(trainer(tmp_path, strategy), lora)
+    assert said in str(error.value)
+
+
+def test_weights_in_bfloat16_are_refused_under_fsdp2(tmp_path):
+    with pytest.raises(ValueError, match=r"trainer\.precision 'bf16-true' under ModelParallelStrategy"):
+        check_strategy(make_trainer(tmp_path, 2, strategy=fsdp2(4), devices=4, precision="bf16-true"))
+
+
+def test_the_first_version_of_fsdp_is_refused_with_the_second_one_named():
+    class Trainer:  # the real one asks for a GPU first
+        num_devices, num_nodes, strategy = 4, 1, object.__new__(FSDPStrategy)
+
+    with pytest.raises(ValueError, match=r"FSDPStrategy.*ModelParallelStrategy.*data_parallel_size: 4"):
+        check_strategy(Trainer())
+
+
+def test_a_rank_with_fewer_micro_batches_ends_with_empty_ones():
+    rows = [Row((k, k, k), (1,)) for k in range(3)]
+    alone = Reader(1.0, 3, torch.device("cpu")).micro_batches(rows)
+    reader = Reader(1.0, 3, torch.device("cpu"), agree=lambda count: count + 2)
+    assert reader.micro_batches(rows) == [*alone, [], []]
+    assert reader.micro_batches([]) == [[], []]
+    assert reader.pack([]).ids.shape == (1, 1)
+
+
+def test_an_empty_micro_batch_runs_every_layer_and_adds_no_gradient(tmp_path, tiny_folder):
+    """Each parameter has a gradient, or the ranks of a sharded model would wait for each other for ever."""
+    agent, seen = make_agent(tiny_folder, SeparateCritic()), []
+
+    class Probe(type(agent)):
+        def training_step(self, batch, batch_idx):
+            empty, packed = batch.rollout.select([]), self.reader().pack([])
+            assert action_rows(empty) == []
+            for loss, metrics in self._micro_batch_losses(empty, packed):
+                aggregate(loss, empty.action_mask, total=1.0, scale=1.0).backward()
+                assert all(x.numel() == 0 for x in metrics.values())
+            seen.append([None if p.grad is None else float(p.grad.abs().max()) for p in self.parameters()])
+            self.zero_grad()
+
+    agent.__class__ = Probe
+    make_trainer(tmp_path, 1).fit(agent, make_data())
+    assert seen
+    assert all(largest == 0.0 for gradients in seen for largest in gradients)
