@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import lightning as L
 import torch
-from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.strategies import DeepSpeedStrategy
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
+from lightning_agentrl.agents.actor_critic import ActorCritic
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe
-from lightning_agentrl.agents.gradients import start_adam, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.gradients import step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
-from lightning_agentrl.distributed import all_gather, max_over_ranks, sum_over_ranks
+from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import aggregate, masked_sum
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.kernels import Kernels, check_kernels, use_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, unshared_layers
-from lightning_agentrl.models.lora import LoRA, round_linear_layers
+from lightning_agentrl.models.kernels import Kernels
+from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.packing import Packed
-from lightning_agentrl.models.sharding import gathered, release, shard
+from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
@@ -53,8 +45,8 @@ class CurrentScores:
     entropy: Tensor
 
 
-class Agent(L.LightningModule, ABC):
-    """Actor, critic and reference, and the walk from a rollout to one optimizer step per mini-batch.
+class Agent(ActorCritic, ABC):
+    """The walk from a rollout to one optimizer step per mini-batch, with actor, critic and reference.
 
     Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`.
 
@@ -92,18 +84,22 @@ class Agent(L.LightningModule, ABC):
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
     ) -> None:
-        super().__init__()
+        super().__init__(
+            model=model,
+            critic=critic,
+            needs_reference=needs_reference,
+            lr_actor=lr_actor,
+            lr_critic=lr_critic,
+            weight_decay=weight_decay,
+            gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
+            kernels=kernels,
+        )
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
-        self.model = model
         self.advantage = advantage
-        self.needs_reference = needs_reference
-        self.lr_actor, self.lr_critic, self.weight_decay = lr_actor, lr_critic, weight_decay
         self.max_grad_norm_actor, self.max_grad_norm_critic = max_grad_norm_actor, max_grad_norm_critic
         self.temperature = temperature
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
-        self.gradient_checkpointing = gradient_checkpointing
-        self.lora = lora
-        self.kernels: Kernels = kernels
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         if advantage.needs_values and critic is None:
@@ -116,17 +112,12 @@ class Agent(L.LightningModule, ABC):
                 f"{type(advantage).__name__} needs groups of episodes or greedy ones, which no collector gives yet; "
                 "change model.init_args.advantage"
             )
-        self.critic = critic
         self.phase: Phase = "train"
         self.explained_variance: float | None = None
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
-        self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
-        self._reference: list[LanguageModel] = []  # in a list: not a submodule, so neither optimised nor saved
         self._iteration_metrics: dict[str, float] = {}
-        self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
-        self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     # What a researcher overrides
 
@@ -158,11 +149,6 @@ class Agent(L.LightningModule, ABC):
         are those of the step itself.
         """
         return True
-
-    @property
-    def references(self) -> list[LanguageModel]:
-        """The frozen copy of the initial policy, where one is kept."""
-        return self._reference
 
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
@@ -313,93 +299,16 @@ class Agent(L.LightningModule, ABC):
     # Lightning hooks around it
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        prepare_checkpoint(self, checkpoint)
+        super().on_save_checkpoint(checkpoint)
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        accept_checkpoint(self, checkpoint)
-        self._saved_weights = checkpoint["state_dict"]
+        super().on_load_checkpoint(checkpoint)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
-
-    def setup(self, stage: str) -> None:
-        self.tokenizer = load_tokenizer(self.model)
-        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
-            prepare_zero(self.trainer.strategy)
-        if self.lora is not None:
-            self.lora.check(self.model)
-        on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
-        check_kernels(self.kernels, on_gpu, sharded)
-
-    def configure_model(self) -> None:
-        """Load actor, critic and reference; called once the strategy is up, harmless when called again."""
-        if hasattr(self, "actor"):
-            return
-        base = None if self.lora is None else load_causal_lm(self.model)  # below the adapters of actor and critic
-        self.actor = LanguageModel(self._backbone("actor", None, base))
-        self._shard(self.actor)  # before the next model is read
-        if self.critic is not None:
-            self.critic.build(self.actor.hidden_size, lambda model: self._backbone("critic", model, base))
-            self._shard(self.critic)
-            self._modules["critic"] = self._modules.pop("critic")  # behind the actor, the order of the optimizer
-        if self.needs_reference:
-            initial = load_causal_lm(self.model) if base is None else base
-            self._reference = [LanguageModel(initial).requires_grad_(False).eval()]
-            self._shard(self._reference[0])
-        if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
-            round_linear_layers(base, torch.bfloat16)
-
-        if not self._shares_prefixes:
-            rank_zero_warn(
-                f"'{self.model}' or its critic has layers that cannot read several rows as one ("
-                f"{', '.join(unshared_layers(self.actor.lm.config)) or 'those of the critic'}), so the beginnings that "
-                "prompts have in common are computed for each turn anew"
-            )
-
-    def _shard(self, model: nn.Module) -> None:
-        """Under FSDP2 keep this rank's share only; the reference is shared out like the models that are trained."""
-        if self.device_mesh is not None:
-            mixed = self.trainer.precision == "bf16-mixed"
-            shard(model, self.device_mesh["data_parallel"], torch.bfloat16 if mixed else None)
-
-    def _backbone(self, name: str, model: str | None, base: PreTrainedModel | None) -> PreTrainedModel:
-        """All weights to be trained, or for the actor's own model with LoRA, adapters called ``name`` on its base."""
-        if self.lora is not None and base is not None and model is None:
-            lm = self.lora.adapt(base, name)
-        else:
-            lm = load_causal_lm(model or self.model)
-        use_kernels(lm, self.kernels)
-        if self.gradient_checkpointing:
-            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return lm.train()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        self.masters = masters = MasterWeights(self.named_parameters(), self._saved_weights)
-        self._saved_weights = {}
-        actor = masters.of(_trainable(self.actor))
-        groups: list[dict[str, Any]] = [{"name": "actor", "params": actor, "lr": self.lr_actor}]
-        if self.critic is not None:
-            critic = masters.of(_trainable(self.critic))
-            groups.append({"name": "critic", "params": critic, "lr": self.lr_critic})
-        kind = GroupedAdamW if isinstance(self.trainer.strategy, DeepSpeedStrategy) else torch.optim.AdamW
-        optimizer = kind(groups, weight_decay=self.weight_decay, fused=True)
-        masters.attach(optimizer)
-        if self.device_mesh is not None:
-            start_adam(optimizer)  # a distributed checkpoint takes no state that is missing
-        return optimizer
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
         self._connect()
-
-    def on_train_start(self) -> None:
-        """A resumed run takes learning rates and weight decay from its configuration, not from the checkpoint."""
-        rates = {"actor": self.lr_actor, "critic": self.lr_critic}
-        for group in self.trainer.optimizers[0].param_groups:
-            wanted = {"lr": rates[group["name"]], "weight_decay": self.weight_decay}
-            for key, value in wanted.items():
-                if group[key] != value:
-                    rank_zero_info(f"{key} of the {group['name']}: {value}, in the checkpoint it was {group[key]}")
-            group.update(wanted)
 
     def on_validation_start(self) -> None:
         self._connect()
@@ -423,49 +332,12 @@ class Agent(L.LightningModule, ABC):
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, close_ids, self.cached_precision, lambda: gathered(self.actor))
 
-    @property
-    def _shares_prefixes(self) -> bool:
-        return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
-
     def reader(self) -> Reader:
         return Reader(
             self.temperature,
             self.max_tokens_per_micro_batch,
             self.device,
-            self._shares_prefixes,
+            self.shares_prefixes,
             self.clock.advance,
             agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
         )
-
-    @contextmanager
-    def cached_precision(self) -> Iterator[None]:
-        """The trainer's precision; under autocast, weights are cast once and not in each forward pass."""
-        with self.trainer.precision_plugin.forward_context():
-            torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
-            yield
-
-    @contextmanager
-    def evaluation_mode(self) -> Iterator[None]:
-        """Eval mode, no gradients, the trainer's precision."""
-        self.eval()
-        try:
-            with torch.no_grad(), self.cached_precision():
-                yield
-        finally:
-            self.train()
-            for model in (self.actor, self.critic, *self._reference):
-                if model is not None:
-                    release(model)
-
-    def reduce_sum(self, x: Tensor) -> Tensor:
-        """Sum over all ranks, on the CPU."""
-        return sum_over_ranks(x.to(self.device)).cpu()
-
-    def reduce_dict(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Sum over all ranks by name; a rank may lack names."""
-        parts = all_gather(numbers)
-        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
-
-
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -9,12 +9,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_agentrl.models.lora import durable_name, frozen_weights
 
 if TYPE_CHECKING:
-    from lightning_agentrl.agents.agent import Agent
+    from lightning_agentrl.agents.actor_critic import ActorCritic
 
 KEY = "agent"
 
 
-def prepare_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
+def prepare_checkpoint(agent: ActorCritic, checkpoint: dict[str, Any]) -> None:
     """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA."""
     checkpoint["state_dict"] |= agent.masters.state_dict()
     checkpoint[KEY] = {"model": durable_name(agent.model), "lora": agent.lora.settings if agent.lora else None}
@@ -23,7 +23,7 @@ def prepare_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {k: weight for k, weight in checkpoint["state_dict"].items() if k not in frozen}
 
 
-def accept_checkpoint(agent: Agent, checkpoint: dict[str, Any]) -> None:
+def accept_checkpoint(agent: ActorCritic, checkpoint: dict[str, Any]) -> None:
     """Refuse adapters of another kind; put the frozen weights of this agent in, so that loading stays strict.
 
     Raises:

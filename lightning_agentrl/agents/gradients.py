@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_agentrl.agents.zero import step_zero
 
 if TYPE_CHECKING:
-    from lightning_agentrl.agents.agent import Agent
+    from lightning_agentrl.agents.actor_critic import ActorCritic
 
 
 def without_sync(module: LightningModule) -> AbstractContextManager:
@@ -23,7 +23,7 @@ def without_sync(module: LightningModule) -> AbstractContextManager:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def sync_gradients(module: Agent, optimizer: Any) -> None:
+def sync_gradients(module: ActorCritic, optimizer: Any) -> None:
     """Average the gradients over ranks.
 
     Under DDP one more backward pass of a zero loss that touches every parameter does it: whatever the micro-batches

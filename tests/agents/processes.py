@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -79,10 +81,23 @@ def fit(
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config)]
     command += ["--trainer.devices", str(devices)]
     command += ["--trainer.strategy", strategy or ("ddp" if devices > 1 else "auto"), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port())}
     done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return path / "last.ckpt"
+
+
+def next_port() -> int:
+    """Free, and of no other worker of the tests: Lightning's own choice is made long before it is used."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in _ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port + 1000 * worker)) != 0:
+                return port + 1000 * worker
+    raise RuntimeError("no port is free")
+
+
+_ports = itertools.cycle(range(20_000, 21_000))  # below those that systems give away
 
 
 def read(checkpoint: Path) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def test_the_first_version_of_fsdp_is_refused_with_the_second_one_named():
 
 def test_a_rank_with_fewer_micro_batches_ends_with_empty_ones():
     rows = [Row((k, k, k), (1,)) for k in range(3)]
-    alone = Reader(1.0, 3, torch.device("cpu")).micro_batches(rows)
-    reader = Reader(1.0, 3, torch.device("cpu"), agree=lambda count: count + 2)
+    alone = Reader(1.0, 3, torch.device("cpu"), True).micro_batches(rows)
+    reader = Reader(1.0, 3, torch.device("cpu"), True, agree=lambda count: count + 2)
     assert reader.micro_batches(rows) == [*alone, [], []]
     assert reader.micro_batches([]) == [[], []]
     assert reader.pack([]).ids.shape == (1, 1)

@@ -193,7 +193,7 @@ def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"precision": "transformer-engine"}, "trainer.precision"),
+        ({"precision": "16-true"}, "trainer.precision"),
         ({"limit_train_batches": 1}, "trainer.limit_train_batches"),
         ({"max_steps": 3}, "trainer.max_steps"),
         ({"max_time": "00:01:00:00"}, "trainer.max_time"),

@@ -65,7 +65,7 @@ def test_held_out_episodes_are_counted(tiny_folder: Path, tmp_path: Path) -> Non
 def test_a_terminal_shows_both_bars_and_keeps_a_line_of_each_iteration(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=True)
     trainer = make_trainer(tmp_path, 2, [bar], enable_progress_bar=True)
-    trainer.fit(make_agent(tiny_folder), make_data())
+    trainer.fit(make_agent(tiny_folder, max_tokens_per_micro_batch=100), make_data())
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert re.search(r"iteration 1/2 train +[━╸╺ ]+0/2", text)
     assert re.search(r"(collect|score|update) +[━╸╺ ]+\d+/\d+ (turns|rows)", text)
