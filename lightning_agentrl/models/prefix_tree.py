@@ -19,6 +19,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 Ids = tuple[int, ...]
 
+DENSE_TOKENS = 128  # of a small subtree
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -32,6 +34,21 @@ class Segment:
     end: int
     root: bool
     copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Keys ``start`` to ``stop`` and the queries ``start`` to ``end`` that one call of an attention kernel reads.
+
+    Without a bias queries see keys causally, those after the last key see all. ``copies`` as of a segment.
+    """
+
+    start: int
+    stop: int
+    end: int
+    root: bool  # its queries see nothing outside of it
+    copies: int = 1
+    bias: Tensor | None = None  # [L, L] float32, 0 where the query may look at the key, else -inf
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,43 @@ class PrefixTree:
     @cached_property
     def _block_masks(self) -> dict[int | None, BlockMask]:
         return {}
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The segments, small subtrees side by side together: one masked call costs less than a call for each."""
+        blocks: list[Block] = []
+        small: list[Segment] = []  # tops of small subtrees, next to each other
+
+        def close() -> None:
+            if small:
+                blocks.append(self._dense(small))
+                small.clear()
+
+        place = 0
+        for segment in self.segments:
+            if segment.start < place:
+                continue  # within a small subtree
+            if segment.end - segment.start > DENSE_TOKENS:
+                close()
+                stop = segment.end if segment.copies > 1 else segment.stop
+                blocks.append(Block(segment.start, stop, segment.end, segment.root, segment.copies))
+                place = stop
+                continue
+            if small and (segment.end - small[0].start > DENSE_TOKENS or segment.root != small[0].root):
+                close()
+            small.append(segment)
+            place = segment.end
+        close()
+        return tuple(blocks)
+
+    def _dense(self, tops: Sequence[Segment]) -> Block:
+        start, end, top = tops[0].start, tops[-1].end, tops[0]
+        if len(tops) == 1 and top.stop == top.end:
+            return Block(start, end, end, top.root)
+        order = torch.arange(start, end, device=self.ends.device)
+        seen = (order[:, None] >= order) & (order[:, None] < self.ends[start:end])
+        bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
+        return Block(start, end, end, top.root, bias=bias)
 
     @cached_property
     def depth(self) -> int:

@@ -15,7 +15,7 @@ from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from lightning_agentrl.models.prefix_tree import PrefixTree, Segment
+from lightning_agentrl.models.prefix_tree import Block, PrefixTree
 
 TREE = "tree"  # name of the implementation in transformers
 _NO_MASK_SHAPE = (0, 0, 0, 0)
@@ -59,7 +59,7 @@ def tree_attention_forward(
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
     if query.device.type == "cpu" and window is None and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.segments, scale))
+        out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale))
         return out.transpose(0, 1)[None], None
     if query.device.type == "cuda" and not past and not dropout:
         mask = tree.block_mask(window)
@@ -68,7 +68,7 @@ def tree_attention_forward(
 
 
 class _TreeAttention(torch.autograd.Function):
-    """One call of torch's CPU kernel per segment, for all queries below it, merged by their log-sum-exps.
+    """One call of torch's CPU kernel per block of keys, for all queries that see it, merged by their log-sum-exps.
 
     A segment's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
     there are more queries than keys. In the backward pass each call gets the merged output and log-sum-exp, so that the
@@ -79,7 +79,7 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, segments: tuple[Segment, ...], scale: float
+        ctx: Any, query_HND: Tensor, key_GND: Tensor, value_GND: Tensor, blocks: tuple[Block, ...], scale: float
     ) -> Tensor:
         dtype = torch.promote_types(query_HND.dtype, torch.float32)
         q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
@@ -89,21 +89,26 @@ class _TreeAttention(torch.autograd.Function):
             k, v = k[:, past:], v[:, past:]
         else:
             out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
-        for segment in segments:
-            below, own = slice(segment.start, segment.end), _own(segment)
-            n = segment.copies
-            part, part_lse = _flash(_cut(q, below, n), _cut(k, own, n), _cut(v, own, n), 0.0, True, scale=scale)
+        for block in blocks:
+            queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
+            part, part_lse = _flash(
+                *(_cut(x, places, n) for x, places in ((q, queries), (k, keys), (v, keys))),
+                0.0,
+                block.bias is None,
+                attn_mask=_bias(block, dtype),
+                scale=scale,
+            )
             part, part_lse = _join(part), _join(part_lse)
-            if segment.root and not past:
-                out[:, below], lse[:, below] = part, part_lse
+            if block.root and not past:
+                out[:, queries], lse[:, queries] = part, part_lse
             else:
-                above = lse[:, below]
+                above = lse[:, queries]
                 total = torch.logaddexp(above, part_lse)
-                out[:, below] *= (above - total).exp_()[..., None]
-                out[:, below] += part * (part_lse - total).exp_()[..., None]
-                lse[:, below] = total
+                out[:, queries] *= (above - total).exp_()[..., None]
+                out[:, queries] += part * (part_lse - total).exp_()[..., None]
+                lse[:, queries] = total
         ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
-        ctx.segments, ctx.scale, ctx.dtype = segments, scale, dtype
+        ctx.blocks, ctx.scale, ctx.dtype = blocks, scale, dtype
         return out.to(value_GND.dtype)
 
     @staticmethod
@@ -113,24 +118,28 @@ class _TreeAttention(torch.autograd.Function):
             raise NotImplementedError("a past has no gradients")
         q, k, v, grad = (x.to(ctx.dtype) for x in (query, key, value, grads[0]))
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        for segment in ctx.segments:
-            below, own = slice(segment.start, segment.end), _own(segment)
-            n = segment.copies
-            at_queries = [_cut(x, below, n) for x in (grad, q)]
-            at_keys = [_cut(x, own, n) for x in (k, v)]
-            merged = [_cut(x, below, n) for x in (out, lse)]
-            part, *at_own = _flash_backward(*at_queries, *at_keys, *merged, 0.0, True, scale=ctx.scale)
-            if segment.root:
-                dq[:, below] = _join(part)
+        for block in ctx.blocks:
+            queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
+            at_queries = [_cut(x, queries, n) for x in (grad, q)]
+            at_keys = [_cut(x, keys, n) for x in (k, v)]
+            merged = [_cut(x, queries, n) for x in (out, lse)]
+            part, *at_own = _flash_backward(
+                *(*at_queries, *at_keys, *merged),
+                0.0,
+                block.bias is None,
+                attn_mask=_bias(block, ctx.dtype),
+                scale=ctx.scale,
+            )
+            if block.root:
+                dq[:, queries] = _join(part)
             else:
-                dq[:, below] += _join(part)
-            dk[:, own], dv[:, own] = (_join(x) for x in at_own)
+                dq[:, queries] += _join(part)
+            dk[:, keys], dv[:, keys] = (_join(x) for x in at_own)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
 
 
-def _own(segment: Segment) -> slice:
-    """The keys of a segment; of copies, all theirs."""
-    return slice(segment.start, segment.end if segment.copies > 1 else segment.stop)
+def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
+    return None if block.bias is None else block.bias[None, None].to(dtype)
 
 
 def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
