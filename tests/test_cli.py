@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from lightning_agentrl import commands
-from lightning_agentrl.agents import PPOAgent, agent
+from lightning_agentrl.agents import PPOAgent, actor_critic
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import explain
 from lightning_agentrl.rollout import RolloutDataModule
@@ -369,7 +369,7 @@ def test_the_checkpoint_of_another_model_is_told(config: Config, tmp_path: Path,
         ),
         (PPOAgent, "score", "fit", ["in stage score", "model.init_args.max_tokens_per_micro_batch"]),
         (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
-        (agent, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
+        (actor_critic, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
     ],
 )
 def test_running_out_of_memory_says_in_which_stage(

@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 Ids = tuple[int, ...]
 
-DENSE_TOKENS = 128  # of a small subtree
+DENSE_TOKENS = 192  # of a small subtree
 
 
 @dataclass(frozen=True, slots=True)

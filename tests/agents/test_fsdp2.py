@@ -21,6 +21,7 @@ FSDP2 = (
 FOLDERS = FSDP2.replace("false", "true")  # checkpoints of which every process writes its share
 
 
+@pytest.mark.slow  # two processes beside others on few cores can take minutes; CI runs it by itself
 def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     small = ("--model.init_args.max_tokens_per_micro_batch", "200")  # so that the processes have more and less of them
