@@ -29,7 +29,7 @@ from benchmarks.speed.report import line, markdown, versions  # noqa: E402
 from benchmarks.speed.tuning import tune, tuned_size  # noqa: E402
 from lightning_agentrl.models.demo import demo_model_folder  # noqa: E402
 
-# Between two gradient norms, relative. With advantages of both signs most of the gradient cancels, and rounding does not.
+# Between two gradient norms, relative. With advantages of both signs most of a gradient cancels, rounding does not.
 TOLERANCE = {"bf16": 0.1, "float32": 1e-4}
 CHECK_TURNS = 16  # of the check in float32
 
