@@ -76,6 +76,21 @@ def test_long_rows_in_lower_precision(dtype):
         assert (a.double() - b).norm() <= tolerance * b.norm()
 
 
+def test_small_subtrees_stay_apart_from_rows_beside_a_large_one():
+    """The last words of a long prompt and a short row lie side by side; only the former look further up."""
+    shared = tuple(range(300))
+    tree = lay_out([(*shared, 1, 2, 3), (*shared, 1, 2, 4), (*shared, 5, 6, 7), (900, 901, 902, 903)]).tree
+    assert [block.root for block in tree.blocks] == [True, False, True]
+    ours, theirs = qkv(tree, 0), qkv(tree, 0)
+    out, _ = tree_attention_forward(MODULE, *ours, None, scaling=0.3, tree=tree)
+    expected = dense(theirs, tree.mask(), 0.3)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_block_mask_of_flex_attention():
     """What a GPU runs, in torch's plain form of it."""
