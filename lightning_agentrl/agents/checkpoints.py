@@ -16,7 +16,7 @@ KEY = "agent"
 
 def prepare_checkpoint(agent: ActorCritic, checkpoint: dict[str, Any]) -> None:
     """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA."""
-    checkpoint["state_dict"] |= agent.masters.state_dict()
+    checkpoint["state_dict"] = agent.masters.in_place_of(checkpoint["state_dict"])
     checkpoint[KEY] = {"model": durable_name(agent.model), "lora": agent.lora.settings if agent.lora else None}
     if agent.lora is not None:
         frozen = frozen_weights(agent)

@@ -18,13 +18,12 @@ class MasterWeights:
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
         """``saved`` has float32 weights by name, of a checkpoint; others begin as what the model was loaded with."""
-        self._names: dict[str, nn.Parameter] = {}
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         for name, parameter in parameters:
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 first = saved.get(name, parameter.detach())
                 master = nn.Parameter(first.to(parameter.device, torch.float32, copy=True))
-                self._names[name], self._masters[parameter] = parameter, master
+                self._masters[parameter] = master
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)
 
     def __len__(self) -> int:
@@ -38,9 +37,10 @@ class MasterWeights:
         """Round the masters into the model after each step."""
         optimizer.register_step_post_hook(self._round)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Masters by the names of their parameters."""
-        return {name: self._masters[parameter].detach() for name, parameter in self._names.items()}
+    def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masters of those of these named weights that have one; tied weights under each of their names."""
+        by_memory = {parameter.data_ptr(): master.detach() for parameter, master in self._masters.items()}
+        return {name: by_memory.get(weight.data_ptr(), weight) for name, weight in weights.items()}
 
     @torch.no_grad()
     def _take_gradient(self, parameter: Tensor) -> None:

@@ -116,7 +116,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert a["state_dict"].keys() == b["state_dict"].keys()
     for name, weight in a["state_dict"].items():
         assert torch.allclose(weight, b["state_dict"][name], rtol=0, atol=1e-8), name
-    for one, two in zip(_adam(a), _adam(b), strict=True):
+    for one, two in zip(optimizer_states(a), optimizer_states(b), strict=True):
         assert one.keys() == two.keys()
         for key in one:
             assert torch.allclose(one[key], two[key], rtol=0, atol=1e-8), key
@@ -124,6 +124,7 @@ def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert a["RolloutDataModule"]["sessions"] == b["RolloutDataModule"]["sessions"]
 
 
-def _adam(checkpoint: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+def optimizer_states(checkpoint: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """Adam's, in the order of the parameters."""
     (state,) = checkpoint["optimizer_states"]
     return [state["state"][i] for group in state["param_groups"] for i in group["params"]]

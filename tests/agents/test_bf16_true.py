@@ -9,7 +9,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from tests.agents import processes
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.processes import optimizer_states, read
 
 
 def fit(path, folder, epochs, critic=None, ckpt_path=None, **kwargs):
@@ -34,6 +36,9 @@ def test_small_steps_are_kept(tmp_path, tiny_folder):
         assert torch.equal(model, master.bfloat16())
         moved += int((master != before.float()).sum())
         unseen += int(((master != before.float()) & (model == before)).sum())
+    head = saved["state_dict"]["actor.lm.lm_head.weight"]  # tied, and saved under both names
+    assert torch.equal(head, saved["state_dict"]["actor.lm.model.embed_tokens.weight"])
+    assert head.dtype == torch.float32
     assert moved > 10_000
     assert unseen > moved / 2  # without masters these steps would be lost
 
@@ -75,7 +80,27 @@ def test_masters_begin_as_the_saved_weights():
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     exact = torch.tensor([1.0009765625])
     masters = MasterWeights([("weight", weight)], {"weight": exact})
-    assert masters.state_dict()["weight"].item() == exact.item()
-    assert masters.state_dict()["weight"].data_ptr() != exact.data_ptr()
+    (master,) = masters.of([weight])
+    assert master.item() == exact.item()
+    assert master.data_ptr() != exact.data_ptr()
     full = torch.nn.Parameter(torch.ones(1))
     assert len(MasterWeights([("weight", full)], {})) == 0
+
+
+@pytest.mark.slow
+def test_two_processes_add_up_the_gradients_of_one(tmp_path, tiny_folder):
+    """Of the same turns, in other micro-batches, so in bfloat16 not to the last digit.
+
+    Without the sum over processes, the first moments would be those of half of the turns.
+    """
+    arguments = ["--trainer.precision", "bf16-true", "--trainer.max_epochs", "3"]  # two of warm-up, one with the actor
+    arguments += ["--data.init_args.mini_batch_turns", "16"]
+    arguments += ["--data.init_args.engine", "{class_path: TransformersEngine, init_args: {max_batch: 1}}"]
+    one, two = (
+        read(processes.fit(tmp_path / name, tiny_folder, "SharedCritic", devices, *arguments, plugins="null"))
+        for name, devices in (("one", 1), ("two", 2))
+    )
+    moments = [[state["exp_avg"] for state in optimizer_states(checkpoint)] for checkpoint in (one, two)]
+    for a, b in zip(*moments, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 0.1 * a.norm()
