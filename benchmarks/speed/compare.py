@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.speed.comparisons import COMPARISONS, OURS, Comparison  # noqa: E402
+from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, OURS, Comparison  # noqa: E402
 from benchmarks.speed.contender import PYTHONS, Contender, Step  # noqa: E402
 from benchmarks.speed.job import Job  # noqa: E402
 from benchmarks.speed.report import line, markdown, versions  # noqa: E402
@@ -39,10 +39,10 @@ def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
     return (
-        replace(common, micro_batch=tuned_size(OURS, case, precision, job.turns)),
+        replace(common, micro_batch=OUR_TOKENS),
         replace(
             common,
-            micro_batch=tuned_size(theirs, case, precision, job.turns),
+            micro_batch=tuned_size(theirs, case, precision),
             variant=theirs.variant,
             episodes=theirs.episodes,
         ),

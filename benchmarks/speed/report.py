@@ -18,10 +18,11 @@ Seconds of one optimizer step on {turns} turns with replies of 8 tokens, from th
 SmolLM2-135M-Instruct, all weights trained, {threads} threads on a CPU. Written by `make benchmarks`.
 
 Both sides train on the same tokens (random ones) with the same given advantages: no critic, no reference, one step per
-rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing, and each with the
-micro-batch size that suits it best. Both run their own training loop. They take steps in turn; a ratio is of two steps
-that follow each other, and above 1 where lightning-agentrl is faster. Prompts are of one length here, so that nobody
-computes padding.
+rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing. Our micro-batches have the
+size of the quickstart, 2048 tokens; the others have the size that was the fastest of several for them
+(`benchmarks/speed/tuned.json`). Both sides run their own training loop. They take steps in turn; a ratio is of two
+steps that follow each other, and above 1 where lightning-agentrl is faster. Prompts are of one length here, so that
+nobody computes padding.
 """
 COLUMNS = (
     "against",

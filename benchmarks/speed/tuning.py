@@ -1,4 +1,4 @@
-"""The best size of a micro-batch for every contender, found once and kept in `tuned.json`."""
+"""The best size of a micro-batch for everyone we are compared with, found once and kept in `tuned.json`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed.comparisons import EPISODE_SIZES, OURS, SIZES, Comparison, Side
+from benchmarks.speed.comparisons import SIZES, Comparison, Side
 from benchmarks.speed.contender import Contender
 from benchmarks.speed.job import Job
 from benchmarks.speed.layouts import Case
 
 TUNED = Path(__file__).with_name("tuned.json")
+ROWS = 16  # of the step that is tried, which decides as more would
 
 
-def name_of(side: Side, case: Case, precision: str, turns: int) -> str:
+def name_of(side: Side, case: Case, precision: str) -> str:
     parts = [side.module, side.variant, "episodes" if side.episodes else ""]
-    return " ".join([*filter(None, parts), f"{case.prompt}/{case.shared} {precision} {turns} turns"])
+    return " ".join([*filter(None, parts), f"{case.prompt}/{case.shared} {precision}"])
 
 
 def known() -> dict[str, Any]:
@@ -27,13 +28,13 @@ def known() -> dict[str, Any]:
     return json.loads(TUNED.read_text()) if TUNED.exists() else {}
 
 
-def tuned_size(side: Side, case: Case, precision: str, turns: int) -> int:
+def tuned_size(side: Side, case: Case, precision: str) -> int:
     """The best known size."""
-    return int(known()[name_of(side, case, precision, turns)]["best"])
+    return int(known()[name_of(side, case, precision)]["best"])
 
 
 def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
-    """Try all sizes for both sides of the comparisons: one step that warms up and one that counts.
+    """Try all sizes for their side of the comparisons: one step that warms up and one that counts.
 
     Args:
         comparisons: whose sides.
@@ -41,23 +42,17 @@ def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
         anew: try those too whose best size is known.
     """
     kept = known()
-    sides = {
-        name_of(side, comparison.case, comparison.precision, job.turns): (side, comparison.case, comparison.precision)
-        for comparison in comparisons
-        for side in (OURS, comparison.theirs)
-    }
+    sides = {name_of(c.theirs, c.case, c.precision): (c.theirs, c.case, c.precision) for c in comparisons}
     for name, (side, case, precision) in sides.items():
         if name in kept and not anew:
             continue
-        rows = job.turns // case.turns_per_episode if side.episodes else job.turns
         seconds = {}
-        for size in EPISODE_SIZES if side.episodes else SIZES[side.module]:
-            if side.module == "trl_grpo" and size > rows:
-                continue
+        for size in SIZES["episodes" if side.episodes else side.module]:
             wanted = replace(
                 job,
                 case=case,
                 precision=precision,
+                turns=ROWS * case.turns_per_episode if side.episodes else ROWS,
                 variant=side.variant,
                 episodes=side.episodes,
                 micro_batch=size,
