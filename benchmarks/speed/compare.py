@@ -1,7 +1,7 @@
 """Updates of this package against TRL's GRPO trainer and plain transformers: one command, one table.
 
     make benchmarks                                             # everything, about an hour and a half on two cores
-    .venv/bin/python benchmarks/speed/compare.py --only trl-85  # what has this in its key
+    .venv/bin/python benchmarks/speed/compare.py --only trl-85  # one, or all with this in their key
     .venv/bin/python benchmarks/speed/compare.py --tune         # find the best micro-batch sizes anew
 
 Two processes hold a model each. They take steps in turn, the other one asleep, so that each ratio is of two neighbours
@@ -101,13 +101,13 @@ def checked(pair: tuple[Step, Step], precision: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="part of the keys of comparisons to run")
+    parser.add_argument("--only", default="", help="a key, or a part of several keys, of comparisons to run")
     parser.add_argument("--repeats", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--turns", type=int, default=128, help="turns of a step")
     parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of speed.md and speed.json")
     wanted = parser.parse_args()
-    chosen = [comparison for comparison in COMPARISONS if wanted.only in comparison.key]
+    chosen = [c for c in COMPARISONS if c.key == wanted.only] or [c for c in COMPARISONS if wanted.only in c.key]
     if not chosen:
         raise SystemExit(f"no comparison has '{wanted.only}' in its key: {', '.join(c.key for c in COMPARISONS)}")
     if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
