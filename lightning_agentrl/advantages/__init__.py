@@ -1,21 +1,78 @@
 """Advantage estimators: scored rollout -> advantages and returns."""
 
-from lightning_agentrl.advantages.base import AdvantageEstimator
+from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
+from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
 from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
+from lightning_agentrl.advantages.energy import token_energy
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, ScoreEstimator, group_episodes
 from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
-from lightning_agentrl.advantages.layout import Layout, compress
+from lightning_agentrl.advantages.gdpo import GDPO, gdpo_advantages
+from lightning_agentrl.advantages.gigpo import GiGPO, anchor_states
+from lightning_agentrl.advantages.gpg import GPG, gpg_advantages
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.grpo import GRPO, DrGRPO, centred, standardised
+from lightning_agentrl.advantages.layout import Layout, Turns, compress
+from lightning_agentrl.advantages.maxrl import MaxRL, maxrl_advantages
+from lightning_agentrl.advantages.opo import OPO, minus_length_weighted
+from lightning_agentrl.advantages.optimal_token_baseline import OptimalTokenBaseline, optimal_token_baseline
+from lightning_agentrl.advantages.pass_at_k import PassAtK, best_minus_second
+from lightning_agentrl.advantages.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline, rewards_to_go
+from lightning_agentrl.advantages.remax import ReMax, minus_greedy
 from lightning_agentrl.advantages.rewards import kl_in_reward
-from lightning_agentrl.advantages.whitening import whiten
+from lightning_agentrl.advantages.rloo import RLOO, minus_others
+from lightning_agentrl.advantages.turn_level import TurnLeaveOneOut, others_at_turn
+from lightning_agentrl.advantages.variance_proxy import VarianceProxies, variance_proxies
+from lightning_agentrl.advantages.whitening import Reduce, whiten
 
 __all__ = [
     "GAE",
+    "GDPO",
+    "GPG",
+    "GRPO",
+    "OPO",
+    "RLOO",
     "AdvantageEstimator",
+    "BiLevelGAE",
+    "DrGRPO",
     "DualDiscountGAE",
+    "Episodes",
+    "GiGPO",
+    "GroupEstimator",
+    "Groups",
     "Layout",
+    "MaxRL",
+    "OptimalTokenBaseline",
+    "PassAtK",
+    "ReMax",
+    "Reduce",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "ScoreEstimator",
+    "TurnLeaveOneOut",
+    "Turns",
     "ValueStatistics",
+    "VarianceProxies",
+    "anchor_states",
+    "best_minus_second",
+    "bilevel_gae",
+    "centred",
     "compress",
     "dual_discount_gae",
+    "gdpo_advantages",
+    "gpg_advantages",
+    "group_episodes",
     "kl_in_reward",
+    "maxrl_advantages",
+    "minus_greedy",
+    "minus_length_weighted",
+    "minus_others",
+    "optimal_token_baseline",
+    "others_at_turn",
+    "rewards_to_go",
+    "standardised",
+    "token_energy",
+    "token_rewards",
     "value_statistics",
+    "variance_proxies",
     "whiten",
 ]

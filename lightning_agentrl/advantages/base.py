@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
 
 
@@ -29,21 +30,42 @@ class AdvantageEstimator(ABC):
         self.whiten = whiten
 
     @abstractmethod
-    def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         """Advantages and returns [B, A] in float32 or better, 0 off the action mask, before whitening.
+
+        Args:
+            rollout: with all that the class attributes declare. All episodes of a group lie on one rank.
+            reduce: sums a small float64 tensor over ranks. An estimator that calls it does so equally often on every
+                rank, also on one without tokens. None: there is one rank.
 
         Raises:
             ValueError: the rollout lacks something that the class attributes declare.
         """
 
     def check(self, rollout: Rollout) -> None:
-        """Raise a ValueError that names every declared score that the rollout lacks."""
+        """Raise a ValueError that names everything declared that the rollout lacks."""
         needed: dict[str, Tensor | None] = {}
         if self.needs_values:
             needed |= {"scores.values": rollout.scores.values, "bootstrap_values": rollout.bootstrap_values}
+        if self.needs_groups:
+            needed |= {"groups": rollout.groups}
         if self.needs_sum_pi_squared:
             needed |= {"scores.sum_pi_squared": rollout.scores.sum_pi_squared}
+        if self.needs_greedy_baseline:
+            needed |= {"greedy_scores": rollout.greedy_scores}
         missing = [name for name, tensor in needed.items() if tensor is None]
         if missing:
             hint = "; values come from a critic, set model.init_args.critic" if self.needs_values else ""
             raise ValueError(f"{type(self).__name__} needs {' and '.join(missing)}, which the rollout lacks{hint}")
+
+
+def token_rewards(rollout: Rollout) -> Tensor:
+    """[B, A] what estimators learn from: the shaped rewards, or those of the environment where nothing shapes them."""
+    return rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards
+
+
+def check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
+    """Refuse discounts and the like outside of [0, 1]."""
+    for name, value in numbers.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.whitening import global_moments
+from lightning_agentrl.advantages.whitening import Reduce, global_moments
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ValueStatistics:
 
 @torch.no_grad()
 def value_statistics(
-    values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | None = None
+    values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None
 ) -> ValueStatistics:
     """How well values foretell returns; all NaN without action tokens.
 

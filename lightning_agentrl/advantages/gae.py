@@ -7,8 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.base import AdvantageEstimator
-from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions, token_rewards
+from lightning_agentrl.advantages.layout import Layout, compress
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
 
 
@@ -58,13 +60,9 @@ def dual_discount_gae(
         ValueError: shapes do not fit, or a trajectory's turns have no clear order (see ``compress``).
     """
     layout = compress(mask_BT, turn_ids_BT, trajectory_B)
-    for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
-        if x_B.shape != trajectory_B.shape:
-            raise ValueError(f"expected {name} of shape {list(trajectory_B.shape)}, got {list(x_B.shape)}")
     dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
     rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
-    turns, last_row_N = layout.gather(turn_ids_BT), layout.last_row_N
-    after_cut_N = torch.where(terminated_B.bool(), 0, bootstrap_values_B.to(dtype))[last_row_N]
+    turns, after_cut_N = layout.gather(turn_ids_BT), values_after(layout, terminated_B, bootstrap_values_B.to(dtype))
 
     has_next = torch.zeros_like(layout.mask_NL)
     has_next[:, :-1] = layout.mask_NL[:, 1:]
@@ -75,10 +73,16 @@ def dual_discount_gae(
     delta = torch.where(layout.mask_NL, rewards + gamma * next_values - values, 0)
     decay = torch.where(has_next, gamma * lam, 0)
 
-    advantages_LN, decay_LN = delta.T.contiguous(), decay.T.contiguous()
-    for k in reversed(range(len(advantages_LN) - 1)):
-        advantages_LN[k].addcmul_(decay_LN[k], advantages_LN[k + 1])
-    return layout.scatter(advantages_LN.T), layout.scatter(advantages_LN.T + values)
+    advantages = backward_sum(delta, decay)
+    return layout.scatter(advantages), layout.scatter(advantages + values)
+
+
+def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tensor) -> Tensor:
+    """[N] value of the state after each trajectory: 0 where its last row is terminated, else the bootstrap value."""
+    for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
+        if x_B.shape != layout.mask_BT.shape[:1]:
+            raise ValueError(f"expected {name} of shape {list(layout.mask_BT.shape[:1])}, got {list(x_B.shape)}")
+    return torch.where(terminated_B.bool(), 0, bootstrap_values_B)[layout.last_row_N]
 
 
 class DualDiscountGAE(AdvantageEstimator):
@@ -103,11 +107,11 @@ class DualDiscountGAE(AdvantageEstimator):
         whiten: bool = True,
     ) -> None:
         super().__init__(whiten)
-        _check_fractions(self, gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
+        check_fractions(self, gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
         self.gamma_step, self.lam_step = gamma_step, lam_step
         self.gamma_token, self.lam_token = gamma_token, lam_token
 
-    def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         return _estimate(self, rollout, (self.gamma_step, self.lam_step), (self.gamma_token, self.lam_token))
 
 
@@ -124,27 +128,18 @@ class GAE(AdvantageEstimator):
 
     def __init__(self, gamma: float = 1.0, lam: float = 1.0, whiten: bool = True) -> None:
         super().__init__(whiten)
-        _check_fractions(self, gamma=gamma, lam=lam)
+        check_fractions(self, gamma=gamma, lam=lam)
         self.gamma, self.lam = gamma, lam
 
-    def estimate(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         return _estimate(self, rollout, (self.gamma, self.lam), (self.gamma, self.lam))
 
 
 def _estimate(
     estimator: AdvantageEstimator, rollout: Rollout, step: tuple[float, float], token: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    estimator.check(rollout)
-    assert rollout.scores.values is not None
-    assert rollout.bootstrap_values is not None
     return dual_discount_gae(
-        rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards,
-        rollout.scores.values,
-        rollout.action_mask,
-        rollout.turn_ids,
-        rollout.trajectory,
-        rollout.terminated,
-        rollout.bootstrap_values,
+        *gae_inputs(estimator, rollout),
         gamma_step=step[0],
         lam_step=step[1],
         gamma_token=token[0],
@@ -152,7 +147,17 @@ def _estimate(
     )
 
 
-def _check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")
+def gae_inputs(estimator: AdvantageEstimator, rollout: Rollout) -> tuple[Tensor, ...]:
+    """The tensors of :func:`dual_discount_gae`, in its order."""
+    estimator.check(rollout)
+    assert rollout.scores.values is not None
+    assert rollout.bootstrap_values is not None
+    return (
+        token_rewards(rollout),
+        rollout.scores.values,
+        rollout.action_mask,
+        rollout.turn_ids,
+        rollout.trajectory,
+        rollout.terminated,
+        rollout.bootstrap_values,
+    )

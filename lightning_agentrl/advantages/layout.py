@@ -33,6 +33,66 @@ class Layout:
         out[self.source_NL[self.mask_NL]] = x_NL[self.mask_NL]
         return out.view(self.mask_BT.shape)
 
+    def spread(self, x_N: Tensor) -> Tensor:
+        """[B, T] with the number of its trajectory at every action token, exactly 0 elsewhere."""
+        return self.scatter(x_N[:, None].expand(self.mask_NL.shape))
+
+    @property
+    def lengths_N(self) -> Tensor:
+        """Action tokens of each trajectory."""
+        return self.mask_NL.sum(1)
+
+    @property
+    def rows_NL(self) -> Tensor:
+        """The row of each action token, 0 off the mask."""
+        return self.source_NL // max(self.mask_BT.shape[1], 1)
+
+    def of_trajectory(self, name: str, x_B: Tensor) -> Tensor:
+        """[N], what the rows of each trajectory have in common.
+
+        Raises:
+            ValueError: rows of one trajectory differ in it, or the shape is not [B].
+        """
+        if x_B.shape != self.mask_BT.shape[:1]:
+            raise ValueError(f"expected {name} of shape {list(self.mask_BT.shape[:1])}, got {list(x_B.shape)}")
+        x_N = x_B[self.last_row_N]
+        if ((x_B[self.rows_NL] != x_N[:, None]) & self.mask_NL).any():
+            raise ValueError(f"rows of one trajectory differ in their {name}; they must be the same")
+        return x_N
+
+    def turns(self, turn_ids_BT: Tensor) -> Turns:
+        """The turns of each trajectory, by the turn ids that it was compressed with."""
+        ids_NL, mask_NL = self.gather(turn_ids_BT), self.mask_NL
+        has_next_NL = torch.zeros_like(mask_NL)
+        has_next_NL[:, :-1] = mask_NL[:, 1:]
+        ends_NL = mask_NL & (~has_next_NL | (ids_NL != ids_NL.roll(-1, 1)))
+        before_NL = ends_NL.cumsum(1) - ends_NL.long()  # turns that ended before the token
+        count_N = ends_NL.sum(1)
+        place_J = torch.arange(int(count_N.max()) if len(count_N) else 0, device=mask_NL.device)
+        return Turns(mask_NL, torch.where(mask_NL, before_NL, 0), ends_NL, place_J < count_N[:, None])
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of each trajectory in their order, J of the one with most; turns without action tokens are left out."""
+
+    mask_NL: Tensor
+    index_NL: Tensor  # which turn of its trajectory a token belongs to, 0 off the mask
+    ends_NL: Tensor  # bool, the last action token of its turn
+    mask_NJ: Tensor  # left-aligned
+
+    def sum(self, x_NL: Tensor) -> Tensor:
+        """[N, J], sums over the tokens of each turn."""
+        return x_NL.new_zeros(self.mask_NJ.shape).scatter_add_(1, self.index_NL, torch.where(self.mask_NL, x_NL, 0))
+
+    def at_ends(self, x_NL: Tensor) -> Tensor:
+        """[N, J], the number at the last token of each turn."""
+        return self.sum(torch.where(self.ends_NL, x_NL, 0))
+
+    def spread(self, x_NJ: Tensor) -> Tensor:
+        """[N, L] with the number of its turn at every token, 0 off the mask."""
+        return torch.where(self.mask_NL, x_NJ.gather(1, self.index_NL), 0)
+
 
 def compress(mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor) -> Layout:
     """Index of the action tokens by trajectory; its rows follow each other by the turn of their first action token.

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Reduce = Callable[[Tensor], Tensor]  # sums a small float64 tensor over ranks
+
 
 @torch.no_grad()
-def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tensor:
     """``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
 
     Args:
@@ -32,7 +34,7 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Callable[[Tensor], Tensor] | N
     return out_BT
 
 
-def global_moments(x_MK: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> tuple[float, Tensor, Tensor]:
+def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, Tensor, Tensor]:
     """Count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
 
     Deviations are taken from the global mean, in a second pass: sums of plain squares lose their digits where the mean

@@ -49,6 +49,8 @@ class Rollout:
     terminated: Tensor  # [B] bool, the episode ended after this sample and has no next state
     scores: Scores = Scores()
     bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
+    groups: Tensor | None = None  # [B] int64, equal for samples whose episodes share task and start state
+    greedy_scores: Tensor | None = None  # [B] sum of rewards of the greedy episode from the same start state
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
@@ -65,6 +67,7 @@ class Rollout:
             return out
 
         lasts = [sample.turns[-1] for sample in samples]
+        groups = [t.group for t in lasts if t.group is not None]
         return cls(
             samples=tuple(samples),
             action_mask=stack("ids", -1, torch.int64) >= 0,
@@ -73,6 +76,7 @@ class Rollout:
             rollout_logps=stack("logps", 0.0, torch.float32),
             trajectory=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
             terminated=torch.tensor([t.terminated for t in lasts], dtype=torch.bool),
+            groups=torch.tensor(groups, dtype=torch.int64) if len(groups) == len(lasts) else None,
         )
 
     def __len__(self) -> int:

@@ -54,6 +54,7 @@ class Turn:
     env_errors: tuple[str, ...] = ()  # kinds of errors of the environment that were overcome on the way to this turn
     image: bytes | None = None  # PNG of what was observed, where the environment renders
     bootstrap: tuple[Segment, ...] | None = None
+    group: int | None = None  # label of the episodes that began in the same state, where they are collected so
 
     def __post_init__(self) -> None:
         if self.terminated and self.bootstrap is not None:

@@ -1,37 +1,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
-from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_agentrl.advantages import kl_in_reward, value_statistics, whiten
+from tests.advantages.ranks import on_two_ranks
 
 NAN = float("nan")
-T = TypeVar("T")
-
-
-def on_two_ranks(fn: Callable[[int, Callable[[Tensor], Tensor]], T]) -> list[T]:
-    """Run ``fn(rank, reduce)`` in two threads; `reduce` meets the other rank and sums in place, as all_reduce does."""
-    barrier, posted = Barrier(2, timeout=10), [torch.zeros(()), torch.zeros(())]
-
-    def run(rank: int) -> T:
-        def reduce(x: Tensor) -> Tensor:
-            posted[rank] = x.clone()
-            barrier.wait()
-            x.copy_(posted[0] + posted[1])
-            barrier.wait()
-            return x
-
-        return fn(rank, reduce)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(run, range(2)))
 
 
 def test_mean_and_unbiased_variance():

@@ -1,0 +1,120 @@
+"""Bases of estimators that compare the episodes of a group, each of which counts once however many rows it has."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.layout import Layout, compress
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout, Turn
+
+GroupOfOne = Literal["zero", "raw"]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episodes of a rollout that have action tokens, in float64; N of them."""
+
+    layout: Layout
+    rewards_NL: Tensor
+    groups: Groups
+    labels_N: Tensor  # of the group
+
+    @property
+    def scores_N(self) -> Tensor:
+        """Sum of the rewards of each episode, over all of its rows."""
+        return self.rewards_NL.sum(1)
+
+
+def group_episodes(rollout: Rollout) -> Episodes:
+    """The episodes of a rollout with groups.
+
+    Raises:
+        ValueError: rows of one episode differ in their group, or its turns have no clear order.
+    """
+    assert rollout.groups is not None
+    layout = compress(rollout.action_mask, rollout.turn_ids, rollout.trajectory)
+    labels_N = layout.of_trajectory("group", rollout.groups)
+    return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N)
+
+
+def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
+    """The turns with action tokens of each trajectory, in their order."""
+    turns, ids_NL = layout.turns(rollout.turn_ids), layout.gather(rollout.turn_ids)
+    rows, ids = turns.at_ends(layout.rows_NL).tolist(), turns.at_ends(ids_NL).tolist()
+    by_index = [{turn.index: turn for turn in sample.turns} for sample in rollout.samples]
+    return [
+        [by_index[rows[n][j]][ids[n][j]] for j in range(count)] for n, count in enumerate(turns.mask_NJ.sum(1).tolist())
+    ]
+
+
+def result_dtype(rewards: Tensor) -> torch.dtype:
+    """Of advantages that are made of rewards only."""
+    return torch.promote_types(rewards.dtype, torch.float32)
+
+
+class GroupEstimator(AdvantageEstimator):
+    """Base of estimators that need groups. A group of one has nothing to compare with, which is warned of once.
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: advantage of an episode without others in its group: ``zero``, or ``raw`` for its score.
+    """
+
+    needs_groups: ClassVar[bool] = True
+
+    def __init__(self, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
+        super().__init__(whiten)
+        self.group_of_one = group_of_one
+        self._warned = False
+
+    def episodes(self, rollout: Rollout) -> Episodes:
+        """What is compared; warns of groups of one."""
+        self.check(rollout)
+        episodes = group_episodes(rollout)
+        alone = int(episodes.groups.single_N.sum())
+        if alone and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{type(self).__name__}: {alone} of {episodes.groups.count} groups hold a single episode with action "
+                f"tokens, {self._meaning_of_one()}",
+                stacklevel=3,
+            )
+        return episodes
+
+    def _meaning_of_one(self) -> str:
+        """The end of the warning."""
+        if self.group_of_one == "zero":
+            return "which teaches nothing: its advantage is 0 (model.init_args.advantage.init_args.group_of_one)"
+        return "whose score is its advantage, without a baseline (model.init_args.advantage.init_args.group_of_one)"
+
+
+class ScoreEstimator(GroupEstimator):
+    """Base of estimators that give every action token of an episode one number, made of the scores of its group.
+
+    Returns are the scores.
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    @abstractmethod
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        """Advantages [N]; what they are for groups of one does not matter."""
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
+        scores_N, spread = episodes.scores_N, episodes.layout.spread
+        alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
+        advantages_N = torch.where(episodes.groups.single_N, alone_N, self.compare(episodes, reduce))
+        return spread(advantages_N.to(dtype)), spread(scores_N.to(dtype))

@@ -1,0 +1,81 @@
+"""Several rewards, each relative to its group before they are added: GDPO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import token_rewards
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, result_dtype, turns_of
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.grpo import standardised
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+REWARD = "reward"
+KEY = "model.init_args.advantage.init_args.weights"
+
+
+def gdpo_advantages(scores_ND: Tensor, weights_D: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
+    """``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening."""
+    parts = [weight * standardised(x_N, groups, eps) for x_N, weight in zip(scores_ND.T, weights_D, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+class GDPO(GroupEstimator):
+    """GRPO for each dimension of the reward by itself, then their weighted sum, whitened (arXiv 2601.05242). No
+    dimension drowns in another one that varies more. Returns are the weighted sums of the scores.
+
+    Args:
+        weights: weight of each dimension by name: ``reward``, the sum of an episode's rewards, and what the
+            environment reports in ``info``, as it stands at the episode's last turn; None: ``reward`` alone.
+        eps: added to the standard deviations.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(
+        self,
+        weights: dict[str, float] | None = None,
+        eps: float = 1e-6,
+        whiten: bool = True,
+        group_of_one: GroupOfOne = "zero",
+    ) -> None:
+        super().__init__(whiten, group_of_one)
+        if not eps > 0:
+            raise ValueError(f"GDPO: eps must be above 0, got {eps}")
+        self.weights: Mapping[str, float] = {REWARD: 1.0} if weights is None else weights
+        if not self.weights:
+            raise ValueError(f"GDPO needs at least one dimension of the reward, got none (key {KEY})")
+        self.eps = eps
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
+        scores_ND = self._scores(rollout, episodes)
+        weights_D = scores_ND.new_tensor(list(self.weights.values()))
+        sums_N = scores_ND @ weights_D
+        alone_N = sums_N if self.group_of_one == "raw" else torch.zeros_like(sums_N)
+        compared_N = gdpo_advantages(scores_ND, weights_D, episodes.groups, self.eps)
+        advantages_N = torch.where(episodes.groups.single_N, alone_N, compared_N)
+        return episodes.layout.spread(advantages_N.to(dtype)), episodes.layout.spread(sums_N.to(dtype))
+
+    def _scores(self, rollout: Rollout, episodes: Episodes) -> Tensor:
+        """[N, D]"""
+        lasts = [turns[-1] for turns in turns_of(rollout, episodes.layout)]
+        columns = []
+        for name in self.weights:
+            if name == REWARD:
+                columns.append(episodes.scores_N)
+                continue
+            for turn in lasts:
+                if name not in turn.metrics:
+                    known = ", ".join([REWARD, *turn.metrics])
+                    raise ValueError(
+                        f"GDPO: episode {turn.episode} of environment {turn.env} reports no '{name}' in its last turn "
+                        f"{turn.index}, only {known}; change {KEY}"
+                    )
+            columns.append(episodes.scores_N.new_tensor([turn.metrics[name] for turn in lasts]))
+        return torch.stack(columns, 1)

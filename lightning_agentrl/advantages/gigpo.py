@@ -1,0 +1,109 @@
+"""Groups inside groups: episodes of one start, and turns that met one state (GiGPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import check_fractions, token_rewards
+from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, result_dtype, turns_of
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.grpo import centred, standardised
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+
+def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
+    """A number for each text, the same for texts that count as one state.
+
+    Texts are taken in alphabetical order, each once; one that is alike enough to the first text of an earlier state
+    joins the first such state. So the order of ``texts`` does not matter.
+
+    Args:
+        texts: observations.
+        similarity: the least ratio of ``difflib`` of two texts of one state; 1: equal texts only.
+    """
+    number: dict[str, int] = {}
+    states: list[str] = []
+    for text in sorted(set(texts)):
+        alike = (i for i, state in enumerate(states) if similarity < 1 and _alike(state, text, similarity))
+        number[text] = next(alike, len(states))
+        if number[text] == len(states):
+            states.append(text)
+    return [number[text] for text in texts]
+
+
+def _alike(state: str, text: str, similarity: float) -> bool:
+    """Whether the ratio of two texts is large enough; its cheap upper bounds are asked first."""
+    matcher = SequenceMatcher(None, state, text, autojunk=False)  # no letter is too common to count
+    ratios = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
+    return all(ratio() >= similarity for ratio in ratios)
+
+
+class GiGPO(GroupEstimator):
+    """How an episode fares against others from its start, plus how a turn fares against others that met the same
+    observation in the same group (arXiv 2505.10978).
+
+    The second part compares discounted rewards to go of turns; a turn whose state was met once gets 0 of it. Returns
+    are the scores of the episodes.
+
+    Args:
+        omega: weight of the comparison of turns.
+        gamma: discount from turn to turn.
+        divide_by_std: count differences in standard deviations, as GRPO does; off: as Dr. GRPO.
+        similarity: the least ratio of ``difflib`` of two observations that count as one state; 1: equal texts only.
+        eps: added to the standard deviations.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(
+        self,
+        omega: float = 1.0,
+        gamma: float = 0.95,
+        divide_by_std: bool = True,
+        similarity: float = 1.0,
+        eps: float = 1e-6,
+        whiten: bool = False,
+        group_of_one: GroupOfOne = "zero",
+    ) -> None:
+        super().__init__(whiten, group_of_one)
+        check_fractions(self, gamma=gamma, similarity=similarity)
+        if not eps > 0:
+            raise ValueError(f"GiGPO: eps must be above 0, got {eps}")
+        self.omega, self.gamma, self.divide_by_std = omega, gamma, divide_by_std
+        self.similarity, self.eps = similarity, eps
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
+        layout, scores_N = episodes.layout, episodes.scores_N
+        turns = layout.turns(rollout.turn_ids)
+        alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
+        of_episode_N = torch.where(episodes.groups.single_N, alone_N, self._compare(scores_N, episodes.groups))
+        of_turn_NJ = scores_N.new_zeros(turns.mask_NJ.shape)
+        to_go_NJ = backward_sum(turns.sum(episodes.rewards_NL), self.gamma)
+        of_turn_NJ[turns.mask_NJ] = self._compare(to_go_NJ[turns.mask_NJ], self._states(rollout, episodes))
+        advantages_NL = turns.spread(of_episode_N[:, None] + self.omega * of_turn_NJ)
+        return layout.scatter(advantages_NL.to(dtype)), layout.spread(scores_N.to(dtype))
+
+    def _compare(self, x_M: Tensor, groups: Groups) -> Tensor:
+        return standardised(x_M, groups, self.eps) if self.divide_by_std else centred(x_M, groups)
+
+    def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
+        """The turns of all episodes, one after the other, by group and state."""
+        met: dict[int, list[tuple[int, str]]] = {}  # per group, the number of a turn and what was observed
+        count = 0
+        for group, turns in zip(episodes.groups.index_N.tolist(), turns_of(rollout, episodes.layout), strict=True):
+            met.setdefault(group, []).extend((count + j, turn.observation) for j, turn in enumerate(turns))
+            count += len(turns)
+        labels_M2 = [(0, 0)] * count
+        for group, seen in met.items():
+            states = anchor_states([text for _, text in seen], self.similarity)
+            for (m, _), state in zip(seen, states, strict=True):
+                labels_M2[m] = (group, state)
+        return Groups(torch.tensor(labels_M2, dtype=torch.int64, device=episodes.labels_N.device))

@@ -1,0 +1,51 @@
+"""Statistics of groups, told to each of their members."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-6  # sums of float32 rewards in another order differ by less, relative to the largest score
+
+
+class Groups:
+    """Which of N members are of one group. Results have the shape of the numbers [N] or [N, K], one per member.
+
+    Args:
+        labels: [N] or [N, D]; members with equal labels are one group.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.index_N = labels.unique(dim=0, return_inverse=True)[1] if len(labels) else labels.new_zeros(0).long()
+        self.count = int(self.index_N.max()) + 1 if len(labels) else 0
+        self.size_N = self.sum(torch.ones(len(labels), dtype=torch.float64, device=labels.device))
+
+    @property
+    def single_N(self) -> Tensor:
+        """Bool: members that are alone in their group."""
+        return self.size_N == 1
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.new_zeros(self.count, *x.shape[1:]).index_add_(0, self.index_N, x)[self.index_N]
+
+    def mean(self, x_N: Tensor) -> Tensor:
+        return self.sum(x_N) / self.size_N
+
+    def std(self, x_N: Tensor) -> Tensor:
+        """Sample standard deviation (n - 1), 0 for a group of one."""
+        return (self.sum((x_N - self.mean(x_N)).square()) / (self.size_N - 1).clamp_min(1)).sqrt()
+
+    def max(self, x_N: Tensor) -> Tensor:
+        """Of finite numbers, or where a group has none ``-inf``."""
+        return x_N.new_full((self.count,), -torch.inf).scatter_reduce_(0, self.index_N, x_N, "amax")[self.index_N]
+
+    def min(self, x_N: Tensor) -> Tensor:
+        return -self.max(-x_N)
+
+    def equal(self, x_N: Tensor) -> Tensor:
+        """Bool: members of a group whose numbers are all equal, up to the rounding of float32; a group of one is."""
+        return self.max(x_N) - self.min(x_N) <= ROUNDING * self.max(x_N.abs())
+
+    def others(self, x_N: Tensor) -> Tensor:
+        """Mean of the other members, NaN for a group of one."""
+        return (self.sum(x_N) - x_N) / (self.size_N - 1)

@@ -1,0 +1,45 @@
+"""Scores relative to the mean of their group: MaxRL."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.grpo import centred
+from lightning_agentrl.advantages.whitening import Reduce
+
+
+def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
+    """``(s - mean) / (mean + eps)`` of the group [N], 0 in groups with equal scores.
+
+    Raises:
+        ValueError: a score is negative, so that the mean is no measure of success.
+    """
+    if (scores_N < 0).any():
+        raise ValueError(
+            f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
+            "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl_in_reward to 0, or change "
+            "model.init_args.advantage"
+        )
+    return centred(scores_N, groups) / (groups.mean(scores_N) + eps)
+
+
+class MaxRL(ScoreEstimator):
+    """Score minus the mean of its group, relative to that mean, so that hard start states count more; for rewards
+    that are never negative (arXiv 2602.02710).
+
+    Args:
+        eps: added to the mean.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
+        super().__init__(whiten, group_of_one)
+        if not eps > 0:
+            raise ValueError(f"MaxRL: eps must be above 0, got {eps}")
+        self.eps = eps
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        return maxrl_advantages(episodes.scores_N, episodes.groups, self.eps)

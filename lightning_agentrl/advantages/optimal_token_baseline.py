@@ -1,0 +1,113 @@
+"""The baseline of least variance at every token: OTB."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import token_rewards
+from lightning_agentrl.advantages.energy import token_energy
+from lightning_agentrl.advantages.episodes import GroupEstimator, result_dtype
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+EPS = 1e-8  # keeps the baseline defined where no token has energy
+
+
+def optimal_token_baseline(
+    to_go_NL: Tensor,
+    energy_NL: Tensor,
+    mask_NL: Tensor,
+    groups: Groups,
+    *,
+    zero_tail: bool = True,
+    leave_one_out: bool = False,
+) -> Tensor:
+    """Baseline of every action token: the rewards to go of the group at its place, weighted by realised energy.
+
+    With W_k the sum of the energies of an episode's action tokens up to the k-th, over the episodes of the group with
+    more than k action tokens::
+
+        B_k = sum_i G_ik W_ik / (sum_i W_ik + 1e-8)
+
+    Args:
+        to_go_NL: G, rewards to go of the action tokens side by side, without anything between them.
+        energy_NL: see :func:`token_energy`.
+        mask_NL: which action tokens there are, left-aligned.
+        groups: of the N episodes.
+        zero_tail: no baseline where only the longest episode of a group is left; off: almost its own reward to go.
+        leave_one_out: an episode's own reward to go is not in its baseline, which takes away a bias of order 1/N.
+
+    Returns:
+        [N, L], 0 in groups of one; what stands off the mask does not matter.
+    """
+    realised_NL = torch.where(mask_NL, torch.where(mask_NL, energy_NL, 0).cumsum(1), 0)
+    weighted_NL = realised_NL * torch.where(mask_NL, to_go_NL, 0)
+    weights_NL, sums_NL = groups.sum(realised_NL), groups.sum(weighted_NL)
+    if leave_one_out:
+        weights_NL, sums_NL = (weights_NL - realised_NL).clamp_min(0), sums_NL - weighted_NL
+    last_NL = groups.sum(mask_NL.to(realised_NL.dtype)) == 1
+    none_NL = last_NL if zero_tail else groups.single_N[:, None]
+    return torch.where(none_NL, 0, sums_NL / (weights_NL + EPS))
+
+
+class OptimalTokenBaseline(GroupEstimator):
+    """Reward to go of a token minus a baseline for its place in the episode, in which episodes count by the energy of
+    their tokens so far: the baseline of least variance in the space of the logits (arXiv 2602.07078).
+
+    Places are counted in action tokens, so that observations move nothing. An episode alone in its group, and by
+    default the tail of the longest one, keep their reward to go. Returns are the rewards to go.
+
+    Args:
+        zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.
+        leave_one_out: leave an episode out of its own baseline.
+        importance_cap: where the loss weighs tokens by the ratio of the trainer's probability to the engine's, at most
+            this large, so does the energy; null: no such weights.
+        whiten: see :class:`AdvantageEstimator`.
+    """
+
+    needs_sum_pi_squared: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        zero_tail: bool = True,
+        leave_one_out: bool = False,
+        importance_cap: float | None = None,
+        whiten: bool = False,
+    ) -> None:
+        super().__init__(whiten, "raw")
+        if importance_cap is not None and not importance_cap > 0:
+            raise ValueError(f"OptimalTokenBaseline: importance_cap must be above 0, got {importance_cap}")
+        self.zero_tail, self.leave_one_out, self.importance_cap = zero_tail, leave_one_out, importance_cap
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
+        layout = episodes.layout
+        baseline_NL = optimal_token_baseline(
+            to_go_NL := backward_sum(episodes.rewards_NL),
+            layout.gather(self._energy(rollout)),
+            layout.mask_NL,
+            episodes.groups,
+            zero_tail=self.zero_tail,
+            leave_one_out=self.leave_one_out,
+        )
+        return layout.scatter((to_go_NL - baseline_NL).to(dtype)), layout.scatter(to_go_NL.to(dtype))
+
+    def _meaning_of_one(self) -> str:
+        return "whose rewards to go are its advantages, without a baseline"
+
+    def _energy(self, rollout: Rollout) -> Tensor:
+        """[B, A]"""
+        scores = rollout.scores
+        if scores.old_logps is None or scores.sum_pi_squared is None:
+            raise ValueError("OptimalTokenBaseline needs scores.old_logps, which the rollout lacks")
+        rho_BA = None
+        if self.importance_cap is not None:
+            gap_BA = scores.old_logps.double() - rollout.rollout_logps.double()
+            rho_BA = gap_BA.clamp(-20, 20).exp().clamp_max(self.importance_cap)
+        return token_energy(scores.old_logps, scores.sum_pi_squared, rho_BA)

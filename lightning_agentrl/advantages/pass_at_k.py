@@ -1,0 +1,46 @@
+"""Only the best episode of a group counts: Pass@k."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.whitening import Reduce
+
+
+def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
+    """Of the best episode of each group how far it is ahead of the second, others 0 [N]; with a tie all are 0."""
+    best_N = scores_N == groups.max(scores_N)
+    tie_N = groups.sum(best_N.to(scores_N.dtype)) > 1
+    second_N = groups.max(torch.where(best_N, -torch.inf, scores_N))
+    return torch.where(best_N & ~tie_N & ~groups.equal(scores_N), scores_N - second_N, 0)
+
+
+class PassAtK(ScoreEstimator):
+    """The lead of the best episode of a group over the second, and 0 for all others: raises the chance that one of k
+    episodes succeeds, not that each does (arXiv 2503.19595).
+
+    Args:
+        divide_by_std: count the lead in standard deviations of the group, as GRPO does.
+        eps: added to the standard deviation.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(
+        self,
+        divide_by_std: bool = True,
+        eps: float = 1e-6,
+        whiten: bool = False,
+        group_of_one: GroupOfOne = "zero",
+    ) -> None:
+        super().__init__(whiten, group_of_one)
+        if not eps > 0:
+            raise ValueError(f"PassAtK: eps must be above 0, got {eps}")
+        self.divide_by_std, self.eps = divide_by_std, eps
+
+    def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
+        lead_N = best_minus_second(episodes.scores_N, episodes.groups)
+        return lead_N / (episodes.groups.std(episodes.scores_N) + self.eps) if self.divide_by_std else lead_N

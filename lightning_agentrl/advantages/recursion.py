@@ -1,0 +1,15 @@
+"""The one backward recursion of estimators."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def backward_sum(x_NK: Tensor, decay_NK: Tensor | float = 1.0) -> Tensor:
+    """``y_k = x_k + decay_k y_{k+1}`` from the last column to the first; nothing is carried into the last one."""
+    y_KN = x_NK.T.contiguous()
+    decay_KN = torch.as_tensor(decay_NK, dtype=x_NK.dtype, device=x_NK.device).expand(x_NK.shape).T.contiguous()
+    for k in reversed(range(len(y_KN) - 1)):
+        y_KN[k].addcmul_(decay_KN[k], y_KN[k + 1])
+    return y_KN.T

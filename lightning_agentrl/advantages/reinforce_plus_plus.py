@@ -1,0 +1,66 @@
+"""REINFORCE with whitened returns: REINFORCE++ and its baseline variant."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import AdvantageEstimator, check_fractions, token_rewards
+from lightning_agentrl.advantages.episodes import GroupOfOne, result_dtype
+from lightning_agentrl.advantages.grpo import DrGRPO
+from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+
+@torch.no_grad()
+def rewards_to_go(
+    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor, gamma: float = 1.0
+) -> Tensor:
+    """``G_k = r_k + gamma G_{k+1}`` over the action tokens of each trajectory, whatever stands between them.
+
+    Args:
+        rewards_BT: reward of each token.
+        mask_BT: action mask.
+        turn_ids_BT: number of the turn of each token.
+        trajectory_B: label; rows with the same label are one trajectory.
+        gamma: discount from action token to action token, also across turns.
+
+    Returns:
+        [B, T] in float32 or better, 0 off the mask.
+    """
+    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    return layout.scatter(backward_sum(layout.gather(rewards_BT.double()), gamma).to(result_dtype(rewards_BT)))
+
+
+class ReinforcePlusPlus(AdvantageEstimator):
+    """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262). Needs neither critic nor groups. What
+    would come after the rollout is not in them, so an episode should end inside of it.
+
+    Args:
+        gamma: discount from action token to action token.
+        whiten: see :class:`AdvantageEstimator`.
+    """
+
+    def __init__(self, gamma: float = 1.0, whiten: bool = True) -> None:
+        super().__init__(whiten)
+        check_fractions(self, gamma=gamma)
+        self.gamma = gamma
+
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        rewards = token_rewards(rollout)
+        returns = rewards_to_go(rewards, rollout.action_mask, rollout.turn_ids, rollout.trajectory, self.gamma)
+        return returns, returns
+
+
+class ReinforcePlusPlusBaseline(DrGRPO):
+    """Score minus the mean of its group, whitened over all tokens of all ranks (arXiv 2501.03262).
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: see :class:`GroupEstimator`.
+    """
+
+    def __init__(self, whiten: bool = True, group_of_one: GroupOfOne = "zero") -> None:
+        super().__init__(whiten, group_of_one)

@@ -1,0 +1,62 @@
+"""The score of the greedy episode as baseline: ReMax."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
+from lightning_agentrl.advantages.episodes import result_dtype
+from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+
+@torch.no_grad()
+def minus_greedy(
+    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor, greedy_scores_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Undiscounted reward to go minus the score of the greedy episode.
+
+    Args:
+        rewards_BT: reward of each token.
+        mask_BT: action mask.
+        turn_ids_BT: number of the turn of each token.
+        trajectory_B: label; rows with the same label are one trajectory.
+        greedy_scores_B: sum of rewards of the greedy episode from the same start, the same for all rows of a
+            trajectory.
+
+    Returns:
+        Advantages and rewards to go [B, T] in float32 or better, 0 off the mask.
+
+    Raises:
+        ValueError: shapes do not fit, or rows of a trajectory differ in their baseline.
+    """
+    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    baseline_N = layout.of_trajectory("greedy score", greedy_scores_B.double())
+    to_go_NL = backward_sum(layout.gather(rewards_BT.double()))
+    dtype = result_dtype(rewards_BT)
+    return layout.scatter((to_go_NL - baseline_N[:, None]).to(dtype)), layout.scatter(to_go_NL.to(dtype))
+
+
+class ReMax(AdvantageEstimator):
+    """Reward to go minus the score of the greedy episode from the same start state (arXiv 2310.10505).
+
+    Args:
+        whiten: see :class:`AdvantageEstimator`.
+    """
+
+    needs_greedy_baseline: ClassVar[bool] = True
+
+    def __init__(self, whiten: bool = False) -> None:
+        super().__init__(whiten)
+
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        self.check(rollout)
+        assert rollout.greedy_scores is not None
+        return minus_greedy(
+            token_rewards(rollout), rollout.action_mask, rollout.turn_ids, rollout.trajectory, rollout.greedy_scores
+        )

@@ -1,0 +1,67 @@
+"""Rewards to go of turns against those of the others at the same turn."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import check_fractions, token_rewards
+from lightning_agentrl.advantages.episodes import GroupEstimator, GroupOfOne, result_dtype
+from lightning_agentrl.advantages.groups import Groups
+from lightning_agentrl.advantages.recursion import backward_sum
+from lightning_agentrl.advantages.rloo import minus_others
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import Rollout
+
+
+def others_at_turn(to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Reward to go of each turn minus its mean over the other episodes of the group that reached that turn.
+
+    The baseline of a turn depends on nothing that its episode does then or later, so it does not bias the gradient.
+    Summing turn rewards that were centred turn by turn would: what is subtracted in total would depend on how many
+    turns the episode chose to take.
+
+    Args:
+        to_go_NJ: sum of rewards from each turn on.
+        numbers_NJ: number of the turn in its episode.
+        mask_NJ: which turns there are.
+        labels_N: of the groups.
+
+    Returns:
+        The differences [N, J], 0 where no other episode of the group reached the turn and off the mask; and bool
+        [N, J], those turns that no other one reached.
+    """
+    differences_NJ, alone_NJ = torch.zeros_like(to_go_NJ), torch.zeros_like(mask_NJ)
+    labels_M2 = torch.stack([labels_N[:, None].expand(mask_NJ.shape)[mask_NJ], numbers_NJ[mask_NJ]], 1)
+    reached = Groups(labels_M2)
+    differences_NJ[mask_NJ] = minus_others(to_go_NJ[mask_NJ], reached)
+    alone_NJ[mask_NJ] = reached.single_N
+    return differences_NJ, alone_NJ
+
+
+class TurnLeaveOneOut(GroupEstimator):
+    """Reward to go of a turn minus its mean over the other episodes of the group that reached that turn. Returns are
+    the rewards to go of the turns.
+
+    Args:
+        gamma: discount from turn to turn.
+        whiten: see :class:`AdvantageEstimator`.
+        group_of_one: advantage of a turn that no other episode of its group reached: ``zero``, or ``raw`` for its
+            reward to go.
+    """
+
+    def __init__(self, gamma: float = 1.0, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
+        super().__init__(whiten, group_of_one)
+        check_fractions(self, gamma=gamma)
+        self.gamma = gamma
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
+        layout, turns = episodes.layout, episodes.layout.turns(rollout.turn_ids)
+        numbers_NJ = turns.at_ends(layout.gather(rollout.turn_ids))
+        to_go_NJ = backward_sum(turns.sum(episodes.rewards_NL), self.gamma)
+        advantages_NJ, alone_NJ = others_at_turn(to_go_NJ, numbers_NJ, turns.mask_NJ, episodes.labels_N)
+        if self.group_of_one == "raw":
+            advantages_NJ = torch.where(alone_NJ, to_go_NJ, advantages_NJ)
+        return layout.scatter(turns.spread(advantages_NJ).to(dtype)), layout.scatter(turns.spread(to_go_NJ).to(dtype))

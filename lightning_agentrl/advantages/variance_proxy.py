@@ -1,0 +1,74 @@
+"""Numbers that follow the signal and the noise in the gradient of a policy loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.whitening import Reduce
+
+
+@dataclass(frozen=True)
+class VarianceProxies:
+    """See :func:`variance_proxies`. Noise is NaN with fewer than two rows or without a gradient, power without rows."""
+
+    proxy1_signal_strength: float
+    proxy2_total_power: float
+    proxy3_pure_noise: float  # at least 0
+    proxy3_pure_noise_raw: float
+    token_total_power: float
+
+
+@torch.no_grad()
+def variance_proxies(
+    advantages_BT: Tensor,
+    energy_BT: Tensor,
+    mask_BT: Tensor,
+    grad_norm: float,
+    reduce: Reduce | None = None,
+) -> VarianceProxies:
+    """Signal, power and noise of the gradient of a mini-batch (arXiv 2602.07078), of which only trends mean something.
+
+    Over the N rows with action tokens, with A_i the mean advantage of a row's action tokens and W_i the sum of their
+    energies::
+
+        signal = |g|^2,   power = mean_i W_i A_i^2,   noise = (power - signal) / (N - 1)
+        token power = mean_i sum_k w_ik A_ik^2
+
+    Power lives in the space of the logits and the norm in that of the parameters, so the raw noise may be negative.
+    The token power also sees advantages that change their sign inside a row.
+
+    Args:
+        advantages_BT: advantages as the loss takes them.
+        energy_BT: see :func:`token_energy`.
+        mask_BT: action mask.
+        grad_norm: norm of the gradient of all rows, before clipping; NaN: not known.
+        reduce: sums a small float64 tensor over ranks; called once. None: there is one rank.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    if not advantages_BT.shape == energy_BT.shape == mask_BT.shape:
+        shapes = [list(x.shape) for x in (advantages_BT, energy_BT, mask_BT)]
+        raise ValueError(f"expected advantages, energy and mask of one shape [B, T], got {shapes}")
+    mask_BT = mask_BT.bool()
+    advantages_BT = torch.where(mask_BT, advantages_BT.double(), 0)
+    energy_BT = torch.where(mask_BT, energy_BT.double(), 0)
+    means_B = advantages_BT.sum(1) / mask_BT.sum(1).clamp_min(1)
+    by_row = (energy_BT.sum(1) * means_B.square()).sum()
+    by_token = (energy_BT * advantages_BT.square()).sum()
+    sums = torch.stack([mask_BT.any(1).sum().double(), by_row, by_token])
+    rows, by_rows, by_tokens = (sums if reduce is None else reduce(sums)).tolist()
+    signal = grad_norm**2
+    power, token_power = (by_rows / rows, by_tokens / rows) if rows else (math.nan, math.nan)
+    noise = (power - signal) / (rows - 1) if rows >= 2 else math.nan
+    return VarianceProxies(
+        proxy1_signal_strength=signal,
+        proxy2_total_power=power,
+        proxy3_pure_noise=noise if math.isnan(noise) else max(noise, 0.0),
+        proxy3_pure_noise_raw=noise,
+        token_total_power=token_power,
+    )
