@@ -45,7 +45,7 @@ DOCS = ROOT / "docs"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm"
+GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy"
 
 
 def named(path: Path) -> str:

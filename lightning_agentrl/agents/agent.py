@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
 from lightning_agentrl.agents.checks import check_trainer
-from lightning_agentrl.agents.describe import RecentEpisodes, describe
+from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
@@ -65,6 +65,7 @@ class Agent(ActorCritic, ABC):
         gradient_checkpointing: recompute activations in the backward pass.
         lora: train adapters on the frozen model; None: all weights.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
+        variance_proxy: log how signal and noise of the policy's gradient develop.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Agent(ActorCritic, ABC):
         gradient_checkpointing: bool,
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
+        variance_proxy: bool = False,
     ) -> None:
         super().__init__(
             model=model,
@@ -100,6 +102,7 @@ class Agent(ActorCritic, ABC):
         self.max_grad_norm_actor, self.max_grad_norm_critic = max_grad_norm_actor, max_grad_norm_critic
         self.temperature = temperature
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.variance_proxy = variance_proxy
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         if advantage.needs_values and critic is None:
@@ -158,7 +161,7 @@ class Agent(ActorCritic, ABC):
         with self.clock.stage("score", total=self._rows_to_score(rollout)), self.evaluation_mode():
             rollout = self.score(rollout)
         rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
-        advantages, returns = self.advantage.estimate(rollout)
+        advantages, returns = self.advantage.estimate(rollout, self.reduce_sum)
         if self.advantage.whiten:
             advantages = whiten(advantages, rollout.action_mask, self.reduce_sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
@@ -179,8 +182,8 @@ class Agent(ActorCritic, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=tokens)
         shared = self.critic if self.critic is not None and self.critic.shares_trunk else None
         bootstrap_values = None
-        if rollout.scores.old_logps is None and self._scores_policy:
-            scores, bootstrap_values = score_policy(self.actor, rollout, reader, shared)
+        if self._lacks_policy(rollout):
+            scores, bootstrap_values = score_policy(self.actor, rollout, reader, shared, self.needs_sum_pi_squared)
             rollout = rollout.union(scores=scores)
         if self.needs_reference and rollout.scores.ref_logps is None:
             scores, _ = score_policy(self._reference[0], rollout, reader)
@@ -193,16 +196,22 @@ class Agent(ActorCritic, ABC):
         return rollout
 
     @property
-    def _scores_policy(self) -> bool:
+    def needs_sum_pi_squared(self) -> bool:
+        """Whether the scoring pass also gives the sum of squared probabilities at each token."""
+        return self.advantage.needs_sum_pi_squared or self.variance_proxy
+
+    def _lacks_policy(self, rollout: Rollout) -> bool:
+        """Whether the policy has to be read before the update; what was read already is kept."""
         several_steps = self.datamodule.steps_per_iteration > 1
         shared = self.critic is not None and self.critic.shares_trunk  # values need the pass anyway
-        return several_steps or shared or self.needs_old_logps or self.advantage.needs_sum_pi_squared
+        wanted = several_steps or shared or self.needs_old_logps or self.needs_sum_pi_squared
+        return wanted and rollout.scores.old_logps is None
 
     def _rows_to_score(self, rollout: Rollout) -> int:
         """Rows that the passes of :meth:`score` read together."""
         ends = len(bootstrap_rows(rollout)) if self.critic is not None else 0
         shared = self.critic is not None and self.critic.shares_trunk
-        policy = len(rollout) + ends * shared if rollout.scores.old_logps is None and self._scores_policy else 0
+        policy = len(rollout) + ends * shared if self._lacks_policy(rollout) else 0
         reference = len(rollout) if self.needs_reference and rollout.scores.ref_logps is None else 0
         values = len(rollout) + ends if self.critic is not None and not (shared and policy) else 0
         return policy + reference + values
@@ -221,6 +230,8 @@ class Agent(ActorCritic, ABC):
             norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self._iteration_metrics
+        if self.variance_proxy and "actor" in norms:
+            metrics |= describe_gradient(rollout, norms["actor"], self.reduce_sum)
         self._iteration_metrics = {}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,7 +10,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages import value_statistics
+from lightning_agentrl.advantages import token_energy, value_statistics, variance_proxies
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -35,6 +36,23 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
         values = value_statistics(rollout.scores.values, rollout.returns, rollout.action_mask, reduce)
         numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
     return numbers
+
+
+def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Signal and noise of the policy's gradient over a mini-batch by name; every rank must call it.
+
+    Args:
+        rollout: this rank's part of the mini-batch, scored with the sum of squared probabilities, with advantages.
+        norm: of the gradient of the whole mini-batch, before clipping.
+        reduce: sums a tensor over ranks.
+    """
+    scores = rollout.scores
+    assert scores.old_logps is not None
+    assert scores.sum_pi_squared is not None
+    assert rollout.advantages is not None
+    energy = token_energy(scores.old_logps, scores.sum_pi_squared)
+    proxies = variance_proxies(rollout.advantages, energy, rollout.action_mask, norm, reduce)
+    return {f"variance_proxy/{name}": x for name, x in asdict(proxies).items() if not math.isnan(x)}
 
 
 class RecentEpisodes:

@@ -50,6 +50,7 @@ class PPOAgent(Agent):
         gradient_checkpointing: recompute activations in the backward pass.
         lora: train adapters on the frozen model; None: all weights.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
+        variance_proxy: log how signal and noise of the policy's gradient develop.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class PPOAgent(Agent):
         gradient_checkpointing: bool = False,
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
+        variance_proxy: bool = False,
     ) -> None:
         kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
         super().__init__(
@@ -90,6 +92,7 @@ class PPOAgent(Agent):
             gradient_checkpointing=gradient_checkpointing,
             lora=lora,
             kernels=kernels,
+            variance_proxy=variance_proxy,
         )
         self.loss = policy_loss or PPOClip()
         self.kl_coefficient = kl

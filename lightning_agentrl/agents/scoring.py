@@ -66,23 +66,27 @@ def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_policy(
-    policy: LanguageModel, rollout: Rollout, reader: Reader, shared: Critic | None = None
+    policy: LanguageModel,
+    rollout: Rollout,
+    reader: Reader,
+    shared: Critic | None = None,
+    sum_pi_squared: bool = False,
 ) -> tuple[Scores, Tensor | None]:
-    """Log-probs, entropy and sum of squared probabilities of every action token [B, A].
+    """Log-probs and entropy of every action token [B, A], and the sum of squared probabilities if asked for.
 
     With a critic that shares the trunk, values too and the bootstrap values [B], from the same pass.
     """
 
     def read(packed: Packed) -> list[Tensor]:
         hidden = policy.hidden(packed)
-        scores = policy.token_scores(hidden, packed.targets, reader.temperature)
-        values = [] if shared is None else [shared(packed, hidden)]
-        return [scores.logps, scores.entropy, scores.sum_pi_squared, *values]
+        scores = policy.token_scores(hidden, packed.targets, reader.temperature, sum_pi_squared)
+        values = None if shared is None else shared(packed, hidden)
+        return [x for x in (scores.logps, scores.entropy, scores.sum_pi_squared, values) if x is not None]
 
+    names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
     extra = {} if shared is None else bootstrap_rows(rollout)
     by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
-    logps, entropy, sum_pi_squared, *values = _columns(by_row[: len(rollout)], rollout)
-    scores = Scores(logps, entropy=entropy, sum_pi_squared=sum_pi_squared, values=values[0] if values else None)
+    scores = Scores(**dict(zip(names, _columns(by_row[: len(rollout)], rollout), strict=True)))
     return scores, None if shared is None else _bootstrap_values(extra, by_row[len(rollout) :], rollout)
 
 

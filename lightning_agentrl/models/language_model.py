@@ -33,7 +33,7 @@ class TokenScores:
 
     logps: Tensor  # [R] log-probability of the token that follows
     entropy: Tensor  # [R] nats
-    sum_pi_squared: Tensor  # [R] sum of squared probabilities over the vocabulary
+    sum_pi_squared: Tensor | None = None  # [R] sum of squared probabilities over the vocabulary, where asked for
 
 
 def resolve_model(model: str) -> str:
@@ -151,24 +151,33 @@ class LanguageModel(nn.Module):
         """[R, H]"""
         return hidden_at_reads(self.lm, packed)
 
-    def token_scores(self, hidden_RH: Tensor, targets_R: Tensor, temperature: float) -> TokenScores:
-        """Log-probs of ``targets_R``, entropy and sum of squared probabilities, at sampling temperature."""
+    def token_scores(
+        self, hidden_RH: Tensor, targets_R: Tensor, temperature: float, sum_pi_squared: bool = False
+    ) -> TokenScores:
+        """Log-probs of ``targets_R`` and entropy, and the sum of squared probabilities if asked for.
+
+        All are of the distribution at sampling temperature.
+        """
         head = cast(nn.Module, self.lm.get_output_embeddings())
         chunks = []
         for hidden, targets in zip(hidden_RH.split(READS_PER_CHUNK), targets_R.split(READS_PER_CHUNK), strict=True):
             if torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK:  # keep one chunk of logits alive, not all
-                chunk = checkpoint(_head_scores, head, hidden, targets, temperature, use_reentrant=False)
+                chunk = checkpoint(
+                    _head_scores, head, hidden, targets, temperature, sum_pi_squared, use_reentrant=False
+                )
             else:
-                chunk = _head_scores(head, hidden, targets, temperature)
-            chunks.append(cast(tuple[Tensor, Tensor, Tensor], chunk))
-        logps, entropy, sum_pi_squared = (torch.cat(parts) for parts in zip(*chunks, strict=True))
-        return TokenScores(logps, entropy, sum_pi_squared)
+                chunk = _head_scores(head, hidden, targets, temperature, sum_pi_squared)
+            chunks.append(cast(tuple[Tensor, ...], chunk))
+        return TokenScores(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
-def _head_scores(head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, ...]:
+def _head_scores(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, sum_pi_squared: bool
+) -> tuple[Tensor, ...]:
     logits = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     log_pi = logits.log_softmax(-1)
     pi = log_pi.exp()
     logps = log_pi.gather(-1, targets.clamp_min(0)[:, None])[:, 0]
-    return logps, -(pi * log_pi).sum(-1), pi.square().sum(-1)
+    entropy = -(pi * log_pi).sum(-1)
+    return (logps, entropy, pi.square().sum(-1)) if sum_pi_squared else (logps, entropy)

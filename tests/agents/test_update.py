@@ -54,7 +54,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
 
 def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):
     spy = Spy()
-    agent = make_agent(exact_folder, SharedCritic())
+    agent = make_agent(exact_folder, SharedCritic(), variance_proxy=True)
     torch.manual_seed(1)
     agent.configure_model()
     agent.critic.head.linear.weight.data.normal_()
@@ -77,12 +77,27 @@ def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):
             assert rollout.rollout_logps[i, column].item() == pytest.approx(expected.item(), abs=1e-5)
             entropy = -(log_pi[position - 1].exp() * log_pi[position - 1]).sum()
             assert rollout.scores.entropy[i, column].item() == pytest.approx(entropy.item(), abs=1e-9)
+            squares = log_pi[position - 1].exp().square().sum()
+            assert rollout.scores.sum_pi_squared[i, column].item() == pytest.approx(squares.item(), abs=1e-9)
             assert rollout.scores.values[i, column].item() == pytest.approx(values[position - 1].item(), abs=1e-9)
     for i, row in bootstrap_rows(rollout).items():
         with torch.no_grad():
             hidden = agent.actor.lm(torch.tensor([row.ids]), output_hidden_states=True).hidden_states[-1][0, -1:]
         expected = agent.critic.head(hidden).item()
         assert rollout.bootstrap_values[i].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_squared_probabilities_are_summed_only_where_something_needs_them(tmp_path, exact_folder):
+    """A single step per iteration needs no scoring pass otherwise."""
+    for wanted in (False, True):
+        for turns in (8, 16):
+            spy = Spy()
+            agent = make_agent(exact_folder, SeparateCritic(), kl_in_reward=0.0, variance_proxy=wanted)
+            make_trainer(tmp_path, 1, [spy]).fit(agent, make_data(mini_batch_turns=turns))
+            assert agent.needs_sum_pi_squared is wanted
+            scores = spy.rollouts[0].scores
+            assert (scores.sum_pi_squared is not None) is wanted
+            assert (scores.old_logps is not None) is (wanted or turns == 8)
 
 
 def test_terminated_turns_have_no_bootstrap_and_cut_turns_have_one(tmp_path, tiny_folder):

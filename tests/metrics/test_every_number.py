@@ -104,7 +104,8 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the critic has not converged
         trainer.fit(
-            make_agent(tiny_folder), make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker()))
+            make_agent(tiny_folder, variance_proxy=True),
+            make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker())),
         )
     (file,) = folder.rglob("metrics.csv")
     logged: list[dict[str, float]] = [{}, {}, {}]
@@ -187,7 +188,7 @@ def test_training_logs_everything_in_every_iteration_but_validation(fit):
 
 def test_the_warm_up_lacks_only_the_numbers_of_the_actors_update(fit):
     (warm,) = (fit.logged[iteration].keys() for iteration in WARMUP)
-    of_actor = {name for name in OF_STEPS if name.startswith("policy/")} | {"grad_norm/actor"}
+    of_actor = {name for name in OF_STEPS if name.startswith(("policy/", "variance_proxy/"))} | {"grad_norm/actor"}
     assert fit.logged[TRAIN[0]].keys() - warm == of_actor
     assert warm <= fit.logged[TRAIN[0]].keys()
     assert fit.logged[WARMUP[0]]["kl/reference"] == pytest.approx(0, abs=1e-6)  # the actor is still the reference

@@ -42,7 +42,13 @@ OF_STEPS = {
     "critic/loss",
     "grad_norm/actor",
     "grad_norm/critic",
+    "variance_proxy/proxy1_signal_strength",
+    "variance_proxy/proxy2_total_power",
+    "variance_proxy/proxy3_pure_noise",
+    "variance_proxy/proxy3_pure_noise_raw",
+    "variance_proxy/token_total_power",
 }
+OF_TOKENS = {name for name in OF_STEPS if name.startswith(("policy/", "critic/"))}
 OF_COEFFICIENT = {"kl/coefficient"}
 
 
@@ -119,6 +125,7 @@ def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         max_grad_norm_actor=MAX_NORM,
         max_grad_norm_critic=MAX_NORM,
         max_tokens_per_micro_batch=300,
+        variance_proxy=True,
     )
     spy = Spy()
     folder = tmp_path_factory.mktemp("fit")
@@ -145,10 +152,12 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
             parameter.copy_(step.weights[name])
     agent.zero_grad()
     rollout: Any = step.rollout  # its scores, advantages and returns are there
-    sums: dict[str, Any] = dict.fromkeys(OF_STEPS - {"grad_norm/actor", "grad_norm/critic"}, 0.0)
+    sums: dict[str, Any] = dict.fromkeys(OF_TOKENS, 0.0)
     tokens = 0
+    powers, token_powers = [], []
     for row, sample in enumerate(rollout.samples):
         turn_before = None
+        energies, advantages = [], []
         for column, (token, log_pi, value) in enumerate(read(agent, sample)):
             old = float(rollout.scores.old_logps[row, column])
             advantage = float(rollout.advantages[row, column])
@@ -164,6 +173,8 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
             turn_before = turn
 
             tokens += 1
+            energies.append(1 - 2 * math.exp(old) + float(rollout.scores.sum_pi_squared[row, column]))
+            advantages.append(advantage)
             sums["policy/loss"] += loss - ENTROPY_BONUS * entropy
             sums["policy/entropy"] += entropy
             sums["policy/approx_kl"] += old - log_pi[token]
@@ -172,6 +183,8 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
             )
             sums["policy/dual_clip_fraction"] += advantage < 0 and ratio > DUAL_CLIP
             sums["critic/loss"] += weight * 0.5 * max((value - target) ** 2, (near - target) ** 2)
+        powers.append(sum(energies) * (sum(advantages) / len(advantages)) ** 2)
+        token_powers.append(sum(w * a**2 for w, a in zip(energies, advantages, strict=True)))
     assert tokens == int(rollout.action_mask.sum())
     ((sums["policy/loss"] + sums["critic/loss"]) / tokens).backward()
     squares = {
@@ -179,7 +192,16 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
         for part in ("actor", "critic")
     }
     norms = {f"grad_norm/{part}": math.sqrt(square) for part, square in squares.items()}
-    return {name: float(torch.as_tensor(total).detach()) / tokens for name, total in sums.items()} | norms
+    power, signal = sum(powers) / len(powers), squares["actor"]
+    noise = (power - signal) / (len(powers) - 1)
+    proxies = {
+        "variance_proxy/proxy1_signal_strength": signal,
+        "variance_proxy/proxy2_total_power": power,
+        "variance_proxy/proxy3_pure_noise": max(noise, 0.0),
+        "variance_proxy/proxy3_pure_noise_raw": noise,
+        "variance_proxy/token_total_power": sum(token_powers) / len(token_powers),
+    }
+    return {name: float(torch.as_tensor(total).detach()) / tokens for name, total in sums.items()} | norms | proxies
 
 
 def test_numbers_of_every_step_by_hand(fit):

@@ -86,7 +86,7 @@ def alone(policy: LanguageModel, critic: SharedCritic, rows: list[Row]) -> tuple
 def packed(policy: LanguageModel, critic: SharedCritic, rows: list[Row]) -> tuple[Tensor, ...]:
     row = pack(rows)
     hidden = policy.hidden(row)
-    scores = policy.token_scores(hidden, row.targets, TEMPERATURE)
+    scores = policy.token_scores(hidden, row.targets, TEMPERATURE, sum_pi_squared=True)
     return scores.logps, scores.entropy, scores.sum_pi_squared, critic(row, hidden)
 
 
@@ -269,6 +269,7 @@ def test_rows_beside_each_other_equal_alone(policy, critic, case):
     policy.eval()
     row = pack(rows, share=False)
     scores = policy.token_scores(policy.hidden(row), row.targets, TEMPERATURE)
+    assert scores.sum_pi_squared is None  # nobody asked for it
     with torch.no_grad():
         expected = alone(policy, critic, rows)
     torch.testing.assert_close(scores.entropy, expected[1], **EXACT)

@@ -24,7 +24,7 @@ def mesh(tmp_path):
 
 
 def scores(policy):
-    return policy.token_scores(policy.hidden(PACKED), PACKED.targets, 1.0)
+    return policy.token_scores(policy.hidden(PACKED), PACKED.targets, 1.0, sum_pi_squared=True)
 
 
 def test_a_sharded_policy_has_the_scores_and_gradients_of_a_whole_one(mesh, tiny_folder):
