@@ -16,6 +16,7 @@ from lightning_agentrl.advantages.maxrl import MaxRL, maxrl_advantages
 from lightning_agentrl.advantages.opo import OPO, minus_length_weighted
 from lightning_agentrl.advantages.optimal_token_baseline import OptimalTokenBaseline, optimal_token_baseline
 from lightning_agentrl.advantages.pass_at_k import PassAtK, best_minus_second
+from lightning_agentrl.advantages.recursion import backward_sum
 from lightning_agentrl.advantages.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline, rewards_to_go
 from lightning_agentrl.advantages.remax import ReMax, minus_greedy
 from lightning_agentrl.advantages.rewards import kl_in_reward
@@ -53,6 +54,7 @@ __all__ = [
     "ValueStatistics",
     "VarianceProxies",
     "anchor_states",
+    "backward_sum",
     "best_minus_second",
     "bilevel_gae",
     "centred",

@@ -43,3 +43,26 @@ def test_shapes_are_checked():
         compress(MASK, TURNS, LABELS[:2])
     with pytest.raises(ValueError, match="shape of the mask"):
         compress(MASK, TURNS, LABELS).gather(torch.zeros(4, 5))
+
+
+def test_numbers_of_a_trajectory_are_those_of_its_rows_with_tokens():
+    layout = compress(MASK, TURNS, LABELS)
+    assert layout.of_trajectory("number", torch.tensor([3, -1, 3, 8])).tolist() == [8, 3]
+    assert torch.equal(layout.spread(torch.tensor([8.0, 3.0])), MASK * torch.tensor([3.0, 0, 3, 8])[:, None])
+    assert layout.lengths_N.tolist() == [1, 4]
+    with pytest.raises(ValueError, match="rows of one trajectory differ in their number; they must be the same"):
+        layout.of_trajectory("number", torch.tensor([3, 3, 4, 8]))
+    with pytest.raises(ValueError, match=r"expected number of shape \[4\], got \[2\]"):
+        layout.of_trajectory("number", torch.zeros(2))
+
+
+def test_turns_of_a_trajectory():
+    """The longer one has turns 1, 2 and 4 in columns 8, 11 and (1, 2)."""
+    turns = compress(MASK, TURNS, LABELS).turns(TURNS)
+    numbers = torch.tensor([[14.0, 0, 0, 0], [8, 11, 1, 2]])
+    assert turns.mask_NJ.tolist() == [[True, False, False], [True, True, True]]
+    assert turns.sum(numbers).tolist() == [[14, 0, 0], [8, 11, 3]]
+    assert turns.at_ends(numbers).tolist() == [[14, 0, 0], [8, 11, 2]]
+    assert turns.spread(torch.tensor([[5.0, 0, 0], [1, 2, 3]])).tolist() == [[5, 0, 0, 0], [1, 2, 3, 3]]
+    nothing = compress(torch.zeros(2, 3), TURNS[:2, :3], LABELS[:2]).turns(TURNS[:2, :3])
+    assert nothing.sum(torch.zeros(0, 0)).shape == (0, 0)

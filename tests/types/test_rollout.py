@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -164,3 +164,36 @@ def test_plain_types_survive_a_safe_checkpoint(tmp_path, samples, fill):
     rollout = fill(Rollout.from_samples(samples()))
     torch.save(rollout_to_plain(rollout), tmp_path / "rollout.pt")
     assert_same(rollout_from_plain(torch.load(tmp_path / "rollout.pt", weights_only=True)), rollout)
+
+
+# Groups
+
+
+def grouped() -> Rollout:
+    """The windowed samples, those of an episode in one group, with a greedy score for each row."""
+    label = {(1, 3): 7, (1, 4): -2, (0, 0): 7}
+    samples = [replace(s, turns=tuple(replace(t, group=label[t.env, t.episode]) for t in s.turns)) for s in windowed()]
+    return Rollout.from_samples(samples).union(greedy_scores=torch.tensor([0.5, 0.5, 1.0, 0.25]))
+
+
+def test_groups_are_those_of_the_turns_and_travel_with_their_rows():
+    rollout = grouped()
+    assert rollout.groups is not None
+    assert rollout.groups.tolist() == [7, 7, -2, 7]
+    picked = rollout.select([2, 0]).to("cpu")
+    assert picked.groups.tolist() == [-2, 7]
+    assert picked.greedy_scores.tolist() == [1.0, 0.5]
+    joined = Rollout.concat([picked, rollout])
+    assert joined.groups.tolist() == [-2, 7, 7, 7, -2, 7]
+    assert joined.greedy_scores.tolist() == [1.0, 0.5, 0.5, 0.5, 1.0, 0.25]
+    again = rollout_from_plain(rollout_to_plain(rollout))
+    assert again.groups.tolist() == [7, 7, -2, 7]
+    assert again.greedy_scores.tolist() == [0.5, 0.5, 1.0, 0.25]
+    assert [turn.group for turn in again.turns] == [7, 7, -2, 7]
+
+
+def test_samples_without_groups_have_none_and_a_rank_without_samples_stands_in_no_ones_way():
+    assert Rollout.from_samples(windowed()).groups is None
+    assert Rollout.concat([grouped(), Rollout.from_samples(windowed())]).groups is None
+    assert Rollout.from_samples([]).groups.tolist() == []
+    assert Rollout.concat([Rollout.from_samples([]), grouped()]).groups.tolist() == [7, 7, -2, 7]

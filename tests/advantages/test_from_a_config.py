@@ -1,0 +1,34 @@
+"""Estimators by their short names, and what happens where a run cannot give what they need."""
+
+from __future__ import annotations
+
+import pytest
+from jsonargparse import ArgumentParser
+
+from lightning_agentrl import advantages
+from lightning_agentrl.advantages import AdvantageEstimator
+from lightning_agentrl.agents import PPOAgent
+from tests.advantages.test_conformance import CLASSES, called
+
+KEY = r"change model\.init_args\.advantage$"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=called)
+def test_a_short_name_is_enough(cls: type[AdvantageEstimator]):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--advantage", type=AdvantageEstimator)
+    for given in (f"{{class_path: {cls.__name__}}}", f"{{class_path: {cls.__name__}, init_args: {{whiten: true}}}}"):
+        made = parser.instantiate(parser.parse_args([f"--advantage={given}"])).advantage
+        assert type(made) is cls
+    assert made.whiten is True
+    assert getattr(advantages, cls.__name__) is cls
+    assert cls.__name__ in advantages.__all__
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=called)
+def test_groups_and_greedy_episodes_are_refused_until_a_collector_gives_them(cls: type[AdvantageEstimator]):
+    if cls.needs_groups or cls.needs_greedy_baseline:
+        with pytest.raises(ValueError, match=f"^{cls.__name__} needs groups of episodes or greedy ones.*{KEY}"):
+            PPOAgent("demo", advantage=cls())
+    else:
+        assert PPOAgent("demo", advantage=cls()).needs_sum_pi_squared is cls.needs_sum_pi_squared
