@@ -66,7 +66,7 @@ class OptimalTokenBaseline(GroupEstimator):
         zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.
         leave_one_out: leave an episode out of its own baseline.
         importance_cap: where the loss weighs tokens by the ratio of the trainer's probability to the engine's, at most
-            this large, so does the energy; null: no such weights.
+            this large, so does the energy; None: no such weights.
         whiten: see :class:`AdvantageEstimator`.
     """
 
