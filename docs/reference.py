@@ -62,6 +62,7 @@ class Part:
     base: type
     classes: tuple[type, ...]
     owner: type | None = None  # the class whose key it is
+    many: bool = False  # whether the key holds a list
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ def roots() -> list[Part]:
     return [
         Part("model", Agent, concrete(Agent)),
         Part("data", RolloutDataModule, concrete(RolloutDataModule)),
-        Part("trainer.callbacks", L.Callback, tuple(callbacks)),
+        Part("trainer.callbacks", L.Callback, tuple(callbacks), many=True),
     ]
 
 
@@ -115,7 +116,7 @@ def parts() -> tuple[Part, ...]:
             for argument in arguments(cls):
                 for base in own_types(argument.annotation):
                     key = f"{part.key}.{argument.name}" if part.plain else f"{part.key}.init_args.{argument.name}"
-                    walk(Part(key, base, concrete(base), cls))
+                    walk(Part(key, base, concrete(base), cls, holds_list(argument.annotation)))
 
     for root in roots():
         walk(root)
@@ -128,6 +129,11 @@ def own_types(annotation: Any) -> list[type]:
         own = annotation.__module__.startswith("lightning_agentrl.") and not issubclass(annotation, Enum)
         return [annotation] if own else []
     return [cls for part in typing.get_args(annotation) for cls in own_types(part)]
+
+
+def holds_list(annotation: Any) -> bool:
+    """Whether a type hint, or a part of a union, is a list."""
+    return typing.get_origin(annotation) is list or any(holds_list(part) for part in typing.get_args(annotation))
 
 
 @cache
@@ -250,7 +256,7 @@ def _example(part: Part, cls: type) -> str:
     lines = [f"{'  ' * i}{name}:" for i, name in enumerate(way)]
     if part.owner and part.key.count("init_args") > 1:  # the class in between
         lines.insert(-1, f"{'  ' * (len(way) - 1)}class_path: {part.owner.__name__}")
-    indent, many = "  " * len(way), part.key == "trainer.callbacks"
+    indent, many = "  " * len(way), part.many
     short = f"{indent}  - {_yaml(value)}" if many else f"{indent}{last}: {_yaml(value)}"
     if len(short) <= EXAMPLE_WIDTH:
         return "\n".join([*lines, f"{indent}{last}:", short] if many else [*lines, short]) + "\n"

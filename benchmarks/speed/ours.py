@@ -55,7 +55,7 @@ class PolicyAgent(Agent):
 
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
         assert batch.advantages is not None
-        return self.loss(scores.logps, scores.logps.detach(), batch.advantages)
+        return self.loss(scores.logps, scores.logps.detach(), batch.advantages, batch.trained_mask)
 
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
         raise RuntimeError("there is no critic")
@@ -64,7 +64,7 @@ class PolicyAgent(Agent):
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
         """As PPOAgent, entropy and clip fractions."""
         assert batch.advantages is not None
-        metrics = self.loss.metrics(scores.logps, scores.logps.detach(), batch.advantages)
+        metrics = self.loss.metrics(scores.logps, scores.logps.detach(), batch.advantages, batch.trained_mask)
         return {"policy/entropy": scores.entropy, **{f"policy/{name}": x for name, x in metrics.items()}}
 
 

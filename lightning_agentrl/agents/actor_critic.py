@@ -173,6 +173,10 @@ class ActorCritic(L.LightningModule):
         """Sum over all ranks, on the CPU."""
         return sum_over_ranks(x.to(self.device)).cpu()
 
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """What every rank holds, on the CPU; sizes may differ."""
+        return all_gather(x.cpu())
+
     def reduce_dict(self, numbers: dict[str, float]) -> dict[str, float]:
         """Sum over all ranks by name; a rank may lack names."""
         parts = all_gather(numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import lightning as L
@@ -21,7 +21,14 @@ from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.losses import aggregate, masked_sum
+from lightning_agentrl.losses import (
+    AggregationMode,
+    OffPolicyCorrection,
+    aggregate,
+    check_aggregation,
+    masked_sum,
+    row_weights,
+)
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
@@ -66,6 +73,9 @@ class Agent(ActorCritic, ABC):
         lora: train adapters on the frozen model; None: all weights.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
         variance_proxy: log how signal and noise of the policy's gradient develop.
+        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
+        loss_aggregation: how the policy loss is averaged over a mini-batch.
+        loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides.
     """
 
     def __init__(
@@ -85,6 +95,9 @@ class Agent(ActorCritic, ABC):
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
+        correction: OffPolicyCorrection | None = None,
+        loss_aggregation: AggregationMode = "token-mean",
+        loss_norm_tokens: int | None = None,
     ) -> None:
         super().__init__(
             model=model,
@@ -115,6 +128,10 @@ class Agent(ActorCritic, ABC):
                 f"{type(advantage).__name__} needs groups of episodes or greedy ones, which no collector gives yet; "
                 "change model.init_args.advantage"
             )
+        check_aggregation(loss_aggregation, loss_norm_tokens)
+        self.correction = correction
+        self.loss_aggregation: AggregationMode = loss_aggregation
+        self.loss_norm_tokens = loss_norm_tokens
         self.phase: Phase = "train"
         self.explained_variance: float | None = None
         self.clock = StageClock()
@@ -141,8 +158,17 @@ class Agent(ActorCritic, ABC):
         """Loss per action token [B, A] of the current values [B, A], with gradient."""
 
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
-        """Per-token numbers [B, A] to be averaged over the action tokens of the mini-batch and logged."""
+        """Per-token numbers [B, A] to be averaged over the trained tokens of the mini-batch and logged."""
         return {}
+
+    @property
+    def needs_mini_batch_logps(self) -> bool:
+        """Whether :meth:`pick_tokens` is called, after one more pass without gradients in each step but the first."""
+        return False
+
+    def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
+        """Tokens [B, A] of a whole mini-batch that the policy loss treats apart, given its current log-probs."""
+        return None
 
     @property
     def needs_old_logps(self) -> bool:
@@ -160,6 +186,7 @@ class Agent(ActorCritic, ABC):
         collected_now = rollout.scores.old_logps is None
         with self.clock.stage("score", total=self._rows_to_score(rollout)), self.evaluation_mode():
             rollout = self.score(rollout)
+        rollout = self._correct(rollout)
         rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         advantages, returns = self.advantage.estimate(rollout, self.reduce_sum)
         if self.advantage.whiten:
@@ -202,10 +229,22 @@ class Agent(ActorCritic, ABC):
 
     def _lacks_policy(self, rollout: Rollout) -> bool:
         """Whether the policy has to be read before the update; what was read already is kept."""
-        several_steps = self.datamodule.steps_per_iteration > 1
+        correction = self.correction
+        ratio = self.datamodule.steps_per_iteration > 1 and not (correction is not None and correction.bypass)
         shared = self.critic is not None and self.critic.shares_trunk  # values need the pass anyway
-        wanted = several_steps or shared or self.needs_old_logps or self.needs_sum_pi_squared
+        loss = self.needs_mini_batch_logps or (correction is not None and correction.needs_old_logps)
+        wanted = ratio or shared or loss or self.needs_old_logps or self.needs_sum_pi_squared
         return wanted and rollout.scores.old_logps is None
+
+    def _correct(self, rollout: Rollout) -> Rollout:
+        """Weights and rejected tokens, where there is a correction that gives any."""
+        if self.correction is None or not self.correction.needs_old_logps:
+            return rollout
+        assert rollout.scores.old_logps is not None
+        weights, keep = self.correction(
+            rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, self.reduce_sum
+        )
+        return replace(rollout, weights=weights, loss_mask=keep)
 
     def _rows_to_score(self, rollout: Rollout) -> int:
         """Rows that the passes of :meth:`score` read together."""
@@ -225,41 +264,77 @@ class Agent(ActorCritic, ABC):
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
+            if self.phase == "train":
+                rollout = self._ready(rollout, first=batch_idx == 0)
             metrics = self._accumulate_gradients(rollout)
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
             norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self._iteration_metrics
         if self.variance_proxy and "actor" in norms:
-            metrics |= describe_gradient(rollout, norms["actor"], self.reduce_sum)
+            metrics |= describe_gradient(batch.rollout, norms["actor"], self.reduce_sum)
         self._iteration_metrics = {}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+
+    def _ready(self, rollout: Rollout, first: bool) -> Rollout:
+        """The mini-batch as the policy loss reads it: with picked tokens, and with the old log-probs of a bypass."""
+        current = rollout.scores.old_logps if first else None  # no step was made since they were scored
+        if self.correction is not None and self.correction.bypass:
+            rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
+        if self.needs_mini_batch_logps:
+            if current is None:
+                with self.evaluation_mode():
+                    scores, _ = score_policy(self.actor, rollout, replace(self.reader(), advance=lambda count: None))
+                torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
+                current = scores.old_logps
+            assert current is not None
+            rollout = replace(rollout, picked=self.pick_tokens(rollout, current))
+        return rollout
 
     def _accumulate_gradients(self, rollout: Rollout) -> dict[str, float]:
         """Backward through every micro-batch; the means of the metrics over the mini-batch.
 
-        Each loss is divided by the action tokens of the whole mini-batch over all ranks, so how it is cut changes
-        nothing. Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
+        Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is cut changes nothing.
+        Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
         """
-        tokens = float(self.reduce_sum(rollout.action_mask.sum().double()))
+        trained = rollout.trained_mask
+        tokens = float(self.reduce_sum(trained.sum().double()))
+        of_policy = row_weights(
+            trained,
+            self.loss_aggregation,
+            norm_tokens=self.loss_norm_tokens,
+            groups_B=rollout.groups,
+            gather=self.gather,
+        )
+        of_values = torch.full_like(of_policy, 1 / max(tokens, 1.0))
         rows, reader = action_rows(rollout), self.reader()
         totals: dict[str, float] = {}
         # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
         with without_sync(self), self.cached_precision():
             for index in reader.micro_batches(rows):
                 micro = rollout.select(index).to(self.device)
+                mask = micro.trained_mask
                 packed = reader.pack([rows[i] for i in index])
-                for loss, metrics in self._micro_batch_losses(micro, packed):
-                    scale = float(self.trainer.world_size)
-                    self.manual_backward(aggregate(loss, micro.action_mask, total=tokens, scale=scale))
+                for losses, metrics in self._micro_batch_losses(micro, packed):
+                    parts = [
+                        aggregate(x, mask, weights[index], float(self.trainer.world_size))
+                        for x, weights in zip(losses, (of_policy, of_values), strict=True)
+                        if x is not None
+                    ]
+                    self.manual_backward(torch.stack(parts).sum())
                     for name, x in metrics.items():
-                        totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), micro.action_mask))
+                        totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
                 self.clock.advance(len(index))
         sync_gradients(self, self.optimizers())
-        return {name: total / max(tokens, 1.0) for name, total in self.reduce_dict(totals).items()}
+        sums = self.reduce_dict(totals)
+        return {name: total / tokens for name, total in sums.items()} if tokens else {}
 
-    def _micro_batch_losses(self, micro: Rollout, packed: Packed) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Loss and metrics per action token [B, A]: of actor and shared critic, then of a separate critic.
+    def _micro_batch_losses(
+        self, micro: Rollout, packed: Packed
+    ) -> Iterator[tuple[tuple[Tensor | None, Tensor | None], dict[str, Tensor]]]:
+        """Losses of policy and values, and metrics, per action token [B, A].
+
+        First of the actor with a shared critic, then of a separate critic.
 
         A generator, so that the graph of the first is gone before the second is built.
         """
@@ -274,18 +349,19 @@ class Agent(ActorCritic, ABC):
                 metrics = {"mismatch/logp_gap_mean": (scores.logps - micro.rollout_logps).abs()}
             loss = self.policy_loss(micro, scores)
             metrics = {**metrics, "policy/loss": loss, **self.update_metrics(micro, scores)}
+            value_loss = None
             if critic is not None and critic.shares_trunk:
                 value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
-                loss, metrics = loss + value_loss, {**metrics, "critic/loss": value_loss}
-            yield loss, metrics
+                metrics = {**metrics, "critic/loss": value_loss}
+            yield (loss, value_loss), metrics
         elif critic is not None and critic.shares_trunk:
             with torch.no_grad():
                 hidden = self.actor.hidden(packed)
             value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
-            yield value_loss, {"critic/loss": value_loss}
+            yield (None, value_loss), {"critic/loss": value_loss}
         if critic is not None and not critic.shares_trunk:
             value_loss = self.value_loss(micro, to_columns(critic(packed, None), mask))
-            yield value_loss, {"critic/loss": value_loss}
+            yield (None, value_loss), {"critic/loss": value_loss}
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import token_energy, value_statistics, variance_proxies
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.metrics.text import TextMetrics
@@ -28,13 +30,17 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
         device: where ranks can exchange tensors.
         reduce: sums a tensor over ranks.
     """
-    numbers = over_ranks({**rollout_numbers(rollout), **token_numbers(rollout)}, device)
+    of_ranks = {**rollout_numbers(rollout), **token_numbers(rollout), **mismatch_numbers(rollout)}
+    numbers = over_ranks(of_ranks, device)
     text = TextMetrics().to(device)
     text.update(rollout.turns)
     numbers |= text.compute()
     if rollout.scores.values is not None and rollout.returns is not None:
         values = value_statistics(rollout.scores.values, rollout.returns, rollout.action_mask, reduce)
         numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
+    if rollout.loss_mask is not None:
+        kept = rollout.loss_mask.double() if rollout.weights is None else rollout.weights * rollout.loss_mask
+        numbers["mismatch/ess"] = effective_share(kept, rollout.action_mask, reduce)
     return numbers
 
 
@@ -51,7 +57,9 @@ def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], 
     assert scores.sum_pi_squared is not None
     assert rollout.advantages is not None
     energy = token_energy(scores.old_logps, scores.sum_pi_squared)
-    proxies = variance_proxies(rollout.advantages, energy, rollout.action_mask, norm, reduce)
+    if rollout.weights is not None:
+        energy = energy * rollout.weights.square()
+    proxies = variance_proxies(rollout.advantages, energy, rollout.trained_mask, norm, reduce)
     return {f"variance_proxy/{name}": x for name, x in asdict(proxies).items() if not math.isnan(x)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,19 +10,25 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, kl_in_reward
 from lightning_agentrl.agents.agent import Agent, CurrentScores
+from lightning_agentrl.agents.mini_batch import token_noise
 from lightning_agentrl.losses import (
+    AggregationMode,
     FixedKL,
     KLCoefficient,
     KLKind,
+    KLLossKind,
+    OffPolicyCorrection,
     PolicyLoss,
     PPOClip,
     clipped_value_loss,
     first_token_weights,
     kl_estimate,
+    kl_loss,
 )
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import Kernels
 from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.types import Rollout
 
 
@@ -33,9 +40,15 @@ class PPOAgent(Agent):
         critic: where values come from; an own backbone by default.
         advantage: estimator; dual-discount GAE by default.
         policy_loss: loss per action token; PPO with clip 0.2 and dual clip 3 by default.
+        loss_aggregation: how the policy loss is averaged over a mini-batch; None: as the loss prefers. The value loss
+            is always the mean over tokens.
+        loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
+        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
         kl_in_reward: coefficient of the KL to the initial policy in the reward, fixed or adaptive; 0.001 by default. A
             coefficient of 0 keeps no reference.
         kl_kind: estimator of that KL.
+        kl_loss: weight of the KL to the initial policy in the policy loss, beside the one in the reward.
+        kl_loss_kind: estimator of that KL; ``k1+`` and ``k3+`` have the value of k1 and k3 and the gradient of k2.
         entropy_bonus: weight of the entropy in the policy loss.
         value_clip: how far a value may move from its old value before the value loss stops pulling; None: no clip.
         first_token_weight: weight of the first token of a turn in the value loss, whose value bootstraps the turn
@@ -59,8 +72,13 @@ class PPOAgent(Agent):
         critic: Critic | None = None,
         advantage: AdvantageEstimator | None = None,
         policy_loss: PolicyLoss | None = None,
+        loss_aggregation: AggregationMode | None = None,
+        loss_norm_tokens: int | None = None,
+        correction: OffPolicyCorrection | None = None,
         kl_in_reward: KLCoefficient | float = 0.001,
         kl_kind: KLKind = "k1",
+        kl_loss: float = 0.0,
+        kl_loss_kind: KLLossKind = "k3+",
         entropy_bonus: float = 0.001,
         value_clip: float | None = 0.5,
         first_token_weight: float = 3.0,
@@ -76,12 +94,15 @@ class PPOAgent(Agent):
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
     ) -> None:
+        if not 0 <= kl_loss < math.inf:
+            raise ValueError(f"kl_loss must not be negative, got {kl_loss}")
         kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
+        loss = policy_loss or PPOClip()
         super().__init__(
             model=model,
             critic=critic or SeparateCritic(),
             advantage=advantage or DualDiscountGAE(),
-            needs_reference=kl.value > 0,
+            needs_reference=kl.value > 0 or kl_loss > 0,
             lr_actor=lr_actor,
             lr_critic=lr_critic,
             weight_decay=weight_decay,
@@ -93,23 +114,28 @@ class PPOAgent(Agent):
             lora=lora,
             kernels=kernels,
             variance_proxy=variance_proxy,
+            correction=correction,
+            loss_aggregation=loss_aggregation or loss.aggregation,
+            loss_norm_tokens=loss_norm_tokens,
         )
-        self.loss = policy_loss or PPOClip()
+        self.loss = loss
         self.kl_coefficient = kl
         self.kl_kind: KLKind = kl_kind
+        self.kl_loss = kl_loss
+        self.kl_loss_kind: KLLossKind = kl_loss_kind
         self.entropy_bonus = entropy_bonus
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
 
     @property
     def needs_old_logps(self) -> bool:
-        """For the KL in the reward; a subclass that shapes rewards may read any score."""
+        """For the KL to the reference; a subclass that shapes rewards may read any score."""
         return self.needs_reference or type(self).shape_rewards is not PPOAgent.shape_rewards
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
         """Subtract the KL of each sampled token to the reference."""
         scores = rollout.scores
-        if scores.ref_logps is None or scores.old_logps is None:
+        if scores.ref_logps is None or scores.old_logps is None or self.kl_coefficient.value == 0:
             return rollout.rewards
         kl = kl_estimate(scores.old_logps, scores.ref_logps, self.kl_kind)
         return kl_in_reward(rollout.rewards, kl, rollout.action_mask, self.kl_coefficient.value)
@@ -127,8 +153,29 @@ class PPOAgent(Agent):
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
         assert batch.scores.old_logps is not None
         assert batch.advantages is not None
-        loss = self.loss(scores.logps, batch.scores.old_logps, batch.advantages)
+        old_logps, trained = batch.scores.old_logps, batch.trained_mask
+        loss = self.loss(scores.logps, old_logps, batch.advantages, trained, batch.picked)
+        if batch.weights is not None:
+            loss = loss * batch.weights
+        if self.kl_loss > 0:
+            loss = loss + self.kl_loss * self._kl(batch, scores)
         return loss - self.entropy_bonus * scores.entropy
+
+    def _kl(self, batch: Rollout, scores: CurrentScores) -> Tensor:
+        """KL of the current policy to the reference as a loss, [B, A]."""
+        assert batch.scores.old_logps is not None
+        assert batch.scores.ref_logps is not None
+        return kl_loss(scores.logps, batch.scores.old_logps, batch.scores.ref_logps, self.kl_loss_kind)
+
+    @property
+    def needs_mini_batch_logps(self) -> bool:
+        return self.loss.needs_mini_batch_logps
+
+    def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor:
+        assert batch.scores.old_logps is not None
+        assert batch.advantages is not None
+        noise = token_noise(batch, derive_seed(self.datamodule.seed, self.policy_version))
+        return self.loss.pick(logps, batch.scores.old_logps, batch.advantages, batch.trained_mask, noise, self.gather)
 
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
         assert batch.scores.values is not None
@@ -140,10 +187,15 @@ class PPOAgent(Agent):
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
         assert batch.scores.old_logps is not None
         assert batch.advantages is not None
-        metrics = self.loss.metrics(scores.logps, batch.scores.old_logps, batch.advantages)
+        old_logps, trained = batch.scores.old_logps, batch.trained_mask
+        metrics = self.loss.metrics(scores.logps, old_logps, batch.advantages, trained)
+        if batch.picked is not None:
+            metrics["picked_fraction"] = batch.picked.float()
+        if self.kl_loss > 0:
+            metrics["kl_loss"] = self._kl(batch, scores)
         return {
             "policy/entropy": scores.entropy,
-            "policy/approx_kl": batch.scores.old_logps - scores.logps,
+            "policy/approx_kl": old_logps - scores.logps,
             **{f"policy/{name}": x for name, x in metrics.items()},
         }
 

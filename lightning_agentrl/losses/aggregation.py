@@ -7,7 +7,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-AggregationMode = Literal["token-mean"]
+from lightning_agentrl.losses.ranks import Gather, alone
+
+AggregationMode = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "prompt-mean",
+]
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
@@ -16,34 +25,99 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     Raises:
         ValueError: shapes differ.
     """
-    if x.shape != mask.shape:
-        raise ValueError(f"expected numbers and mask of one shape, got {list(x.shape)} and {list(mask.shape)}")
-    return torch.where(mask.bool(), x.to(torch.promote_types(x.dtype, torch.float32)), 0).sum()
+    return _masked(x, mask).sum()
 
 
-def aggregate(
-    x_BT: Tensor, mask_BT: Tensor, mode: AggregationMode = "token-mean", *, total: float, scale: float = 1.0
+def check_aggregation(mode: str, norm_tokens: int | None) -> None:
+    """Raise a ValueError for an unknown mode, or if the length of seq-mean-token-sum-norm is missing or needless."""
+    if mode not in get_args(AggregationMode):
+        raise ValueError(f"loss aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
+    if (mode == "seq-mean-token-sum-norm") != (norm_tokens is not None):
+        raise ValueError(
+            "loss_norm_tokens goes with loss_aggregation seq-mean-token-sum-norm and with no other, "
+            f"got {norm_tokens} with {mode}"
+        )
+    if norm_tokens is not None and norm_tokens < 1:
+        raise ValueError(f"loss_norm_tokens must be at least 1, got {norm_tokens}")
+
+
+@torch.no_grad()
+def row_weights(
+    mask_BT: Tensor,
+    mode: AggregationMode = "token-mean",
+    *,
+    norm_tokens: int | None = None,
+    groups_B: Tensor | None = None,
+    gather: Gather = alone,
 ) -> Tensor:
-    """This micro-batch's part of the mini-batch's loss, to be summed over micro-batches and averaged over ranks.
+    """[B] float64: what a token of each row counts in the mean over a mini-batch.
 
-    ``token-mean``: ``sum(x * mask) / total * scale``. As every part is divided by the same total, how a mini-batch is
-    split does not change the gradient.
+    With N tokens, R rows that have any, and K of a row: ``token-mean`` 1 / N, ``token-sum`` 1, ``seq-mean-token-sum``
+    1 / R, ``seq-mean-token-mean`` 1 / (R K), ``seq-mean-token-sum-norm`` 1 / (R ``norm_tokens``), and ``prompt-mean``
+    1 / (G N_g) with G groups of N_g tokens each. As weights are made from the whole mini-batch, how it is split
+    afterwards changes nothing.
+
+    Args:
+        mask_BT: tokens that count, of all rows that this rank has of the mini-batch.
+        mode: what the mean is taken over.
+        norm_tokens: constant length by which seq-mean-token-sum-norm divides.
+        groups_B: labels of the groups, for prompt-mean.
+        gather: what every rank holds.
+
+    Raises:
+        ValueError: unknown mode, or something that the mode needs is missing.
+    """
+    check_aggregation(mode, norm_tokens)
+    count_B = mask_BT.bool().sum(1)
+    if mode == "prompt-mean":
+        if groups_B is None:
+            raise ValueError("loss_aggregation prompt-mean needs groups of episodes, which this rollout lacks")
+        return 1 / _group_totals(groups_B, count_B, gather)
+    counts = gather(torch.stack([count_B.sum(), (count_B > 0).sum()]))
+    tokens, rows = torch.stack([part.cpu() for part in counts]).sum(0).clamp_min(1).tolist()
+    if mode == "seq-mean-token-mean":
+        return 1 / (rows * count_B.clamp_min(1).double())
+    divisor = {
+        "token-mean": tokens,
+        "token-sum": 1,
+        "seq-mean-token-sum": rows,
+        "seq-mean-token-sum-norm": rows * (norm_tokens or 1),
+    }
+    return torch.full_like(count_B, 1 / divisor[mode], dtype=torch.float64)
+
+
+def aggregate(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor, scale: float = 1.0) -> Tensor:
+    """This micro-batch's part of the mini-batch's loss, to be summed over micro-batches and averaged over ranks.
 
     Args:
         x_BT: loss per token.
-        mask_BT: action mask.
-        mode: what the mean is taken over.
-        total: action tokens of the mini-batch, all micro-batches and ranks together.
+        mask_BT: tokens that count.
+        weights_B: of these rows, from :func:`row_weights`.
         scale: number of data-parallel ranks, against their averaging of gradients.
 
     Returns:
-        A scalar in float32 or better. Without action tokens it is 0 and still has a graph.
+        A scalar in float32 or better. Without tokens it is 0 and still has a graph.
 
     Raises:
-        ValueError: unknown mode, a total below 0, or shapes differ.
+        ValueError: shapes differ.
     """
-    if mode not in get_args(AggregationMode):
-        raise ValueError(f"loss aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
-    if total < 0:
-        raise ValueError(f"total must not be negative, got {total}")
-    return masked_sum(x_BT, mask_BT) * (scale / max(total, 1))
+    if weights_B.shape != x_BT.shape[:1]:
+        raise ValueError(f"expected a weight per row, got {list(weights_B.shape)} for {list(x_BT.shape)}")
+    sums_B = _masked(x_BT, mask_BT).sum(1)
+    return (sums_B * weights_B.to(sums_B)).sum() * scale
+
+
+def _masked(x: Tensor, mask: Tensor) -> Tensor:
+    if x.shape != mask.shape:
+        raise ValueError(f"expected numbers and mask of one shape, got {list(x.shape)} and {list(mask.shape)}")
+    return torch.where(mask.bool(), x.to(torch.promote_types(x.dtype, torch.float32)), 0)
+
+
+def _group_totals(groups_B: Tensor, count_B: Tensor, gather: Gather) -> Tensor:
+    """[B] float64: groups that have tokens, times the tokens of the row's own group."""
+    parts = gather(torch.stack([groups_B.to(torch.int64), count_B.to(groups_B.device)]))
+    every_2M = torch.cat([part.to(count_B.device) for part in parts], 1)
+    labels, index = every_2M[0].unique(return_inverse=True)
+    totals = torch.zeros_like(labels).index_add_(0, index, every_2M[1])
+    own = totals[torch.searchsorted(labels, groups_B.to(labels))]
+    return ((totals > 0).sum() * own).clamp_min(1).double()

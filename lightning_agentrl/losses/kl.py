@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.precision import same_shape_float32
+from lightning_agentrl.losses.precision import log_ratio, same_shape_float32
 
 KLKind = Literal["k1", "abs", "k2", "k3"]
+KLLossKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]
 
 
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor:
@@ -44,6 +45,36 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
         # expm1: next to 1, exp(-d) has no digits left for the d²/2 that remains, and rounding made k3 negative.
         return (torch.expm1((-d).clamp(-20.0, 20.0)) + d).clamp(-10.0, 10.0)
     raise ValueError(f"kl kind must be k1, abs, k2 or k3, got '{kind}'")
+
+
+def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKind = "k3+") -> Tensor:
+    """KL(policy || reference) as a loss at each sampled token, for tokens that the old policy sampled.
+
+    :func:`kl_estimate` times ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have the value of k1 and k3 and the
+    gradient of k2, which alone is that of the KL.
+
+    Args:
+        logps: log-probs of the sampled tokens, any shape.
+        old_logps: under the policy that sampled, same shape; constants.
+        ref_logps: under the reference, same shape; constants.
+        kind: which estimate.
+
+    Returns:
+        Same shape, float32 or better.
+
+    Raises:
+        ValueError: unknown kind, or shapes differ.
+    """
+    logps, old_logps, ref_logps = same_shape_float32(logps=logps, old_logps=old_logps, ref_logps=ref_logps)
+    ref_logps = ref_logps.detach()
+    if kind == "k1+" or kind == "k3+":
+        slope = kl_estimate(logps, ref_logps, "k2")
+        kl = kl_estimate(logps.detach(), ref_logps, "k1" if kind == "k1+" else "k3") + (slope - slope.detach())
+    elif kind in get_args(KLKind):
+        kl = kl_estimate(logps, ref_logps, kind)
+    else:
+        raise ValueError(f"kind of the KL loss must be one of {', '.join(get_args(KLLossKind))}, got '{kind}'")
+    return log_ratio(logps.detach(), old_logps).exp() * kl
 
 
 class KLCoefficient(ABC):

@@ -1,127 +1,94 @@
-"""Policy losses per action token."""
+"""The base of policy losses. Each family has a file of its own."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.precision import same_shape_float32
-
-
-def ppo_clip_loss(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-) -> Tensor:
-    """PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
-
-    With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20]:
-    ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` where A < 0.
-
-    Args:
-        logps: log-probs under the current policy, any shape.
-        old_logps: at the start of the update, same shape; a constant.
-        advantages: same shape; constants.
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        dual_clip: bound in multiples of the advantage; None: no bound.
-
-    Returns:
-        Loss per token in that shape, float32 or better. There is no mask: numbers at masked positions must be finite,
-        or their gradient is NaN there whatever multiplies the loss.
-
-    Raises:
-        ValueError: shapes differ.
-    """
-    ratio, advantages = _ratio(logps, old_logps, advantages)
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    if dual_clip is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
-    return loss
-
-
-@torch.no_grad()
-def clip_fractions(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-) -> tuple[Tensor, Tensor]:
-    """Where :func:`ppo_clip_loss` gives no gradient: by the clip of the ratio, and by the dual clip.
-
-    Same arguments as there; two bool tensors of their shape, never both True.
-    """
-    ratio, advantages = _ratio(logps, old_logps, advantages)
-    too_high, too_low = ratio > 1 + clip_high, ratio < 1 - clip_low
-    clipped = ((advantages > 0) & too_high) | ((advantages < 0) & too_low)
-    if dual_clip is None:
-        return clipped, torch.zeros_like(clipped)
-    return clipped, (advantages < 0) & (ratio > dual_clip)
-
-
-def _ratio(logps: Tensor, old_logps: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-    logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)
-    return (logps - old_logps.detach()).clamp(-20.0, 20.0).exp(), advantages.detach()
+from lightning_agentrl.losses.aggregation import AggregationMode
+from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
+from lightning_agentrl.losses.ranks import Gather, alone
 
 
 class PolicyLoss(ABC):
-    """Strategy object: log-probs and advantages -> loss per action token."""
+    """Strategy object: log-probs and advantages -> loss per action token. Subclasses define :meth:`token_loss`.
+
+    Class attributes say how it wants to be averaged and what the agent must compute for it.
+    """
+
+    aggregation: ClassVar[AggregationMode] = "token-mean"  # where the agent is not told another
+    needs_mini_batch_logps: ClassVar[bool] = False  # `pick` wants the current log-probs of the whole mini-batch
+
+    def __call__(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        picked_BA: Tensor | None = None,
+    ) -> Tensor:
+        """Loss per token, before any mean.
+
+        Args:
+            logps_BA: log-probs of the sampled tokens under the current policy, with gradient.
+            old_logps_BA: at the start of the update; a constant.
+            advantages_BA: constants.
+            mask_BA: tokens that count. Numbers elsewhere have no influence, neither on the loss nor on its gradient.
+            picked_BA: what :meth:`pick` gave for these rows, where the loss needs it.
+
+        Returns:
+            [B, A] in float32 or better, 0 off the mask.
+
+        Raises:
+            ValueError: shapes differ, or the picked tokens are missing.
+        """
+        logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
+        return torch.where(mask, self.token_loss(logps, old_logps, advantages, mask), 0)
 
     @abstractmethod
-    def __call__(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> Tensor:
-        """Loss in the shape of the arguments, before any mean."""
+    def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
+        """Loss [B, A] of arguments in one dtype that are 0 off the mask; what it is there does not matter."""
 
-    def metrics(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """Per-token numbers to log, as their means over action tokens."""
+    def pick(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        noise_BA: Tensor,
+        gather: Gather = alone,
+    ) -> Tensor:
+        """[B, A] bool: tokens of a whole mini-batch that get a treatment of their own, called before its step.
+
+        Args:
+            logps_BA: as in a call, of all rows that this rank has of the mini-batch.
+            old_logps_BA: as in a call.
+            advantages_BA: as in a call.
+            mask_BA: as in a call.
+            noise_BA: random numbers in [0, 1), the same for a token on whichever rank it lies.
+            gather: what every rank holds, since tokens are picked among those of all ranks.
+        """
+        return torch.zeros_like(mask_BA, dtype=torch.bool)
+
+    def metrics(
+        self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
+    ) -> dict[str, Tensor]:
+        """Per-token numbers to log, as their means over the tokens that count."""
         return {}
 
 
-class PPOClip(PolicyLoss):
-    """PPO with asymmetric clip and dual clip.
+def counted(
+    logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The arguments of a policy loss in one dtype, 0 off the mask, the constants without gradient.
 
-    Args:
-        clip_low: how far the ratio may fall below 1.
-        clip_high: how far it may rise above 1.
-        dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
+    Masking comes before the maths: a NaN in the padding would reach the gradient through ``0 * NaN`` afterwards.
     """
-
-    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0) -> None:
-        if not 0 < clip_low <= 1 or not clip_high > 0:
-            raise ValueError(f"PPOClip: needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
-        if dual_clip is not None and not dual_clip > 1:
-            raise ValueError(f"PPOClip: dual_clip must be above 1, got {dual_clip}")
-        self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
-
-    def __call__(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> Tensor:
-        return ppo_clip_loss(
-            logps,
-            old_logps,
-            advantages,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-        )
-
-    def metrics(self, logps: Tensor, old_logps: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """Where a clip took the gradient away: by the ratio's bounds, and by the dual clip."""
-        clipped, dual_clipped = clip_fractions(
-            logps,
-            old_logps,
-            advantages,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-        )
-        metrics = {"clip_fraction": clipped.float()}
-        if self.dual_clip is not None:
-            metrics["dual_clip_fraction"] = dual_clipped.float()
-        return metrics
+    check_shapes(logps=logps, old_logps=old_logps, advantages=advantages, mask=mask)
+    logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)
+    mask = mask.bool()
+    logps, old_logps, advantages = (torch.where(mask, x, 0) for x in (logps, old_logps, advantages))
+    return logps, old_logps.detach(), advantages.detach(), mask

@@ -17,7 +17,6 @@ def token_numbers(rollout: Rollout) -> dict[str, Number]:
         numbers["rollout/entropy"] = _mean(scores.entropy, mask)
     if scores.old_logps is None:
         return numbers
-    numbers["mismatch/logp_gap_mean"] = _mean((scores.old_logps - rollout.rollout_logps).abs(), mask)
     if scores.ref_logps is not None:
         log_ratio = scores.old_logps - scores.ref_logps
         thought = thought_mask(rollout)

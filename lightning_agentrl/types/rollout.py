@@ -54,6 +54,9 @@ class Rollout:
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
+    weights: Tensor | None = None  # [B, A] factors of the policy loss against the mismatch of engine and trainer
+    loss_mask: Tensor | None = None  # [B, A] bool, the action tokens that train; None: all
+    picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats apart, chosen in the mini-batch
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
@@ -85,6 +88,11 @@ class Rollout:
     @property
     def turns(self) -> list[Turn]:
         return [turn for sample in self.samples for turn in sample.turns]
+
+    @property
+    def trained_mask(self) -> Tensor:
+        """[B, A] bool: the action tokens that have a part in losses and denominators."""
+        return self.action_mask if self.loss_mask is None else self.loss_mask
 
     @property
     def last_of_trajectory(self) -> Tensor:

@@ -77,8 +77,10 @@ def test_an_empty_micro_batch_runs_every_layer_and_adds_no_gradient(tmp_path, ti
         def training_step(self, batch, batch_idx):
             empty, packed = batch.rollout.select([]), self.reader().pack([])
             assert action_rows(empty) == []
-            for loss, metrics in self._micro_batch_losses(empty, packed):
-                aggregate(loss, empty.action_mask, total=1.0, scale=1.0).backward()
+            for losses, metrics in self._micro_batch_losses(empty, packed):
+                for loss in losses:
+                    if loss is not None:
+                        aggregate(loss, empty.action_mask, torch.ones(0)).backward(retain_graph=True)
                 assert all(x.numel() == 0 for x in metrics.values())
             seen.append([None if p.grad is None else float(p.grad.abs().max()) for p in self.parameters()])
             self.zero_grad()

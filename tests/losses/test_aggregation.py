@@ -1,15 +1,35 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
 
-from lightning_agentrl.losses import aggregate, masked_sum
+from lightning_agentrl.losses import AggregationMode, aggregate, masked_sum, row_weights
+from tests.losses import definitions
+from tests.losses.ranks import on_ranks
 
 NAN, INF = float("nan"), float("inf")
 X = torch.tensor([[1.0, NAN, 3.0], [INF, 5.0, NAN], [NAN, NAN, -INF]])
 MASK = torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 0]])
+MODES = get_args(AggregationMode)
+GROUPS = torch.tensor([7, 2**40, 7, 3, 2**40, 7])
+
+
+def settings(mode: str, rows: slice = slice(None)) -> dict:
+    """What a mode needs besides the mask."""
+    extra = {"seq-mean-token-sum-norm": {"norm_tokens": 10}, "prompt-mean": {"groups_B": GROUPS[rows]}}
+    return {"mode": mode, **extra.get(mode, {})}
+
+
+def random_case(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Six rows, the fourth of them empty and alone in its group."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 5, generator=generator) < 0.5
+    mask[3] = False
+    return x, mask
 
 
 def test_masked_sum_reads_the_mask_only():
@@ -19,42 +39,91 @@ def test_masked_sum_reads_the_mask_only():
         masked_sum(X, MASK[:1])
 
 
-def test_token_mean():
-    assert float(aggregate(X, MASK, total=3)) == pytest.approx(3.0)
-    assert float(aggregate(X, MASK, total=12, scale=4)) == pytest.approx(3.0)
+@pytest.mark.parametrize(
+    ("mode", "want"),
+    [
+        ("token-mean", 9 / 3),
+        ("token-sum", 9.0),
+        ("seq-mean-token-sum", (4 + 5) / 2),  # the empty row does not count
+        ("seq-mean-token-mean", (4 / 2 + 5) / 2),
+        ("seq-mean-token-sum-norm", (4 + 5) / 2 / 10),
+        ("prompt-mean", (9 / 3) / 1),
+    ],
+)
+def test_numbers_by_hand(mode, want):
+    kwargs = settings(mode) | ({"groups_B": torch.tensor([1, 1, 2])} if mode == "prompt-mean" else {})
+    weights = row_weights(MASK, **kwargs)
+    assert float(aggregate(X, MASK, weights)) == pytest.approx(want)
+    assert float(aggregate(X, MASK, weights, scale=4)) == pytest.approx(4 * want)
 
 
-def test_how_a_mini_batch_is_split_does_not_change_the_gradient():
-    x, mask = torch.randn(6, 5, dtype=torch.float64), torch.rand(6, 5) < 0.5
+def test_prompts_count_alike_however_many_tokens_they_have():
+    groups = torch.tensor([1, 2, 1])
+    mask = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 1]])
+    x = torch.tensor([[1.0, 2.0, 3.0], [0.0, 8.0, 0.0], [0.0, 0.0, 6.0]])
+    loss = aggregate(x, mask, row_weights(mask, "prompt-mean", groups_B=groups))
+    assert float(loss) == pytest.approx(((1 + 2 + 3 + 6) / 4 + 8) / 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(5))
+def test_equals_the_definition(mode, seed):
+    x, mask = random_case(seed)
+    loss = aggregate(x, mask, row_weights(mask, **settings(mode)))
+    want = definitions.aggregated(x.tolist(), mask.tolist(), mode, GROUPS.tolist(), 10)
+    assert float(loss) == pytest.approx(want, abs=1e-8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_how_a_mini_batch_is_split_does_not_change_the_gradient(mode):
+    x, mask = random_case(0)
+    weights = row_weights(mask, **settings(mode))
     gradients = []
     for cuts in ([0, 6], [0, 1, 4, 6], [0, 2, 2, 6]):
         leaf = x.clone().requires_grad_(True)
         for start, end in pairwise(cuts):
-            aggregate(leaf[start:end].square(), mask[start:end], total=float(mask.sum())).backward()
+            aggregate(leaf[start:end].square(), mask[start:end], weights[start:end]).backward()
         gradients.append(leaf.grad)
-    torch.testing.assert_close(gradients[0], torch.where(mask, 2 * x / mask.sum(), 0.0))
+    assert gradients[0].abs().max() > 0
     assert torch.equal(gradients[0], gradients[1])
     assert torch.equal(gradients[0], gradients[2])
 
 
-def test_two_ranks_whose_gradients_are_averaged_equal_one():
-    x, mask = torch.randn(4, 5, dtype=torch.float64), torch.rand(4, 5) < 0.5
-    total = float(mask.sum())
-    ranks = [aggregate(x[rows], mask[rows], total=total, scale=2.0) for rows in (slice(0, 1), slice(1, 4))]
-    torch.testing.assert_close(sum(ranks) / 2, aggregate(x, mask, total=total))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_two_ranks_whose_gradients_are_averaged_equal_one(mode, cut):
+    """Also where one of them has no rows."""
+    x, mask = random_case(1)
+    whole = aggregate(x, mask, row_weights(mask, **settings(mode)))
+    ranks = [slice(0, cut), slice(cut, 6)]
+    weights = on_ranks(
+        lambda rank, gather: row_weights(mask[ranks[rank]], **settings(mode, ranks[rank]), gather=gather)
+    )
+    parts = [aggregate(x[rows], mask[rows], w, scale=2.0) for rows, w in zip(ranks, weights, strict=True)]
+    torch.testing.assert_close(sum(parts) / 2, whole)
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (2, 3)])
-def test_without_action_tokens_the_loss_is_zero_and_has_a_graph(shape):
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(0, 0), (6, 3)])
+def test_without_tokens_the_loss_is_zero_and_has_a_graph(mode, shape):
     x = torch.ones(shape, requires_grad=True)
-    loss = aggregate(x, torch.zeros(shape), total=0)
+    mask = torch.zeros(shape)
+    loss = aggregate(x, mask, row_weights(mask, **settings(mode, slice(0, shape[0]))))
     loss.backward()
     assert float(loss.detach()) == 0.0
     assert torch.equal(x.grad, torch.zeros(shape))
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="must be one of token-mean, got 'mean'"):
-        aggregate(X, MASK, "mean", total=3)
-    with pytest.raises(ValueError, match="negative, got -1"):
-        aggregate(X, MASK, total=-1)
+    with pytest.raises(ValueError, match=r"must be one of token-mean, token-sum, .*, prompt-mean, got 'mean'"):
+        row_weights(MASK, "mean")
+    with pytest.raises(ValueError, match="prompt-mean needs groups of episodes"):
+        row_weights(MASK, "prompt-mean")
+    with pytest.raises(ValueError, match=r"goes with .* seq-mean-token-sum-norm .*, got None with"):
+        row_weights(MASK, "seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match="got 8 with token-mean"):
+        row_weights(MASK, "token-mean", norm_tokens=8)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        row_weights(MASK, "seq-mean-token-sum-norm", norm_tokens=0)
+    with pytest.raises(ValueError, match=r"a weight per row, got \[2\] for \[3, 3\]"):
+        aggregate(X, MASK, torch.ones(2))

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from lightning_agentrl.losses import AdaptiveKL, FixedKL, KLCoefficient, kl_estimate
+from lightning_agentrl.losses import AdaptiveKL, FixedKL, KLCoefficient, kl_estimate, kl_loss
 
 f64 = partial(torch.tensor, dtype=torch.float64)
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-12)
@@ -82,6 +82,45 @@ def test_unknown_kinds_and_other_shapes_are_refused():
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
     with pytest.raises(ValueError, match=r"logps \[2, 1\], ref_logps \[2\]"):
         kl_estimate(torch.zeros(2, 1), torch.zeros(2))
+
+
+# As a loss
+
+
+@pytest.mark.parametrize(("kind", "value"), [("k1", 0.5), ("k3", math.exp(-0.5) - 0.5), ("k2", 0.125)])
+def test_loss_is_the_estimate_times_the_ratio_to_the_policy_that_sampled(kind, value):
+    logps, old, ref = f64([-1.0]), f64([-1.2]), f64([-1.5])
+    close(kl_loss(logps, old, ref, kind), f64([math.exp(0.2) * value]))
+    if kind != "k2":
+        close(kl_loss(logps, old, ref, f"{kind}+"), f64([math.exp(0.2) * value]))
+
+
+@pytest.mark.parametrize("kind", ["k2", "k1+", "k3+"])
+def test_straight_through_kinds_have_the_gradient_of_the_kl_also_off_policy(kind):
+    """Summed over a small vocabulary, with tokens sampled by an older policy."""
+    logits = f64([0.3, -1.0, 0.9, 0.1]).requires_grad_(True)
+    policy, ref = logits.log_softmax(0), f64([1.0, 0.2, -0.4, 0.0]).log_softmax(0)
+    old = f64([0.0, 0.5, 0.2, -0.7]).log_softmax(0)
+    kl = (policy.exp() * (policy - ref)).sum()
+    (want,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    loss = (old.exp() * kl_loss(policy, old, ref, kind)).sum()
+    (got,) = torch.autograd.grad(loss, logits)
+    close(got, want)
+    if kind != "k2":
+        close(loss.detach(), kl.detach())
+
+
+def test_only_the_current_policy_gets_a_gradient():
+    logps, old, ref = (torch.randn(3, dtype=torch.float64).requires_grad_(True) for _ in range(3))
+    kl_loss(logps, old, ref).sum().backward()
+    assert old.grad is None
+    assert ref.grad is None
+    assert logps.grad is not None
+
+
+def test_unknown_kinds_of_the_loss_are_refused():
+    with pytest.raises(ValueError, match=r"one of k1, abs, k2, k3, k1\+, k3\+, got 'k2\+'"):
+        kl_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), "k2+")
 
 
 # Coefficients

@@ -21,17 +21,20 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.losses import ClipCov, RatioRejection, TruncatedWeights
 from lightning_agentrl.metrics.stages import STAGES
 from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
 from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED
+from tests.metrics.test_mismatch import EXPECTED as MISMATCH_EXPECTED
+from tests.metrics.test_mismatch import OF_CORRECTION
 from tests.metrics.test_rollout_numbers import EXPECTED as ROLLOUT_EXPECTED
 from tests.metrics.test_stages import EXPECTED as STAGES_EXPECTED
 from tests.metrics.test_text import EXPECTED as TEXT_EXPECTED
 from tests.metrics.test_token_numbers import EXPECTED as TOKENS_EXPECTED
-from tests.metrics.test_update_metrics import OF_COEFFICIENT, OF_STEPS
+from tests.metrics.test_update_metrics import OF_COEFFICIENT, OF_PICKS, OF_STEPS
 from tests.metrics.test_values import EXPECTED as VALUES_EXPECTED
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -40,12 +43,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 TESTED = set().union(
     ROLLOUT_EXPECTED,
     TOKENS_EXPECTED,
+    MISMATCH_EXPECTED,
+    OF_CORRECTION,
     TEXT_EXPECTED,
     VALUES_EXPECTED,
     STAGES_EXPECTED,
     WINDOW_EXPECTED,
     VAL_EXPECTED,
     OF_STEPS,
+    OF_PICKS,
     OF_COEFFICIENT,
 )
 NO_SCALARS = (
@@ -103,10 +109,14 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
     trainer = make_trainer(folder, 3, callbacks, log_every_n_steps=1, **settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the critic has not converged
-        trainer.fit(
-            make_agent(tiny_folder, variance_proxy=True),
-            make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker())),
+        agent = make_agent(
+            tiny_folder,
+            variance_proxy=True,
+            policy_loss=ClipCov(),
+            kl_loss=0.01,
+            correction=TruncatedWeights(rejections=[RatioRejection("mean", 0.5, 2.0)]),
         )
+        trainer.fit(agent, make_data(interaction=TurnInteraction(max_reply_tokens=4, parser=Thinker())))
     (file,) = folder.rglob("metrics.csv")
     logged: list[dict[str, float]] = [{}, {}, {}]
     with file.open() as lines:
@@ -188,7 +198,8 @@ def test_training_logs_everything_in_every_iteration_but_validation(fit):
 
 def test_the_warm_up_lacks_only_the_numbers_of_the_actors_update(fit):
     (warm,) = (fit.logged[iteration].keys() for iteration in WARMUP)
-    of_actor = {name for name in OF_STEPS if name.startswith(("policy/", "variance_proxy/"))} | {"grad_norm/actor"}
+    of_steps = {name for name in OF_STEPS if name.startswith(("policy/", "variance_proxy/"))}
+    of_actor = of_steps | OF_PICKS | {"grad_norm/actor"}
     assert fit.logged[TRAIN[0]].keys() - warm == of_actor
     assert warm <= fit.logged[TRAIN[0]].keys()
     assert fit.logged[WARMUP[0]]["kl/reference"] == pytest.approx(0, abs=1e-6)  # the actor is still the reference

@@ -1,4 +1,4 @@
-"""Means over reply tokens: `kl/*`, `rollout/entropy`, `mismatch/*`."""
+"""Means over reply tokens: `kl/*`, `rollout/entropy`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ EXPECTED = {
     "kl/thought": ((1 + 2) + 1 + (0 + 1 + 0) + 1 + 1 + 0 + (-2 + 1)) / 11,
     "kl/action": (0 - 1 + 3 + (2 + 1) + 0 + 2 + (1 + 2)) / 9,
     "kl/reference": ((1 + 2 + 0) + (1 - 1) + 3 + (0 + 1 + 0 + 2 + 1) + (1 + 0) + (1 + 2) + (0 + 1 + 2) + (-2 + 1)) / 20,
-    # distance of engine and actor, so that differences of both signs do not cancel
-    "mismatch/logp_gap_mean": ((0 + 1 + 1) + (1 + 0) + 0 + (0 + 0 + 1 + 0 + 2) + (0 + 1) + (0 + 1) + 0 + (1 + 1)) / 20,
 }
 
 
@@ -57,6 +55,6 @@ def test_without_thoughts_the_kl_of_thoughts_is_left_out():
 
 
 def test_what_was_not_scored_is_left_out():
-    assert computed(without(by_hand(), "ref_logps")).keys() == {"rollout/entropy", "mismatch/logp_gap_mean"}
+    assert computed(without(by_hand(), "ref_logps")).keys() == {"rollout/entropy"}
     assert computed(without(by_hand(), "old_logps")).keys() == {"rollout/entropy"}
     assert computed(without(by_hand(), "old_logps", "entropy")) == {}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.losses import AdaptiveKL, PPOClip
+from lightning_agentrl.losses import AdaptiveKL, KLCov, PPOClip, RatioRejection, TruncatedWeights
 from lightning_agentrl.metrics.episodes import EpisodeResult, succeeded
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import FullMemory, WindowMemory
@@ -29,6 +29,7 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 TEMPERATURE, ENTROPY_BONUS = 0.9, 0.1
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.05, 0.1, 1.2
 VALUE_CLIP, FIRST_TOKEN_WEIGHT = 0.01, 3.0
+KL_LOSS = 0.2
 MAX_NORM = 0.01
 KL_START, KL_TARGET, KL_HORIZON, KL_CLIP = 0.02, 0.001, 40, 0.2
 TURNS = 16  # of an iteration
@@ -37,6 +38,7 @@ OF_STEPS = {
     "policy/loss",
     "policy/entropy",
     "policy/approx_kl",
+    "policy/kl_loss",
     "policy/clip_fraction",
     "policy/dual_clip_fraction",
     "critic/loss",
@@ -50,6 +52,7 @@ OF_STEPS = {
 }
 OF_TOKENS = {name for name in OF_STEPS if name.startswith(("policy/", "critic/"))}
 OF_COEFFICIENT = {"kl/coefficient"}
+OF_PICKS = {"policy/picked_fraction"}
 
 
 @dataclass
@@ -101,17 +104,27 @@ class Fit:
     spy: Spy
 
 
+class Misread(PPOAgent):
+    """Takes the engine's log-probs for others than they are."""
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        noise = 0.8 * torch.sin(7.0 * torch.arange(rollout.rollout_logps.numel())).view_as(rollout.rollout_logps)
+        return super().prepare(rollout.union(rollout_logps=rollout.rollout_logps + noise))
+
+
 # Growing samples are of different lengths, so their tensors have padding
+CORRECTION = TruncatedWeights(cap=1.3, rejections=[RatioRejection("token", 0.6, 1.6)])
 CASES = {
-    "shared critic": (SharedCritic, WindowMemory),
-    "critic of its own, growing samples": (SeparateCritic, FullMemory),
+    "shared critic": (SharedCritic, WindowMemory, None),
+    "critic of its own, growing samples": (SeparateCritic, FullMemory, None),
+    "corrected": (SharedCritic, FullMemory, CORRECTION),
 }
 
 
 @pytest.fixture(scope="module", params=CASES)
 def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Fit:
     """Two iterations of two steps each, every step in several micro-batches."""
-    critic, memory = CASES[request.param]
+    critic, memory, correction = CASES[request.param]
     torch.manual_seed(0)
     agent = make_agent(
         exact_folder,
@@ -126,7 +139,10 @@ def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         max_grad_norm_critic=MAX_NORM,
         max_tokens_per_micro_batch=300,
         variance_proxy=True,
+        kl_loss=KL_LOSS,
+        correction=correction,
     )
+    agent.__class__ = PPOAgent if correction is None else Misread
     spy = Spy()
     folder = tmp_path_factory.mktemp("fit")
     make_trainer(folder, 2, [spy], limit_val_batches=1.0).fit(agent, make_data(memory=memory()))
@@ -153,13 +169,20 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
     agent.zero_grad()
     rollout: Any = step.rollout  # its scores, advantages and returns are there
     sums: dict[str, Any] = dict.fromkeys(OF_TOKENS, 0.0)
-    tokens = 0
+    tokens = rejected = 0
     powers, token_powers = [], []
     for row, sample in enumerate(rollout.samples):
         turn_before = None
         energies, advantages = [], []
         for column, (token, log_pi, value) in enumerate(read(agent, sample)):
+            turn = int(rollout.turn_ids[row, column])
+            first, turn_before = turn != turn_before, turn
+            factor = 1.0 if rollout.weights is None else float(rollout.weights[row, column])
+            if rollout.loss_mask is not None and not rollout.loss_mask[row, column]:
+                rejected += 1
+                continue
             old = float(rollout.scores.old_logps[row, column])
+            ref = float(rollout.scores.ref_logps[row, column])
             advantage = float(rollout.advantages[row, column])
             old_value, target = float(rollout.scores.values[row, column]), float(rollout.returns[row, column])
             ratio = (log_pi[token] - old).exp()
@@ -167,15 +190,17 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
             loss = -min(advantage * ratio, advantage * ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH))
             if advantage < 0:
                 loss = min(loss, torch.tensor(-advantage * DUAL_CLIP))
+            distance = log_pi[token] - ref
+            k3, k2 = (-distance).exp() + distance - 1, distance.square() / 2
+            kl = ratio.detach() * (k3.detach() + k2 - k2.detach())  # the gradient is that of k2
             near = old_value + (value - old_value).clamp(-VALUE_CLIP, VALUE_CLIP)
-            turn = int(rollout.turn_ids[row, column])
-            weight = FIRST_TOKEN_WEIGHT if turn != turn_before else 1.0
-            turn_before = turn
+            weight = FIRST_TOKEN_WEIGHT if first else 1.0
 
             tokens += 1
-            energies.append(1 - 2 * math.exp(old) + float(rollout.scores.sum_pi_squared[row, column]))
+            energies.append(factor**2 * (1 - 2 * math.exp(old) + float(rollout.scores.sum_pi_squared[row, column])))
             advantages.append(advantage)
-            sums["policy/loss"] += loss - ENTROPY_BONUS * entropy
+            sums["policy/loss"] += factor * loss - ENTROPY_BONUS * entropy + KL_LOSS * kl
+            sums["policy/kl_loss"] += kl
             sums["policy/entropy"] += entropy
             sums["policy/approx_kl"] += old - log_pi[token]
             sums["policy/clip_fraction"] += (advantage > 0 and ratio > 1 + CLIP_HIGH) or (
@@ -183,9 +208,11 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
             )
             sums["policy/dual_clip_fraction"] += advantage < 0 and ratio > DUAL_CLIP
             sums["critic/loss"] += weight * 0.5 * max((value - target) ** 2, (near - target) ** 2)
-        powers.append(sum(energies) * (sum(advantages) / len(advantages)) ** 2)
-        token_powers.append(sum(w * a**2 for w, a in zip(energies, advantages, strict=True)))
-    assert tokens == int(rollout.action_mask.sum())
+        if advantages:
+            powers.append(sum(energies) * (sum(advantages) / len(advantages)) ** 2)
+            token_powers.append(sum(w * a**2 for w, a in zip(energies, advantages, strict=True)))
+    assert tokens + rejected == int(rollout.action_mask.sum())
+    assert (rejected > 0) == (rollout.weights is not None)
     ((sums["policy/loss"] + sums["critic/loss"]) / tokens).backward()
     squares = {
         part: sum(float(p.grad.square().sum()) for p in getattr(agent, part).parameters() if p.grad is not None)
@@ -218,10 +245,10 @@ def test_the_steps_above_have_something_to_tell(fit):
     for step in fit.spy.steps[1::2]:
         assert abs(step.told["policy/approx_kl"]) > 1e-4
         assert 0 < step.told["policy/clip_fraction"] < 1
-    assert any(0 < step.told["policy/dual_clip_fraction"] < 1 for step in fit.spy.steps[1::2])
-    for step in fit.spy.steps:
-        assert step.told["grad_norm/actor"] > MAX_NORM  # before clipping
-        assert step.told["grad_norm/critic"] > MAX_NORM
+    assert all(step.told["grad_norm/actor"] > MAX_NORM for step in fit.spy.steps)  # before clipping
+    if fit.agent.correction is None:  # which leaves few tokens, none of them at the dual clip
+        assert any(0 < step.told["policy/dual_clip_fraction"] < 1 for step in fit.spy.steps[1::2])
+        assert all(step.told["grad_norm/critic"] > MAX_NORM for step in fit.spy.steps)
 
 
 def test_an_iteration_is_the_mean_of_its_steps(fit):
@@ -271,3 +298,14 @@ def test_held_out_episodes_are_those_of_this_validation(fit):
         assert logged["val/return"] == pytest.approx(sum(result.total_reward for result in results) / 8)
         assert logged["val/mean_turns"] == pytest.approx(turns / 8)
         assert logged["val/valid_action_ratio"] == pytest.approx(sum(result.valid_turns for result in results) / turns)
+
+
+def test_the_share_of_picked_tokens_by_hand(tmp_path, exact_folder):
+    spy = Spy()
+    agent = make_agent(exact_folder, policy_loss=KLCov(share=0.1), max_tokens_per_micro_batch=300)
+    make_trainer(tmp_path, 1, [spy]).fit(agent, make_data())
+    for step in spy.steps:
+        tokens = int(step.rollout.action_mask.sum())
+        assert {name: step.told[name] for name in OF_PICKS} == {
+            "policy/picked_fraction": pytest.approx(max(1, tokens // 10) / tokens)
+        }

@@ -54,7 +54,7 @@ def test_equals_the_definition(kwargs, seed, spread):
     tokens = zip(*(x.flatten().tolist() for x in (logps, old, advantages)), strict=True)
     want = [by_definition(*token, **kwargs)[0] for token in tokens]
     close(loss.flatten(), f64(want))
-    assert torch.equal(PPOClip(**kwargs)(logps, old, advantages), loss)
+    assert torch.equal(PPOClip(**kwargs)(logps, old, advantages, torch.ones(logps.shape)), loss)
 
 
 def test_hand_computed_numbers():
@@ -107,7 +107,7 @@ def test_gradient_is_gone_exactly_where_the_metrics_say(kwargs, seed):
     advantages[advantages == 0] = 0.5  # without an advantage there is no gradient and no clip either
     logps.requires_grad_(True)
     (gradient,) = torch.autograd.grad(ppo_clip_loss(logps, old, advantages, **kwargs).sum(), logps)
-    metrics = PPOClip(**kwargs).metrics(logps, old, advantages)
+    metrics = PPOClip(**kwargs).metrics(logps, old, advantages, torch.ones(logps.shape))
     says = torch.zeros_like(logps, dtype=torch.bool)
     for fraction in metrics.values():
         assert not fraction.requires_grad
@@ -121,7 +121,7 @@ def test_each_metric_counts_its_own_clip(kwargs):
     logps, old, advantages = random_tokens(11, shape=(30, 30))
     tokens = zip(*(x.flatten().tolist() for x in (logps, old, advantages)), strict=True)
     clips = [by_definition(*token, **kwargs)[1] for token in tokens]
-    metrics = PPOClip(**kwargs).metrics(logps, old, advantages)
+    metrics = PPOClip(**kwargs).metrics(logps, old, advantages, torch.ones(logps.shape))
     assert set(metrics) == {"clip_fraction"} | ({"dual_clip_fraction"} if kwargs.get("dual_clip", 3.0) else set())
     assert metrics["clip_fraction"].flatten().tolist() == [clip == "ratio" for clip in clips]
     assert "ratio" in clips
@@ -134,7 +134,7 @@ def test_each_metric_counts_its_own_clip(kwargs):
 
 def test_tokens_without_advantage_are_not_counted_as_clipped():
     logps = torch.tensor([3.0, -3.0])
-    for fraction in PPOClip().metrics(logps, torch.zeros(2), torch.zeros(2)).values():
+    for fraction in PPOClip().metrics(logps, torch.zeros(2), torch.zeros(2), torch.ones(2)).values():
         assert torch.equal(fraction, torch.zeros(2))
 
 

@@ -1,0 +1,227 @@
+"""Off-policy correction: what to do where engine and trainer give a sampled token different probabilities.
+
+Rollout correction, arXiv 2512.23075. The ratio of a token is trainer over engine,
+``r = exp(old_logps - rollout_logps)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.losses.precision import check_shapes, log_ratio, row_mean, row_sum, same_shape_float32
+from lightning_agentrl.losses.rejection import RatioRejection, Rejection
+
+WeightLevel = Literal["token", "sequence"]
+Reduce = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def masked_log_ratio(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Tensor:
+    """``old_logps - rollout_logps`` clamped to [-20, 20] and 0 off the mask, in float32 or better; any shape.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    check_shapes(old_logps=old_logps, rollout_logps=rollout_logps, mask=mask)
+    old_logps, rollout_logps = same_shape_float32(old_logps=old_logps, rollout_logps=rollout_logps)
+    return torch.where(mask.bool(), log_ratio(old_logps, rollout_logps), 0)
+
+
+@torch.no_grad()
+def importance_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, level: WeightLevel) -> Tensor:
+    """[B, T] ratio of each token, or the product of those of its row; 0 off the mask.
+
+    Raises:
+        ValueError: unknown level.
+    """
+    if level not in get_args(WeightLevel):
+        raise ValueError(f"level of importance weights must be token or sequence, got '{level}'")
+    logs = log_ratio_BT if level == "token" else row_sum(log_ratio_BT, mask_BT).expand_as(log_ratio_BT)
+    return torch.where(mask_BT.bool(), logs.exp(), 0)
+
+
+@torch.no_grad()
+def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, reduce: Reduce | None = None) -> Tensor:
+    """[B, T] divided by their mean over the kept tokens of all ranks, or over the rows that have any.
+
+    Args:
+        weights_BT: equal within a row at the level ``sequence``.
+        keep_BT: tokens that are not rejected.
+        level: whether tokens or rows count.
+        reduce: sums a small float64 tensor over ranks. None: there is one rank.
+    """
+    keep = keep_BT.bool()
+    total = torch.where(keep, weights_BT, 0).double()
+    if level == "token":
+        sums = torch.stack([total.sum(), keep.sum().double()])
+    else:
+        sums = torch.stack([row_mean(total, keep).sum(), keep.any(1).sum().double()])
+    weight, count = (sums if reduce is None else reduce(sums)).tolist()
+    return weights_BT * (count / weight) if weight > 0 else weights_BT  # all 0: nothing to scale
+
+
+@torch.no_grad()
+def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> float:
+    """Effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks; 0 if all w are 0."""
+    w_M = weights_BT[mask_BT.bool()].double()
+    sums = torch.stack([w_M.new_tensor(float(len(w_M))), w_M.sum(), w_M.square().sum()])
+    count, total, squares = (sums if reduce is None else reduce(sums)).tolist()
+    return total**2 / (count * squares) if squares > 0 else 0.0
+
+
+class OffPolicyCorrection(ABC):
+    """Strategy object: log-probs of trainer and engine -> weights and kept tokens.
+
+    Args:
+        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+    """
+
+    bypass: ClassVar[bool] = False  # the engine's log-probs take the place of the old ones in the policy loss
+
+    def __init__(self, rejections: list[Rejection] | None = None) -> None:
+        self.rejections = list(rejections or [])
+
+    @property
+    def needs_old_logps(self) -> bool:
+        """Whether it reads the trainer's log-probs from before the update."""
+        return True
+
+    @torch.no_grad()
+    def __call__(
+        self, old_logps_BA: Tensor, rollout_logps_BA: Tensor, mask_BA: Tensor, reduce: Reduce | None = None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Weights of the policy loss and the tokens that train.
+
+        A rejected token keeps its place in its row but has no part in any loss or denominator.
+
+        Args:
+            old_logps_BA: of the trainer, before the update, for all rows that this rank has of the rollout.
+            rollout_logps_BA: of the engine that sampled.
+            mask_BA: action mask. Numbers elsewhere have no influence.
+            reduce: sums a small float64 tensor over ranks. None: there is one rank.
+
+        Returns:
+            Weights [B, A] in float32 or better, 0 off the action mask, None where all are 1; and the kept tokens
+            [B, A], bool.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        log_ratio_BA, keep = masked_log_ratio(old_logps_BA, rollout_logps_BA, mask_BA), mask_BA.bool()
+        for rejection in self.rejections:
+            keep = keep & rejection.keep(log_ratio_BA, mask_BA)
+        return self.weights(log_ratio_BA, mask_BA, keep, reduce), keep
+
+    @abstractmethod
+    def weights(
+        self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None
+    ) -> Tensor | None:
+        """[B, A] of masked log-ratios; None where all are 1."""
+
+
+class TruncatedWeights(OffPolicyCorrection):
+    """Importance weights with an upper bound: ``min(r, cap)``.
+
+    Args:
+        level: the ratio of each ``token``, or the product over its row (``sequence``).
+        cap: upper bound.
+        normalise: divide the weights by their mean over the rollout.
+        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+    """
+
+    def __init__(
+        self,
+        level: WeightLevel = "token",
+        cap: float = 2.0,
+        normalise: bool = False,
+        rejections: list[Rejection] | None = None,
+    ) -> None:
+        super().__init__(rejections)
+        _check_weights("TruncatedWeights", level)
+        if not cap >= 1:
+            raise ValueError(f"TruncatedWeights: cap must be at least 1, got {cap}")
+        self.level: WeightLevel = level
+        self.cap, self.normalise = cap, normalise
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> Tensor:
+        weights = importance_ratios(log_ratio_BA, mask_BA, self.level).clamp_max(self.cap)
+        return normalised_weights(weights, keep_BA, self.level, reduce) if self.normalise else weights
+
+
+class IcePop(OffPolicyCorrection):
+    """Importance weights that are 0 outside an interval. Such a token stays in the denominators.
+
+    Args:
+        level: the ratio of each ``token``, or the product over its row (``sequence``).
+        low: lower end of the interval.
+        high: upper end of the interval.
+        normalise: divide the weights by their mean over the rollout.
+        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+    """
+
+    def __init__(
+        self,
+        level: WeightLevel = "token",
+        low: float = 0.5,
+        high: float = 5.0,
+        normalise: bool = False,
+        rejections: list[Rejection] | None = None,
+    ) -> None:
+        super().__init__(rejections)
+        _check_weights("IcePop", level)
+        if not 0 <= low < 1 < high:
+            raise ValueError(f"IcePop: needs 0 <= low < 1 < high, got {low} and {high}")
+        self.level: WeightLevel = level
+        self.low, self.high, self.normalise = low, high, normalise
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> Tensor:
+        ratios = importance_ratios(log_ratio_BA, mask_BA, self.level)
+        weights = torch.where((ratios >= self.low) & (ratios <= self.high), ratios, 0)
+        return normalised_weights(weights, keep_BA, self.level, reduce) if self.normalise else weights
+
+
+class RejectOnly(OffPolicyCorrection):
+    """No weights: tokens are trained on as they are, or not at all.
+
+    Args:
+        rejections: tokens have to pass all of them to be trained on; null is ``RatioRejection`` with its defaults, by
+            the geometric mean of a row.
+    """
+
+    def __init__(self, rejections: list[Rejection] | None = None) -> None:
+        super().__init__([RatioRejection()] if rejections is None else rejections)
+        if not self.rejections:
+            raise ValueError("RejectOnly needs at least one rejection, for example RatioRejection")
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
+        return None
+
+
+class Bypass(OffPolicyCorrection):
+    """The engine's log-probs take the place of the old ones in the policy loss, so its ratio is the correction.
+
+    Without rejections the trainer makes no pass of its own for old log-probs. There are no weights: they would correct
+    a second time.
+
+    Args:
+        rejections: tokens have to pass all of them to be trained on; they need the trainer's log-probs after all.
+    """
+
+    bypass: ClassVar[bool] = True
+
+    @property
+    def needs_old_logps(self) -> bool:
+        return bool(self.rejections)
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
+        return None
+
+
+def _check_weights(name: str, level: str) -> None:
+    if level not in get_args(WeightLevel):
+        raise ValueError(f"{name}: level must be token or sequence, got '{level}'")

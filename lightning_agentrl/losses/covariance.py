@@ -1,0 +1,184 @@
+"""Clip-Cov and KL-Cov: a few tokens whose log-prob and advantage go together are held back.
+
+They are what drives the entropy down. Which ones they are is decided over the mini-batch of all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.losses.policy import PolicyLoss, counted
+from lightning_agentrl.losses.ppo import PPOClip
+from lightning_agentrl.losses.precision import log_ratio
+from lightning_agentrl.losses.ranks import Gather, alone
+
+
+@torch.no_grad()
+def covariances(logps_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, gather: Gather = alone) -> tuple[Tensor, int]:
+    """``(A - mean A)(logps - mean logps)`` of each token with means over all ranks, and how many tokens there are.
+
+    Float64, 0 off the mask (arXiv 2505.22617).
+    """
+    mask = mask_BT.bool()
+    x_M2 = torch.stack([advantages_BT[mask], logps_BT[mask]], 1).double()
+    sums = gather(torch.cat([x_M2.new_tensor([len(x_M2)]), x_M2.sum(0)]))
+    count, *totals = torch.stack([part.cpu() for part in sums]).sum(0).tolist()
+    deviations = x_M2 - x_M2.new_tensor(totals) / max(count, 1.0)
+    cov_BT = torch.zeros_like(logps_BT, dtype=torch.float64)
+    cov_BT[mask] = deviations.prod(1)
+    return cov_BT, int(count)
+
+
+@torch.no_grad()
+def largest(scores_BT: Tensor, noise_BT: Tensor, mask_BT: Tensor, count: int, gather: Gather = alone) -> Tensor:
+    """[B, T] bool: the ``count`` largest scores over all ranks, all of them where there are fewer.
+
+    Among equal scores the larger noise decides, so the order of rows and their spread over ranks do not matter.
+
+    Args:
+        scores_BT: float64.
+        noise_BT: different for every token of all ranks.
+        mask_BT: tokens to choose from.
+        count: how many.
+        gather: what every rank holds.
+    """
+    mask = mask_BT.bool()
+    noise_BT = noise_BT.to(scores_BT)
+    own = _first(torch.stack([scores_BT[mask], noise_BT[mask]], 1), count)
+    every = _first(torch.cat([part.to(own) for part in gather(own)]), count)
+    if not len(every):
+        return torch.zeros_like(mask)
+    score, noise = every[-1]
+    return mask & ((scores_BT > score) | ((scores_BT == score) & (noise_BT >= noise)))
+
+
+def _first(keys_M2: Tensor, count: int) -> Tensor:
+    """The rows that come first when sorted downwards by the first column, then by the second."""
+    keys_M2 = keys_M2[keys_M2[:, 1].argsort(descending=True, stable=True)]
+    return keys_M2[keys_M2[:, 0].argsort(descending=True, stable=True)][:count]
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"{name}: share must be above 0 and at most 1, got {share}")
+
+
+def _needs_picked(loss: PolicyLoss, picked: Tensor | None) -> Tensor:
+    if picked is None:
+        raise ValueError(
+            f"{type(loss).__name__} needs the tokens it picked in the mini-batch; call pick() before the step and hand "
+            "its rows over"
+        )
+    return picked.bool()
+
+
+class ClipCov(PPOClip):
+    """PPO that leaves out a random few of the tokens with a high covariance.
+
+    Args:
+        share: of the tokens of a mini-batch, how many are left out; one at least.
+        cov_low: covariance above which a token can be chosen.
+        cov_high: covariance below which it can.
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
+    """
+
+    needs_mini_batch_logps: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        share: float = 2e-4,
+        cov_low: float = 1.0,
+        cov_high: float = 5.0,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        dual_clip: float | None = 3.0,
+    ) -> None:
+        super().__init__(clip_low, clip_high, dual_clip)
+        _check_share("ClipCov", share)
+        if not cov_low < cov_high:
+            raise ValueError(f"ClipCov: cov_low must be below cov_high, got {cov_low} and {cov_high}")
+        self.share, self.cov_low, self.cov_high = share, cov_low, cov_high
+
+    def pick(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        noise_BA: Tensor,
+        gather: Gather = alone,
+    ) -> Tensor:
+        """A random share among the tokens whose covariance is between the bounds and that no clip holds already."""
+        logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
+        cov, tokens = covariances(logps, advantages, mask, gather)
+        clipped, dual_clipped = self.clipped(logps, old_logps, advantages)
+        candidates = mask & (cov > self.cov_low) & (cov < self.cov_high) & ~clipped & ~dual_clipped
+        return largest(torch.zeros_like(cov), noise_BA, candidates, max(1, int(self.share * tokens)), gather)
+
+    def __call__(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        picked_BA: Tensor | None = None,
+    ) -> Tensor:
+        """As PPO, 0 at the picked tokens, which stay in the denominators."""
+        picked = _needs_picked(self, picked_BA)
+        return torch.where(picked, 0, super().__call__(logps_BA, old_logps_BA, advantages_BA, mask_BA))
+
+
+class KLCov(PolicyLoss):
+    """Unclipped ratios, with a pull back to the old policy on the tokens with the highest covariance.
+
+    In the first step of a rollout nothing has moved and the pull has the direction of rounding errors; it is meant for
+    several steps.
+
+    Args:
+        share: of the tokens of a mini-batch, how many are pulled back; one at least.
+        penalty: weight of the size of their log-ratio.
+    """
+
+    needs_mini_batch_logps: ClassVar[bool] = True
+
+    def __init__(self, share: float = 2e-4, penalty: float = 1.0) -> None:
+        _check_share("KLCov", share)
+        if not penalty > 0:
+            raise ValueError(f"KLCov: penalty must be above 0, got {penalty}")
+        self.share, self.penalty = share, penalty
+
+    def pick(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        noise_BA: Tensor,
+        gather: Gather = alone,
+    ) -> Tensor:
+        """The share with the highest covariance."""
+        logps, _, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
+        cov, tokens = covariances(logps, advantages, mask, gather)
+        return largest(cov, noise_BA, mask, max(1, int(self.share * tokens)), gather)
+
+    def __call__(
+        self,
+        logps_BA: Tensor,
+        old_logps_BA: Tensor,
+        advantages_BA: Tensor,
+        mask_BA: Tensor,
+        picked_BA: Tensor | None = None,
+    ) -> Tensor:
+        """``-A rho``, plus ``penalty * |logps - old_logps|`` at the picked tokens."""
+        picked = _needs_picked(self, picked_BA)
+        logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
+        pull = self.penalty * log_ratio(logps, old_logps).abs()
+        return torch.where(mask, self.token_loss(logps, old_logps, advantages, mask) + torch.where(picked, pull, 0), 0)
+
+    def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
+        return -advantages_BA * log_ratio(logps_BA, old_logps_BA).exp()

@@ -1,0 +1,137 @@
+"""Group filters: which groups of episodes teach something, by how far their scores are apart.
+
+Filters give the rows to keep; the others leave loss and denominators. Scores are those of outcomes, not shaped rewards.
+"""
+
+from __future__ import annotations
+
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.losses.precision import check_shapes
+from lightning_agentrl.losses.ranks import Gather, alone
+
+
+def group_scores(
+    groups_B: Tensor, scores_B: Tensor, trajectory_B: Tensor | None = None, gather: Gather = alone
+) -> dict[int, list[float]]:
+    """The scores of each group over all ranks, those of a trajectory once however many rows it has.
+
+    Args:
+        groups_B: labels of the groups.
+        scores_B: equal for the rows of a trajectory.
+        trajectory_B: labels of the trajectories; None: every row is one of its own.
+        gather: what every rank holds.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    check_shapes(groups=groups_B, scores=scores_B, **({} if trajectory_B is None else {"trajectory": trajectory_B}))
+    groups, scores = (torch.cat([part.cpu() for part in gather(x)]).tolist() for x in (groups_B, scores_B.double()))
+    if trajectory_B is None:
+        trajectories = list(range(len(groups)))
+    else:
+        trajectories = torch.cat([part.cpu() for part in gather(trajectory_B)]).tolist()
+    found: dict[int, dict[int, float]] = {}
+    for group, trajectory, score in zip(groups, trajectories, scores, strict=True):
+        found.setdefault(group, {})[trajectory] = score
+    return {group: list(scores.values()) for group, scores in found.items()}
+
+
+def spread_of(scores: list[float]) -> float:
+    """Standard deviation (n - 1) of the scores of a group, 0 for a single one; exactly 0 where they are equal."""
+    return 0.0 if min(scores) == max(scores) else statistics.stdev(scores)
+
+
+def varied_groups(scores: Mapping[int, list[float]]) -> set[int]:
+    """Groups whose scores are not all equal."""
+    return {group for group, of_group in scores.items() if min(of_group) < max(of_group)}
+
+
+def widest_groups(scores: Mapping[int, list[float]], share: float) -> set[int]:
+    """The ``max(1, floor(share * G))`` of G groups with the widest spread; of equal ones the smaller label."""
+    return set(_by_spread(scores)[: max(1, int(share * len(scores)))])
+
+
+def covering_groups(scores: Mapping[int, list[float]], share: float, of: Literal["std", "variance"]) -> set[int]:
+    """The fewest groups, widest first, that hold this share of the summed standard deviation or variance.
+
+    None of them where all groups have equal scores.
+    """
+    order, sums, total = _by_spread(scores), [], 0.0
+    for group in order:
+        total += spread_of(scores[group]) ** (2 if of == "variance" else 1)
+        sums.append(total)
+    if total == 0:
+        return set()
+    return set(order[: 1 + next(k for k, covered in enumerate(sums) if covered >= share * total)])
+
+
+def _by_spread(scores: Mapping[int, list[float]]) -> list[int]:
+    return sorted(scores, key=lambda group: (-spread_of(scores[group]), group))
+
+
+class GroupFilter(ABC):
+    """Strategy object: groups and scores -> rows to keep."""
+
+    def __call__(
+        self, groups_B: Tensor, scores_B: Tensor, trajectory_B: Tensor | None = None, gather: Gather = alone
+    ) -> Tensor:
+        """[B] bool; arguments as of :func:`group_scores`."""
+        kept = sorted(self.keep(group_scores(groups_B, scores_B, trajectory_B, gather)))
+        return torch.isin(groups_B, groups_B.new_tensor(kept))
+
+    @abstractmethod
+    def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
+        """Labels to keep, of the scores of each group."""
+
+
+class DropEqualScores(GroupFilter):
+    """Drop groups whose scores are all equal, single episodes among them: a baseline leaves nothing of them."""
+
+    def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
+        return varied_groups(scores)
+
+
+class KeepWidest(GroupFilter):
+    """Keep a share of the groups, those with the widest spread of scores (StarPO-S, arXiv 2504.20073).
+
+    Args:
+        share: of the groups; one at least is kept.
+    """
+
+    def __init__(self, share: float = 0.25) -> None:
+        _check_share("KeepWidest", share)
+        self.share = share
+
+    def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
+        return widest_groups(scores, self.share)
+
+
+class KeepCovering(GroupFilter):
+    """Keep the fewest groups that hold a share of the summed spread of scores (arXiv 2604.06268).
+
+    Args:
+        share: of the sum.
+        of: what is summed, the standard deviation or the variance of each group.
+    """
+
+    def __init__(self, share: float = 0.9, of: Literal["std", "variance"] = "std") -> None:
+        _check_share("KeepCovering", share)
+        if of not in ("std", "variance"):
+            raise ValueError(f"KeepCovering: of must be std or variance, got '{of}'")
+        self.share = share
+        self.of: Literal["std", "variance"] = of
+
+    def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
+        return covering_groups(scores, self.share, self.of)
+
+
+def _check_share(name: str, share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"{name}: share must be above 0 and at most 1, got {share}")

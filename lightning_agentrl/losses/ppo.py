@@ -1,0 +1,134 @@
+"""PPO: the clipped ratio of each token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.losses.policy import PolicyLoss
+from lightning_agentrl.losses.precision import log_ratio, same_shape_float32
+
+
+def ppo_clip_loss(
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> Tensor:
+    """PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
+
+    With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20]:
+    ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` where A < 0.
+
+    Args:
+        logps: log-probs under the current policy, any shape.
+        old_logps: at the start of the update, same shape; a constant.
+        advantages: same shape; constants.
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        dual_clip: bound in multiples of the advantage; None: no bound.
+
+    Returns:
+        Loss per token in that shape, float32 or better. There is no mask: numbers at masked positions must be finite,
+        or their gradient is NaN there whatever multiplies the loss. :class:`PPOClip` takes care of that.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    ratio, advantages = _ratio(logps, old_logps, advantages)
+    loss = clipped_surrogate(ratio, advantages, clip_low, clip_high)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+    return loss
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, any shape."""
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
+
+
+def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """Where :func:`clipped_surrogate` gives no gradient; bool."""
+    return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
+
+
+@torch.no_grad()
+def clip_fractions(
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> tuple[Tensor, Tensor]:
+    """Where :func:`ppo_clip_loss` gives no gradient: by the clip of the ratio, and by the dual clip.
+
+    Same arguments as there; two bool tensors of their shape, never both True.
+    """
+    ratio, advantages = _ratio(logps, old_logps, advantages)
+    clipped = outside_clip(ratio, advantages, clip_low, clip_high)
+    if dual_clip is None:
+        return clipped, torch.zeros_like(clipped)
+    return clipped, (advantages < 0) & (ratio > dual_clip)
+
+
+def check_clip(name: str, clip_low: float, clip_high: float) -> None:
+    """Raise a ValueError if a ratio cannot be clipped to [1 - clip_low, 1 + clip_high]."""
+    if not 0 < clip_low <= 1 or not clip_high > 0:
+        raise ValueError(f"{name}: needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
+
+
+def _ratio(logps: Tensor, old_logps: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+    logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)
+    return log_ratio(logps, old_logps).exp(), advantages.detach()
+
+
+class PPOClip(PolicyLoss):
+    """PPO with asymmetric clip and dual clip.
+
+    Args:
+        clip_low: how far the ratio may fall below 1.
+        clip_high: how far it may rise above 1.
+        dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
+    """
+
+    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0) -> None:
+        check_clip(type(self).__name__, clip_low, clip_high)
+        if dual_clip is not None and not dual_clip > 1:
+            raise ValueError(f"{type(self).__name__}: dual_clip must be above 1, got {dual_clip}")
+        self.clip_low, self.clip_high, self.dual_clip = clip_low, clip_high, dual_clip
+
+    def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
+        return ppo_clip_loss(
+            logps_BA,
+            old_logps_BA,
+            advantages_BA,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )
+
+    def metrics(
+        self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
+    ) -> dict[str, Tensor]:
+        """Where a clip took the gradient away: by the ratio's bounds, and by the dual clip."""
+        clipped, dual_clipped = self.clipped(logps_BA, old_logps_BA, advantages_BA)
+        metrics = {"clip_fraction": clipped.float()}
+        if self.dual_clip is not None:
+            metrics["dual_clip_fraction"] = dual_clipped.float()
+        return metrics
+
+    def clipped(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """:func:`clip_fractions` with these bounds."""
+        return clip_fractions(
+            logps_BA,
+            old_logps_BA,
+            advantages_BA,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            dual_clip=self.dual_clip,
+        )

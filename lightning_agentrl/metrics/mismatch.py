@@ -1,0 +1,50 @@
+"""How far engine and trainer are apart on the sampled tokens, as sums that add up over ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.types import Rollout
+
+LIMIT = 20.0  # of log-ratios and of their sums over a sample
+
+
+def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
+    """Of the trainer's log-probs from before the update; nothing where they were not computed.
+
+    ``mismatch/rejected`` and ``mismatch/weight`` tell what a correction made of it.
+    """
+    mask = rollout.action_mask
+    numbers: dict[str, Number] = {}
+    if rollout.scores.old_logps is not None:
+        train, engine = (_off(x, mask) for x in (rollout.scores.old_logps, rollout.rollout_logps))
+        gap = (train - engine).clamp(-LIMIT, LIMIT)
+        filled = mask.any(1)
+        count = mask.sum(1).clamp_min(1)
+        row_sum = gap.sum(1).clamp(-LIMIT, LIMIT)
+        numbers = {
+            "mismatch/logp_gap_mean": _mean((train - engine).abs(), mask),
+            "mismatch/kl": _mean(-gap, mask),
+            "mismatch/k3": _mean(gap.expm1() - gap, mask),
+            "mismatch/chi2_token": _mean((2 * gap).expm1(), mask),
+            "mismatch/chi2_sample": _mean((2 * row_sum).expm1(), filled),
+            "mismatch/perplexity_train": _mean((-train.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_engine": _mean((-engine.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_ratio": _mean((-gap.sum(1) / count).exp(), filled),
+        }
+    if rollout.loss_mask is not None:
+        numbers["mismatch/rejected"] = _mean(1.0 - rollout.loss_mask.double(), mask)
+    if rollout.weights is not None:
+        numbers["mismatch/weight"] = _mean(rollout.weights.double(), rollout.trained_mask)
+    return numbers
+
+
+def _off(x_BA: Tensor, mask_BA: Tensor) -> Tensor:
+    """Float64, 0 off the mask."""
+    return torch.where(mask_BA, x_BA.double(), 0)
+
+
+def _mean(x: Tensor, mask: Tensor) -> Mean:
+    return Mean(float(torch.where(mask, x, 0).sum()), int(mask.sum()))

@@ -1,0 +1,199 @@
+"""What is particular to a policy loss; what all of them share is in test_conformance.py, PPO in test_ppo.py."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from lightning_agentrl.losses import (
+    CISPO,
+    DPPOKL,
+    DPPOTV,
+    DRO,
+    GMPO,
+    GSPO,
+    SAPO,
+    ClipCov,
+    KLCov,
+    PPOClip,
+    Reinforce,
+    kl_shift,
+    largest,
+    tv_shift,
+)
+from tests.losses import definitions
+from tests.losses.ranks import on_ranks
+from tests.losses.test_conformance import Case
+
+f64 = partial(torch.tensor, dtype=torch.float64)
+close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+ONE_ROW = torch.ones(1, 2, dtype=torch.bool)
+
+
+def gradient(loss, logps, old, advantages, mask):
+    logps = logps.clone().requires_grad_(True)
+    loss(logps, old, advantages, mask).sum().backward()
+    return logps.grad
+
+
+def test_gspo_ratio_is_the_geometric_mean_of_the_row():
+    """Ratios 4 and 0.25: tokens that PPO clips cancel, and both have the gradient of a ratio of 1."""
+    logps, old = f64([[4.0, 0.25]]).log() - 3, f64([[-3.0, -3.0]])
+    advantages = f64([[2.0, 2.0]])
+    close(GSPO()(logps, old, advantages, ONE_ROW), -advantages)
+    close(gradient(GSPO(), logps, old, advantages, ONE_ROW), -advantages)
+
+
+def test_gspo_clips_whole_rows_in_the_fourth_digit():
+    old, advantages = f64([[-1.0, -1.0]]), f64([[1.0, 1.0]])
+    inside, outside = old + math.log(1 + 3.9e-4), old + math.log(1 + 4.1e-4)
+    assert gradient(GSPO(), inside, old, advantages, ONE_ROW).all()
+    assert not gradient(GSPO(), outside, old, advantages, ONE_ROW).any()
+    assert GSPO().metrics(outside, old, advantages, ONE_ROW)["clip_fraction"].tolist() == [[1.0, 1.0]]
+    assert not gradient(GSPO(), old + math.log(1 - 3.1e-4), old, -advantages, ONE_ROW).any()
+
+
+def test_gmpo_row_by_hand():
+    """Log-ratios 1 and -0.2, positive advantages: the first counts as 0.4, so the row is -A exp(0.1)."""
+    old, advantages = f64([[-2.0, -2.0]]), f64([[3.0, 1.0]])
+    logps = old + f64([[1.0, -0.2]])
+    close(GMPO()(logps, old, advantages, ONE_ROW), f64([[-2 * math.exp(0.1)] * 2]))
+    assert gradient(GMPO(), logps, old, advantages, ONE_ROW).ne(0).tolist() == [[False, True]]
+    assert GMPO().metrics(logps, old, advantages, ONE_ROW)["clip_fraction"].tolist() == [[1.0, 0.0]]
+    worse = old - 1.0  # pushed down far enough: a negative advantage has no more say
+    assert not gradient(GMPO(), worse, old, -advantages, ONE_ROW).any()
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens():
+    old, advantages = f64([[-3.0, -3.0]]), f64([[1.0, 1.0]])
+    logps = old + f64([[5.0, 0.01]]).log()
+    close(gradient(CISPO(), logps, old, advantages, ONE_ROW), f64([[-1.28, -0.01]]))  # no lower bound
+    close(gradient(CISPO(clip_low=0.2), logps, old, advantages, ONE_ROW), f64([[-1.28, -0.8]]))
+    assert CISPO().metrics(logps, old, advantages, ONE_ROW)["clip_fraction"].tolist() == [[1.0, 0.0]]
+
+
+def test_cispo_without_bounds_is_reinforce_with_importance_weights():
+    case = Case(0)
+    got = CISPO(clip_high=math.inf)(case.logps, case.old, case.advantages, case.mask)
+    weight = (case.logps - case.old).exp()
+    close(got, torch.where(case.mask, weight * Reinforce()(case.logps, case.old, case.advantages, case.mask), 0))
+
+
+@pytest.mark.parametrize("loss", [PPOClip(), CISPO(), SAPO(), DPPOTV(), DPPOKL(), Reinforce(), DRO(0.5)])
+def test_at_equal_policies_the_gradient_is_that_of_reinforce(loss):
+    case = Case(0)
+    got = gradient(loss, case.logps, case.logps, case.advantages, case.mask)
+    close(got, torch.where(case.mask, -case.advantages, 0))
+
+
+def test_sapo_closes_on_both_sides_and_sooner_for_negative_advantages():
+    old = f64([[-3.0, -3.0]])
+    for ratio in (0.2, 5.0):
+        logps = old + math.log(ratio)
+        good, bad = gradient(SAPO(), logps, old, f64([[1.0, -1.0]]), ONE_ROW).abs()[0] / ratio
+        assert bad < good < 1
+
+
+def test_dppo_leaves_out_by_probability_and_not_by_ratio():
+    """A rare token may grow fourfold; a common one may not lose a fifth of the mass."""
+    old, logps = f64([[0.01, 0.9]]).log(), f64([[0.04, 0.7]]).log()
+    for loss in (DPPOTV(), DPPOKL()):
+        for advantage, want in ((f64([[1.0, -1.0]]), [[0.0, 1.0]]), (f64([[-1.0, 1.0]]), [[0.0, 0.0]])):
+            assert loss.metrics(logps, old, advantage, ONE_ROW)["clip_fraction"].tolist() == want
+            assert gradient(loss, logps, old, advantage, ONE_ROW).eq(0).double().tolist() == want
+
+
+def test_dppo_bounds_the_weight():
+    old, logps, advantages = f64([[1e-4, 1e-4]]).log(), f64([[1e-2, 1e-3]]).log(), f64([[1.0, 1.0]])
+    close(gradient(DPPOTV(), logps, old, advantages, ONE_ROW), f64([[-20.0, -10.0]]))
+
+
+def test_shifts_by_hand():
+    pi, mu = f64([0.5, 0.2, 1.0, 1.0]), f64([0.2, 0.5, 1.0, 0.5])
+    close(tv_shift(pi.log(), mu.log()), f64([0.3, 0.3, 0.0, 0.5]))
+    first = 0.2 * math.log(0.4) + 0.8 * math.log(1.6)
+    second = 0.5 * math.log(2.5) + 0.5 * math.log(0.625)
+    close(kl_shift(pi.log(), mu.log()), f64([first, second, 0.0, math.inf]))  # the others are impossible under pi
+
+
+def test_dro_by_hand():
+    close(DRO(0.5)(f64([[-1.0]]), f64([[-3.0]]), f64([[2.0]]), ONE_ROW[:, :1]), f64([[2.0 + 0.25 * 4]]))
+
+
+# Picked tokens
+
+
+@pytest.mark.parametrize("loss", [ClipCov(0.1, 0.1, 5.0), ClipCov(0.3, -1.0, 0.5), ClipCov(), KLCov(0.1), KLCov()])
+@pytest.mark.parametrize("seed", range(6))
+def test_picked_tokens_are_those_of_the_definition(loss, seed):
+    case = Case(seed)
+    low, high = getattr(loss, "cov_low", 0.0), getattr(loss, "cov_high", 0.0)
+    columns = (case.logps, case.old, case.advantages, case.mask, case.noise)
+    name = type(loss).__name__
+    want = definitions.picked_tokens(name, *(x.tolist() for x in columns), loss.share, low, high)
+    assert case.picked(loss).tolist() == want
+
+
+def test_one_token_at_least_is_pulled_back():
+    assert int(Case(0).picked(KLCov(1e-9)).sum()) == 1
+
+
+def test_tokens_that_are_clipped_already_are_not_picked():
+    case, loss = Case(1), ClipCov(1.0, -100.0, 100.0)
+    clipped, dual = loss.clipped(case.logps, case.old, case.advantages)
+    assert (case.mask & (clipped | dual)).any()
+    assert torch.equal(case.picked(loss), case.mask & ~clipped & ~dual)
+
+
+def test_equal_scores_are_decided_by_the_noise_so_that_the_number_is_exact():
+    scores, noise = torch.zeros(3, 4, dtype=torch.float64), torch.rand(3, 4, dtype=torch.float64)
+    for count in (1, 5, 12, 20):
+        assert int(largest(scores, noise, torch.ones(3, 4), count).sum()) == min(count, 12)
+
+
+def test_all_candidates_on_one_rank():
+    scores, noise = torch.rand(2, 4, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    parts = on_ranks(
+        lambda rank, gather: largest(*(x[rank : rank + 1] for x in (scores, noise, mask)), count=2, gather=gather)
+    )
+    assert torch.equal(torch.cat(parts), largest(scores, noise, mask, 2))
+    assert int(parts[0].sum()) == 2
+
+
+def test_kl_cov_pulls_in_both_directions():
+    old, advantages = f64([[-2.0, -2.0]]), torch.zeros(1, 2, dtype=torch.float64)
+    loss = KLCov(penalty=0.7)(old + f64([[0.5, -0.5]]), old, advantages, ONE_ROW, ONE_ROW)
+    close(loss, f64([[0.35, 0.35]]))
+
+
+@pytest.mark.parametrize("loss", [ClipCov(), KLCov()])
+def test_picked_tokens_must_be_handed_over(loss):
+    case = Case(0)
+    with pytest.raises(ValueError, match="needs the tokens it picked"):
+        loss(case.logps, case.old, case.advantages, case.mask)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: GSPO(clip_low=0.0), "^GSPO: needs 0 < clip_low"),
+        (lambda: GMPO(clip=0.0), "^GMPO: clip must be above 0"),
+        (lambda: CISPO(clip_high=0.0), "^CISPO: .* above 0, got 1.0 and 0.0"),
+        (lambda: SAPO(tau_negative=0.0), "^SAPO: .* above 0, got 1.0 and 0.0"),
+        (lambda: DPPOTV(limit_low=0.0), "^DPPOTV: .* above 0, got 0.0 and 0.15"),
+        (lambda: DPPOKL(max_ratio=0.5), "^DPPOKL: max_ratio must be at least 1"),
+        (lambda: DRO(0.0), "^DRO: beta must be above 0"),
+        (lambda: ClipCov(share=0.0), "^ClipCov: share"),
+        (lambda: ClipCov(cov_low=5.0), "^ClipCov: cov_low must be below cov_high"),
+        (lambda: ClipCov(clip_low=0.0), "^ClipCov: needs 0 < clip_low"),
+        (lambda: KLCov(share=1.5), "^KLCov: share"),
+        (lambda: KLCov(penalty=0.0), "^KLCov: penalty must be above 0"),
+    ],
+)
+def test_settings_outside_their_range_are_refused(make, match):
+    with pytest.raises(ValueError, match=match):
+        make()

@@ -1,0 +1,70 @@
+"""How far engine and trainer are apart, and what a correction makes of it: `mismatch/*`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import e, exp
+
+import pytest
+import torch
+
+from lightning_agentrl.agents.describe import describe
+from lightning_agentrl.metrics.mismatch import mismatch_numbers
+from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.types import Rollout, Scores
+from tests.metrics.rollouts import by_hand
+
+# Log-ratios trainer to engine, sample by sample:
+#   A 0 1 -1    B 1 0    C 0    D 0 0 -1 0 -2    E 0 1    F, G, H 0 -1, 0 0 0, -1 1
+EXPECTED = {
+    # the distance, so that differences of both signs do not cancel
+    "mismatch/logp_gap_mean": (2 + 1 + 0 + 3 + 1 + 3) / 20,
+    "mismatch/kl": (0 - 1 + 0 + 3 - 1 + 1) / 20,
+    "mismatch/k3": (4 * (e - 2) + 4 / e + (e**-2 + 1)) / 20,  # 1 four times, -1 four times, -2 once
+    "mismatch/chi2_token": (11 + 4 * e**2 + 4 * e**-2 + e**-4) / 20 - 1,
+    "mismatch/chi2_sample": (1 + e**2 + 1 + e**-6 + e**2 + e**-2) / 6 - 1,  # sums 0, 1, 0, -3, 1, -1
+    "mismatch/perplexity_train": (exp(4 / 3) + exp(2) + exp(2) + exp(8 / 5) + exp(3 / 2) + exp(11 / 7)) / 6,
+    "mismatch/perplexity_engine": (exp(4 / 3) + exp(5 / 2) + exp(2) + exp(1) + exp(2) + exp(10 / 7)) / 6,
+    "mismatch/perplexity_ratio": (1 + exp(-1 / 2) + 1 + exp(3 / 5) + exp(-1 / 2) + exp(1 / 7)) / 6,
+}
+# Samples B and D are rejected, 7 of 20 tokens; weights are 1 but for A, where they are 0, 2 and 4
+OF_CORRECTION = {
+    "mismatch/rejected": 7 / 20,
+    "mismatch/weight": (0 + 2 + 4 + 10) / 13,
+    "mismatch/ess": (6 + 10) ** 2 / (20 * (4 + 16 + 10)),
+}
+
+
+def computed(rollout: Rollout) -> dict[str, float]:
+    return over_ranks(mismatch_numbers(rollout), rollout.action_mask.device)
+
+
+def corrected() -> Rollout:
+    rollout = by_hand()
+    weights = rollout.action_mask.double()
+    weights[0, :3] = torch.tensor([0.0, 2.0, 4.0])
+    keep = rollout.action_mask & ~torch.tensor([0, 1, 0, 1, 0, 0], dtype=torch.bool)[:, None]
+    return rollout.union(weights=weights, loss_mask=keep)
+
+
+def test_every_number_by_hand():
+    assert computed(by_hand()) == pytest.approx(EXPECTED, rel=1e-12)
+
+
+def test_numbers_of_a_correction_by_hand():
+    numbers = describe(corrected(), torch.device("cpu"), lambda x: x)
+    assert {name: numbers[name] for name in OF_CORRECTION} == pytest.approx(OF_CORRECTION, rel=1e-12)
+    assert {name: numbers[name] for name in EXPECTED} == pytest.approx(EXPECTED, rel=1e-12)
+
+
+def test_everything_rejected():
+    numbers = describe(
+        corrected().union(loss_mask=torch.zeros_like(by_hand().action_mask)), torch.device("cpu"), lambda x: x
+    )
+    assert numbers["mismatch/rejected"] == 1.0
+    assert numbers["mismatch/ess"] == 0.0
+    assert "mismatch/weight" not in numbers
+
+
+def test_what_was_not_scored_is_left_out():
+    assert computed(replace(by_hand(), scores=Scores())) == {}
