@@ -35,15 +35,26 @@ class Episodes:
 
 
 def group_episodes(rollout: Rollout) -> Episodes:
-    """The episodes of a rollout with groups.
+    """The episodes of a rollout with groups. One whose tokens were all rejected is none.
 
     Raises:
         ValueError: rows of one episode differ in their group, or its turns have no clear order.
     """
     assert rollout.groups is not None
-    layout = compress(rollout.action_mask, rollout.turn_ids, rollout.trajectory)
+    layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.trajectory)
     labels_N = layout.of_trajectory("group", rollout.groups)
     return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N)
+
+
+def _of_trained_episodes(rollout: Rollout) -> Tensor:
+    """[B, A] all action tokens of the episodes of which any is trained on."""
+    if rollout.loss_mask is None:
+        return rollout.action_mask
+    labels, index_B = rollout.trajectory.unique(return_inverse=True)
+    trained_B = rollout.trained_mask.any(1)
+    trained_N = torch.zeros(len(labels), dtype=torch.bool, device=trained_B.device)
+    trained_N[index_B[trained_B]] = True
+    return rollout.action_mask & trained_N[index_B][:, None]
 
 
 def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:

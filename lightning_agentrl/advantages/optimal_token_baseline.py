@@ -60,13 +60,12 @@ class OptimalTokenBaseline(GroupEstimator):
     their tokens so far: the baseline of least variance in the space of the logits (arXiv 2602.07078).
 
     Places are counted in action tokens, so that observations move nothing. An episode alone in its group, and by
-    default the tail of the longest one, keep their reward to go. Returns are the rewards to go.
+    default the tail of the longest one, keep their reward to go. Where the loss weighs tokens against a mismatch of
+    engine and trainer (``correction``), so does the energy. Returns are the rewards to go.
 
     Args:
         zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.
         leave_one_out: leave an episode out of its own baseline.
-        importance_cap: where the loss weighs tokens by the ratio of the trainer's probability to the engine's, at most
-            this large, so does the energy; None: no such weights.
         whiten: see :class:`AdvantageEstimator`.
     """
 
@@ -76,13 +75,10 @@ class OptimalTokenBaseline(GroupEstimator):
         self,
         zero_tail: bool = True,
         leave_one_out: bool = False,
-        importance_cap: float | None = None,
         whiten: bool = False,
     ) -> None:
         super().__init__(whiten, "raw")
-        if importance_cap is not None and not importance_cap > 0:
-            raise ValueError(f"OptimalTokenBaseline: importance_cap must be above 0, got {importance_cap}")
-        self.zero_tail, self.leave_one_out, self.importance_cap = zero_tail, leave_one_out, importance_cap
+        self.zero_tail, self.leave_one_out = zero_tail, leave_one_out
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
@@ -106,8 +102,4 @@ class OptimalTokenBaseline(GroupEstimator):
         scores = rollout.scores
         if scores.old_logps is None or scores.sum_pi_squared is None:
             raise ValueError("OptimalTokenBaseline needs scores.old_logps, which the rollout lacks")
-        rho_BA = None
-        if self.importance_cap is not None:
-            gap_BA = scores.old_logps.double() - rollout.rollout_logps.double()
-            rho_BA = gap_BA.clamp(-20, 20).exp().clamp_max(self.importance_cap)
-        return token_energy(scores.old_logps, scores.sum_pi_squared, rho_BA)
+        return token_energy(scores.old_logps, scores.sum_pi_squared, rollout.weights)

@@ -190,7 +190,7 @@ class Agent(ActorCritic, ABC):
         rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         advantages, returns = self.advantage.estimate(rollout, self.reduce_sum)
         if self.advantage.whiten:
-            advantages = whiten(advantages, rollout.action_mask, self.reduce_sum)
+            advantages = whiten(advantages, rollout.trained_mask, self.reduce_sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
         with self.clock.stage("log"):
             self._iteration_metrics = describe(rollout, self.device, self.reduce_sum)

@@ -37,7 +37,7 @@ class PPOAgent(Agent):
 
     Args:
         model: hub id, local folder, or ``demo`` for the model that a package ships.
-        critic: where values come from; an own backbone by default.
+        critic: where values come from; by default an own backbone if the estimator needs values, else none.
         advantage: estimator; dual-discount GAE by default.
         policy_loss: loss per action token; PPO with clip 0.2 and dual clip 3 by default.
         loss_aggregation: how the policy loss is averaged over a mini-batch; None: as the loss prefers. The value loss
@@ -96,12 +96,13 @@ class PPOAgent(Agent):
     ) -> None:
         if not 0 <= kl_loss < math.inf:
             raise ValueError(f"kl_loss must not be negative, got {kl_loss}")
+        advantage = advantage or DualDiscountGAE()
         kl = FixedKL(kl_in_reward) if isinstance(kl_in_reward, int | float) else kl_in_reward
         loss = policy_loss or PPOClip()
         super().__init__(
             model=model,
-            critic=critic or SeparateCritic(),
-            advantage=advantage or DualDiscountGAE(),
+            critic=critic or (SeparateCritic() if advantage.needs_values else None),
+            advantage=advantage,
             needs_reference=kl.value > 0 or kl_loss > 0,
             lr_actor=lr_actor,
             lr_critic=lr_critic,

@@ -20,8 +20,8 @@ class Token:
     reward: float = 0.0
     value: float = 0.0
     logp: float = -1.0
-    rollout_logp: float = -1.0
     sum_pi_squared: float = 0.5
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def draw_episodes(seed: int, dense: bool = False, least: float = -0.5) -> list[E
                 if count and not dense:
                     rewards[-1] = draw.choice([0.0, 0.0, 1.0, max(-0.1, least)])
                 tokens = tuple(
-                    Token(x, draw.gauss(0, 1), -draw.random() * 3, -draw.random() * 3, draw.random()) for x in rewards
+                    Token(x, draw.gauss(0, 1), -draw.random() * 3, draw.random(), draw.random() * 2) for x in rewards
                 )
                 metrics = {"format": float(draw.randint(0, 2)), "progression": draw.random()}
                 visits.append(Visit(number, tokens, draw.choice(OBSERVATIONS), metrics))
@@ -145,7 +145,7 @@ def build(
     width = max((len(columns) for columns in laid), default=0) + padding
     size = (len(rows), width)
     mask, turn_ids = torch.zeros(size, dtype=torch.bool), torch.full(size, -1)
-    names = ("reward", "value", "logp", "rollout_logp", "sum_pi_squared")
+    names = ("reward", "value", "logp", "sum_pi_squared", "weight")
     numbers = {name: torch.full(size, noise, dtype=dtype) for name in names}
     places: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for row, columns in enumerate(laid):
@@ -165,13 +165,14 @@ def build(
         action_mask=mask,
         turn_ids=turn_ids,
         rewards=numbers["reward"],
-        rollout_logps=numbers["rollout_logp"],
+        rollout_logps=torch.zeros(size, dtype=dtype),
         trajectory=torch.tensor([label(i) for i, _ in rows], dtype=torch.int64),
         terminated=torch.tensor([episode.terminated for episode in of_row], dtype=torch.bool),
         scores=Scores(old_logps=numbers["logp"], values=numbers["value"], sum_pi_squared=numbers["sum_pi_squared"]),
         bootstrap_values=torch.tensor([episode.bootstrap for episode in of_row], dtype=dtype),
         groups=torch.tensor([label(episode.group) for episode in of_row], dtype=torch.int64),
         greedy_scores=torch.tensor([episode.greedy for episode in of_row], dtype=dtype),
+        weights=numbers["weight"],
     )
     ordered = [
         [place for visit in episode.visits for place in places.get((i, visit.number), [])]

@@ -278,9 +278,7 @@ def gigpo(
     return out
 
 
-def optimal_token_baseline(
-    episodes: Sequence[Episode], zero_tail=True, leave_one_out=False, importance_cap=None
-) -> Estimate:
+def optimal_token_baseline(episodes: Sequence[Episode], zero_tail=True, leave_one_out=False) -> Estimate:
     out: Estimate = [[] for _ in episodes]
     for index in members(episodes):
         returns, realised = {}, {}
@@ -289,10 +287,7 @@ def optimal_token_baseline(
             total, sums = 0.0, []
             for token in episodes[i].tokens:
                 energy = min(max(1 - 2 * math.exp(token.logp) + token.sum_pi_squared, 0.0), 2.0)
-                rho = 1.0
-                if importance_cap is not None:
-                    rho = min(math.exp(min(max(token.logp - token.rollout_logp, -20), 20)), importance_cap)
-                total += rho**2 * energy
+                total += token.weight**2 * energy
                 sums.append(total)
             realised[i] = sums
         for i in index:
@@ -352,6 +347,6 @@ VARIANTS: dict[type[AdvantageEstimator], list[dict[str, Any]]] = {
     OptimalTokenBaseline: [
         {"zero_tail": False},
         {"leave_one_out": True},
-        {"leave_one_out": True, "zero_tail": False, "importance_cap": 2.0},
+        {"leave_one_out": True, "zero_tail": False},
     ],
 }

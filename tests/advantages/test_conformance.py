@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +54,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*hold a single episode")
 def run(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
     """As the agent does it."""
     advantages, returns = estimator.estimate(rollout, reduce)
-    return whiten(advantages, rollout.action_mask, reduce) if estimator.whiten else advantages, returns
+    return whiten(advantages, rollout.trained_mask, reduce) if estimator.whiten else advantages, returns
 
 
 def numbers(estimator: AdvantageEstimator, built: Built) -> list[list[list[float]]]:
@@ -152,6 +153,27 @@ def test_bf16_is_upcast_and_no_gradient_passes(cls: type[AdvantageEstimator], ar
         assert torch.equal(got, want)
 
 
+@of_group_estimators
+@settings(max_examples=6, deadline=None)
+@given(seed=SEED)
+def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[AdvantageEstimator], seed: int):
+    """It gets nothing, and the others what they would get without it. One trained token makes it count again."""
+    episodes, estimator = drawn(cls, seed), cls()
+    built = build(episodes, one_row=False, seed=seed)
+    out = random.Random(seed).randrange(len(episodes))
+    mask = built.rollout.action_mask.clone()
+    for place in built.places[out]:
+        mask[place] = False
+    rest = build([e for i, e in enumerate(episodes) if i != out])
+    got = [built.read(x) for x in run(estimator, built.rollout.union(loss_mask=mask))]
+    assert [of_episode.pop(out) for of_episode in got] == [[0.0] * len(built.places[out])] * 2
+    assert_same(got, numbers(estimator, rest))
+    if built.places[out]:
+        mask[built.places[out][0]] = True
+    both = [estimator.estimate(rollout) for rollout in (built.rollout.union(loss_mask=mask), built.rollout)]
+    assert all(torch.equal(x, y) for x, y in zip(*both, strict=True))
+
+
 # Edges
 
 
@@ -165,6 +187,7 @@ def test_nothing_sampled_gives_zeros(cls: type[AdvantageEstimator], arguments: d
         turn_ids=torch.full(size, -1),
         rewards=wide,
         rollout_logps=wide,
+        weights=wide,
         scores=Scores(old_logps=wide, values=wide, sum_pi_squared=wide),
     )
     for x in run(cls(**arguments), empty):

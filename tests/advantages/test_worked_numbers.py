@@ -313,7 +313,6 @@ def test_which_families_are_whitened():
         (lambda: GDPO({}), "GDPO needs at least one dimension of the reward"),
         (lambda: GiGPO(similarity=1.5), "GiGPO: similarity must lie between 0 and 1, got 1.5"),
         (lambda: ReinforcePlusPlus(gamma=2.0), "ReinforcePlusPlus: gamma must lie between 0 and 1, got 2.0"),
-        (lambda: OptimalTokenBaseline(importance_cap=0.0), "OptimalTokenBaseline: importance_cap must be above 0"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, message: str):
