@@ -6,11 +6,10 @@ once per batch, and what all of them begin with is kept until the weights change
 
 from __future__ import annotations
 
-import asyncio
 import queue
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -18,8 +17,7 @@ from torch import Tensor, nn
 
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
-
-_Waiting = tuple[SamplingRequest, asyncio.AbstractEventLoop, "asyncio.Future[Reply]"]
+from lightning_agentrl.engines.waiting import Waiting
 
 
 class TransformersEngine(Engine):
@@ -37,7 +35,7 @@ class TransformersEngine(Engine):
         self.gather_seconds = gather_seconds
         self.policy_version = 0
         self._handle: PolicyHandle | None = None
-        self._waiting: queue.Queue[_Waiting | None] = queue.Queue()
+        self._waiting: queue.Queue[Waiting | None] = queue.Queue()
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
@@ -66,30 +64,29 @@ class TransformersEngine(Engine):
             self._worker = None
         while not self._waiting.empty():  # came too late: nobody else would ever answer
             if (late := self._waiting.get()) is not None:
-                _tell(late, RuntimeError("the engine was stopped"))
+                late.tell(RuntimeError("the engine was stopped"))
         self._prefill = None
         self._handle = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
         if self._worker is None:
             raise RuntimeError("the engine was not started")
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Reply] = loop.create_future()
-        self._waiting.put((request, loop, future))
-        return await future
+        waiting = Waiting.for_reply(request)
+        self._waiting.put(waiting)
+        return await waiting.future
 
     def _serve(self) -> None:
         while (batch := self._next_batch()) is not None:
             try:
-                replies = self._generate_batch([request for request, _, _ in batch])
+                replies = self._generate_batch([waiting.request for waiting in batch])
             except Exception as error:  # noqa: BLE001 - handed to every caller that waits for this batch
                 for waiting in batch:
-                    _tell(waiting, error)
+                    waiting.tell(error)
             else:
                 for waiting, reply in zip(batch, replies, strict=True):
-                    _tell(waiting, reply)
+                    waiting.tell(reply)
 
-    def _next_batch(self) -> list[_Waiting] | None:
+    def _next_batch(self) -> list[Waiting] | None:
         first = self._waiting.get()
         if first is None:
             return None
@@ -159,18 +156,3 @@ class _TokenSampler:
         self.ids.append(token)
         self.logps.append(float(log_pi[token]))
         return token
-
-
-def _tell(waiting: _Waiting, outcome: Reply | Exception) -> None:
-    _, loop, future = waiting
-    with suppress(RuntimeError):  # the caller's loop was closed: nobody waits any more, and the worker must go on
-        loop.call_soon_threadsafe(_settle, future, outcome)
-
-
-def _settle(future: asyncio.Future[Reply], outcome: Reply | Exception) -> None:
-    if future.cancelled():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.tiny import VOCABULARY
 
@@ -259,7 +260,7 @@ def test_a_caller_that_left_does_not_harm_the_others(engine):
     asyncio.run(leave())  # the loop is closed while the engine still works for it
     assert_same(serve(engine, [request(PREFIX)]), expected)
     loop = asyncio.new_event_loop()
-    engine._waiting.put((request(PREFIX), loop, loop.create_future()))
+    engine._waiting.put(Waiting(request(PREFIX), loop, loop.create_future()))
     loop.close()
     assert_same(serve(engine, [request(PREFIX)]), expected)
 
