@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.rollout.interaction import Interaction
 from lightning_agentrl.rollout.recorder import Recorder
 from lightning_agentrl.rollout.session import Session
+from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout, Turn
 
 
@@ -23,6 +25,7 @@ class Collector:
     temperature: float
     seed: int
     advance: Callable[[], None] = lambda: None  # called after each turn of a rollout, and after each whole episode
+    watchdog: Watchdog | None = None
 
     async def fixed_turns(self, sessions: Sequence[Session], turns_per_env: int) -> Rollout:
         """``turns_per_env`` turns of each session. Episodes go on across calls; no session waits for another."""
@@ -40,4 +43,5 @@ class Collector:
         return [turn for sample in recorder.samples() for turn in sample.turns]
 
     async def _run(self, session: Session, recorder: Recorder) -> None:
-        await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)
+        with self.watchdog.watching(session) if self.watchdog else nullcontext():
+            await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import lightning as L
@@ -25,6 +26,7 @@ from lightning_agentrl.rollout.seeds import derive_seed, held_out_seeds
 from lightning_agentrl.rollout.session import EnvConfig, Session
 from lightning_agentrl.rollout.stream import Learner, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
+from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
 
 
@@ -58,6 +60,8 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        stall_seconds: when no environment has moved for so long, warn and say what is waited for; again after each
+            further so many seconds. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
@@ -73,6 +77,7 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -86,6 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
         self.validation = validation or ValidationConfig()
+        self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self._check_sizes()
         self.sessions: list[Session] = []
@@ -124,6 +130,8 @@ class RolloutDataModule(L.LightningDataModule):
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.init_args.{name} must be at least 1, got {getattr(self, name)}")
+        if self.stall_seconds < 0:
+            raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {self.stall_seconds}")
         if self.turns_per_rollout % self.mini_batch_turns:
             raise ValueError(
                 f"an iteration has num_envs * turns_per_env = {self.num_envs} * {self.turns_per_env} = "
@@ -252,7 +260,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
             collector = self._collector(learner.temperature, learner.clock)
             self._begin_training()
-            with self.engine.collecting():
+            with self._guarded(collector):
                 rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
@@ -301,7 +309,7 @@ class RolloutDataModule(L.LightningDataModule):
         with learner.clock.stage("validate", total=len(seeds)):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
-            with self.engine.collecting():
+            with self._guarded(collector):
                 return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
@@ -310,7 +318,16 @@ class RolloutDataModule(L.LightningDataModule):
         return self._learner, self._loop
 
     def _collector(self, temperature: float, clock: StageClock) -> Collector:
-        return Collector(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance)
+        watchdog = Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: clock.running)
+        return Collector(
+            self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog
+        )
+
+    @contextmanager
+    def _guarded(self, collector: Collector) -> Iterator[None]:
+        assert collector.watchdog is not None
+        with self.engine.collecting(), collector.watchdog.on_guard():
+            yield
 
     def _training_seed(self, index: int) -> Callable[[int], int]:
         return lambda episode: derive_seed(self.seed, index, episode)

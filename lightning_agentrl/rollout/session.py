@@ -133,6 +133,8 @@ class Session:
         self.context: tuple[Segment, ...] = ()
         self.episode_return = 0.0  # environment rewards of this episode so far
         self.closed = True  # the last sampled reply ended with the turn-close token
+        self.env_call = ""  # what the environment is doing: reset, step, render, or nothing
+        self.moved_at = 0.0  # when that changed, on the monotonic clock
 
     # Static data that an environment may offer (see docs/environments.md); plain text environments have none of it.
 
@@ -174,7 +176,7 @@ class Session:
         """Begin the next episode."""
         self.episode += 1
         with self._telling_where():
-            await self._in_executor(self._reset_env)
+            await self._in_executor("reset", self._reset_env)
         self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
 
     async def step(self, action: str) -> StepResult:
@@ -182,7 +184,7 @@ class Session:
         self.turns_taken += 1
         started = time.perf_counter()
         with self._telling_where(action):
-            reward, terminated, truncated, info = await self._in_executor(self._step_env, action)
+            reward, terminated, truncated, info = await self._in_executor("step", self._step_env, action)
         self.episode_return += reward
         return StepResult(reward, terminated, truncated, info, time.perf_counter() - started)
 
@@ -247,15 +249,19 @@ class Session:
         if not self.pictures or self.env.render_mode != "rgb_array":
             return None
         with self._telling_where("render"):
-            return await self._in_executor(self._draw)
+            return await self._in_executor("render", self._draw)
 
     def take_env_errors(self) -> tuple[str, ...]:
         """Kinds of errors that were overcome since the last time this was asked."""
         errors, self.env_errors = tuple(self.env_errors), []
         return errors
 
-    async def _in_executor(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.executor, fn, *args)
+    async def _in_executor(self, call: str, fn: Callable[..., Any], *args: Any) -> Any:
+        self.env_call, self.moved_at = call, time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.executor, fn, *args)
+        finally:
+            self.env_call, self.moved_at = "", time.monotonic()
 
     def _reset_env(self) -> None:
         self.env_actions = []

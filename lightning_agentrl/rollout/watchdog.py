@@ -1,0 +1,92 @@
+"""A watchdog over a collection: says what is waited for when nothing moves. It warns and ends nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from lightning_agentrl.rollout.session import Session
+
+NAMED = 8  # environments that a warning lists by number
+
+
+class Watchdog:
+    """Warns when no session has moved for a while, and again after each further while.
+
+    A session moves when its environment is called or answers, and when it begins or ends a collection.
+
+    Args:
+        seconds: how long that while is; 0: never warn.
+        engine: its name.
+        stage: gives the running stage.
+    """
+
+    def __init__(self, seconds: float, engine: str, stage: Callable[[], str]) -> None:
+        self.seconds = seconds
+        self.engine = engine
+        self.stage = stage
+        self._lock = threading.Lock()
+        self._sessions: list[Session] = []
+        self._changed_at = time.monotonic()
+
+    @contextmanager
+    def on_guard(self) -> Iterator[None]:
+        """Look from a thread of its own, since a stuck call may hold up the event loop too."""
+        if not self.seconds:
+            yield
+            return
+        over = threading.Event()
+        self._changed_at = time.monotonic()
+        thread = threading.Thread(target=self._look, args=(over,), name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextmanager
+    def watching(self, session: Session) -> Iterator[None]:
+        """While inside, something is expected of this session."""
+        self._change(self._sessions.append, session)
+        try:
+            yield
+        finally:
+            self._change(self._sessions.remove, session)
+
+    def _change(self, change: Callable[[Session], None], session: Session) -> None:
+        with self._lock:
+            change(session)
+            self._changed_at = time.monotonic()
+
+    def _look(self, over: threading.Event) -> None:
+        told_at = 0.0
+        while True:
+            with self._lock:
+                sessions, moved_at = list(self._sessions), self._changed_at
+            moved_at = max([moved_at, *(session.moved_at for session in sessions)])
+            left = max(moved_at, told_at) + self.seconds - time.monotonic()
+            if left <= 0 and sessions:
+                told_at = time.monotonic()
+                warnings.warn(self._message(sessions, told_at - moved_at), stacklevel=1)
+            if over.wait(left if left > 0 else self.seconds):
+                return
+
+    def _message(self, sessions: list[Session], seconds: float) -> str:
+        calls: dict[str, list[int]] = {}
+        for session in sessions:
+            calls.setdefault(session.env_call, []).append(session.index)
+        engine = calls.pop("", [])
+        held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
+        if engine:
+            held.append(f"replies of {self.engine} to {_environments(engine)}")
+        return f"nothing has moved for {seconds:.0f} s in stage {self.stage()}; waiting for {' and for '.join(held)}"
+
+
+def _environments(numbers: list[int]) -> str:
+    listed = ", ".join(map(str, sorted(numbers)[:NAMED]))
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"environment{'s' if len(numbers) > 1 else ''} {listed}{more}"
