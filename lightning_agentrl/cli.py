@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -40,6 +41,7 @@ from lightning_agentrl.models.language_model import load_tokenizer, resolve_mode
 from lightning_agentrl.plan import DryRun, PlanShown
 from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
 from lightning_agentrl.rollout.checks import check_prompt
+from lightning_agentrl.verify import EngineVerified, VerifyEngine
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
@@ -159,16 +161,20 @@ class AgentCLI(LightningCLI):
             _reraise_as_sentence(error, cast(Agent, self.model))
 
     def _run_subcommand(self, subcommand: str) -> None:
+        run = super()._run_subcommand
+        self._guarded(subcommand, lambda: run(subcommand))
+
+    def _guarded(self, stage: str, run: Callable[[], object]) -> None:
         """Run. Before the first rollout, a ValueError of ours is about the config. An error ends all threads."""
         data = cast(RolloutDataModule, self.datamodule)
         try:
-            super()._run_subcommand(subcommand)
+            run()
         except BaseException as error:
             playing = bool(data.sessions)
             interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
             if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
-            data.teardown(subcommand)  # a thread inside torch would abort the process as it exits
+            data.teardown(stage)  # a thread inside torch would abort the process as it exits
             if isinstance(error, PlanShown):
                 return
             if interrupted:
@@ -179,6 +185,48 @@ class AgentCLI(LightningCLI):
             if isinstance(error, (ValueError, ImportError, OSError)) and not playing:
                 _reraise_as_sentence(error, cast(Agent, self.model))
             raise
+
+
+class VerifyCLI(AgentCLI):
+    """`agentrl verify-engine`: the config of a run, of which models and engine are built and nothing is trained."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(args, run=False)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl verify-engine", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--bound",
+            type=float | None,
+            default=None,
+            help="Largest gap of log-probs that is accepted; by default 0.001, without float32 on both sides 0.5.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Those behind the name of the command; ``sys.argv`` stays as it is, since DDP starts processes with it."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+            super().parse_arguments(parser, args)
+
+    def verify(self) -> bool:
+        """Whether the bound was kept."""
+        trainer = cast(Any, self.trainer)
+        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound)], []
+        kept = False
+
+        def run() -> None:
+            nonlocal kept
+            try:
+                trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            except EngineVerified as result:
+                kept = result.ok
+                cast(RolloutDataModule, self.datamodule).teardown("validate")
+
+        self._guarded("validate", run)
+        return kept
 
 
 def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
@@ -267,3 +315,9 @@ def _stopped(trainer: L.Trainer) -> str:
 def run(args: ArgsType = None) -> AgentCLI:
     """Parse the arguments and run; for use from Python, without any handling of errors."""
     return AgentCLI(args)
+
+
+def verify_engine(args: ArgsType = None) -> None:
+    """Compare engine and trainer; exits with 1 when they differ by more than the bound."""
+    if not VerifyCLI(args).verify():
+        raise SystemExit(1)

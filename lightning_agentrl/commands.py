@@ -17,10 +17,11 @@ HELP = """usage: agentrl COMMAND [OPTIONS]
 Multi-turn reinforcement learning of language agents.
 
 commands
-  fit        train            agentrl fit --config configs/quickstart.yaml
-  validate   judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
-  view       look at a run    agentrl view runs/quickstart
-  export     write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+  fit            train            agentrl fit --config configs/quickstart.yaml
+  validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
+  view           look at a run    agentrl view runs/quickstart
+  export         write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+  verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
 
   agentrl COMMAND --help      what a command takes
   agentrl fit --print_config  a config with every key and its default
@@ -60,6 +61,7 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
+VERIFY = "verify-engine"  # takes the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {"view": view, "export": export}
 
 
@@ -78,14 +80,17 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in TRAINERS:
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, *OWN)))
+        if arguments[0] not in (*TRAINERS, VERIFY):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, *OWN)))
         check_files(arguments[1:])  # what follows takes seconds
-        from lightning_agentrl.cli import run
+        from lightning_agentrl.cli import run, verify_engine
         from lightning_agentrl.quiet import leave_out_noise
 
         keep_freed_memory()
         leave_out_noise()
+        if arguments[0] == VERIFY:
+            verify_engine(arguments[1:])
+            return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 def all_gather(value: T) -> list[T]:
@@ -28,6 +29,6 @@ def sum_over_ranks(x: Tensor) -> Tensor:
     return x
 
 
-def max_over_ranks(count: int) -> int:
+def max_over_ranks(number: N) -> N:
     """The largest of the numbers that the ranks hold. All ranks must call it."""
-    return max(all_gather(count))
+    return max(all_gather(number))

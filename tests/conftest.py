@@ -36,3 +36,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model that is exact in float64 (the norms of the others compute in float32). Do not write."""
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "gpt_neox", family="gpt_neox")
+
+
+@pytest.fixture(scope="session")
+def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny Llama that vLLM can run. Do not write to it."""
+    return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "served", head_dim=32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
@@ -21,6 +22,11 @@ from lightning_agentrl.agents.checks import check_trainer
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
+needs_vllm = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) for path in CONFIGS]
 
 
 @pytest.fixture
@@ -108,12 +114,12 @@ def test_a_config_is_understood(
     assert shown["data"]["init_args"]["num_envs"] == given["data"]["init_args"]["num_envs"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TO_RUN, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_config_runs(
-    path: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = made_small(yaml.safe_load(path.read_text()), tiny_folder)
+    config = made_small(yaml.safe_load(path.read_text()), served_folder)
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)  # a config writes below runs/ of the folder it is started in
     agentrl(monkeypatch, "fit", "--config", "small.yaml")

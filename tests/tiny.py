@@ -38,6 +38,7 @@ def tiny_model_folder(
     family: Literal["llama", "qwen2", "qwen3", "gpt_neox"] = "llama",
     vocab_words: Iterable[str] = (),
     seed: int = 0,
+    head_dim: int = 8,
 ) -> Path:
     """Write a tiny random model with its tokenizer to `path`; equal arguments give equal files.
 
@@ -47,6 +48,7 @@ def tiny_model_folder(
             its norms in the dtype of its weights, so that float64 is exact.
         vocab_words: text that the tokenizer is trained on besides its own sentences, so that it needs few tokens.
         seed: of the weights.
+        head_dim: width of an attention head; vLLM has none below 32.
     """
     tokenizer = tiny_tokenizer(vocab_words)
     config = CONFIGS[family](
@@ -56,7 +58,7 @@ def tiny_model_folder(
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         initializer_range=0.3,  # large enough that outputs depend on the prompt

@@ -42,6 +42,7 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 
 Phase = Literal["critic_warmup", "train"]
+GAP = "mismatch/logp_gap_mean"
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,7 @@ class Agent(ActorCritic, ABC):
         of_values = torch.full_like(of_policy, 1 / max(tokens, 1.0))
         rows, reader = action_rows(rollout), self.reader()
         totals: dict[str, float] = {}
+        largest_gap = 0.0
         # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
         with without_sync(self), self.cached_precision():
             for index in reader.micro_batches(rows):
@@ -324,10 +326,14 @@ class Agent(ActorCritic, ABC):
                     self.manual_backward(torch.stack(parts).sum())
                     for name, x in metrics.items():
                         totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
+                    if GAP in metrics and mask.any():
+                        largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
                 self.clock.advance(len(index))
         sync_gradients(self, self.optimizers())
-        sums = self.reduce_dict(totals)
-        return {name: total / tokens for name, total in sums.items()} if tokens else {}
+        means = {name: total / tokens for name, total in self.reduce_dict(totals).items()} if tokens else {}
+        if GAP in means:
+            means["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
+        return means
 
     def _micro_batch_losses(
         self, micro: Rollout, packed: Packed
@@ -346,7 +352,7 @@ class Agent(ActorCritic, ABC):
             scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
             if micro.scores.old_logps is None:
                 micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
-                metrics = {"mismatch/logp_gap_mean": (scores.logps - micro.rollout_logps).abs()}
+                metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
             loss = self.policy_loss(micro, scores)
             metrics = {**metrics, "policy/loss": loss, **self.update_metrics(micro, scores)}
             value_loss = None

@@ -91,6 +91,16 @@ def score_policy(
 
 
 @torch.no_grad()
+def row_logps(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
+    """Log-probs of the tokens after the read-outs of each row, [R] of each, on the CPU."""
+
+    def read(packed: Packed) -> list[Tensor]:
+        return [policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature).logps]
+
+    return [logps for (logps,) in _read_rows(rows, reader, read)]
+
+
+@torch.no_grad()
 def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader: Reader) -> tuple[Tensor, Tensor]:
     """Values [B, A] at the action tokens, and bootstrap values [B] of the states after the samples, 0 where no cut."""
 

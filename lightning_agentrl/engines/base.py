@@ -52,10 +52,18 @@ class PolicyHandle:
     close_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
     gathered: Callable[[], AbstractContextManager] = nullcontext
+    longest: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
 
 
 class Engine(ABC):
     """Samples replies for many environments at a time."""
+
+    def check(self) -> None:  # noqa: B027 - most need nothing
+        """Look for what the engine needs, before any weights are read.
+
+        Raises:
+            ImportError: a package is missing.
+        """
 
     @abstractmethod
     def start(self, handle: PolicyHandle) -> None:

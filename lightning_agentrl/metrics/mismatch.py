@@ -1,11 +1,11 @@
-"""How far engine and trainer are apart on the sampled tokens, as sums that add up over ranks."""
+"""How far engine and trainer are apart on the sampled tokens, in a form that goes together over ranks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.metrics.numbers import Max, Mean, Number
 from lightning_agentrl.types import Rollout
 
 LIMIT = 20.0  # of log-ratios and of their sums over a sample
@@ -34,6 +34,8 @@ def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
             "mismatch/perplexity_engine": _mean((-engine.sum(1) / count).exp(), filled),
             "mismatch/perplexity_ratio": _mean((-gap.sum(1) / count).exp(), filled),
         }
+        if mask.any():
+            numbers["mismatch/logp_gap_max"] = Max(float((train - engine).abs().max()))
     if rollout.loss_mask is not None:
         numbers["mismatch/rejected"] = _mean(1.0 - rollout.loss_mask.double(), mask)
     if rollout.weights is not None:

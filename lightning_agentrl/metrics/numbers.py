@@ -1,4 +1,4 @@
-"""Numbers by name, over all ranks: a sum, or a mean with its own weight."""
+"""Numbers by name, over all ranks: a sum, a mean with its own weight, or the largest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ class Sum:
     total: float
 
 
-Number = Mean | Sum
+@dataclass(frozen=True)
+class Max:
+    """Something of which the largest over ranks counts."""
+
+    value: float
+
+
+Number = Mean | Sum | Max
 
 
 class GlobalNumbers(Metric):
@@ -44,7 +51,7 @@ class GlobalNumbers(Metric):
             self.add_state(state, default=torch.zeros(len(self.names), dtype=torch.float64), dist_reduce_fx="sum")
         self._sums: set[str] = set()
 
-    def update(self, numbers: Mapping[str, Number]) -> None:
+    def update(self, numbers: Mapping[str, Mean | Sum]) -> None:
         self._sums |= {name for name, number in numbers.items() if isinstance(number, Sum)}
         totals = [numbers[name].total if name in numbers else 0.0 for name in self.names]
         weights = [number.weight if isinstance(number := numbers.get(name), Mean) else 0.0 for name in self.names]
@@ -67,9 +74,12 @@ class GlobalNumbers(Metric):
 
 def over_ranks(numbers: Mapping[str, Number], device: torch.device) -> dict[str, float]:
     """The numbers of all ranks together; a rank may lack names. A mean of nothing is left out."""
-    parts = all_gather({name: isinstance(number, Sum) for name, number in numbers.items()})
-    kinds = {name: is_sum for part in parts for name, is_sum in part.items()}
+    added = {name: number for name, number in numbers.items() if not isinstance(number, Max)}
+    maxima = {name: number.value for name, number in numbers.items() if isinstance(number, Max)}
+    parts = all_gather(({name: isinstance(number, Sum) for name, number in added.items()}, maxima))
+    kinds = {name: is_sum for part, _ in parts for name, is_sum in part.items()}
     absent = {name: Sum(0.0) for name, is_sum in kinds.items() if is_sum}
     metric = GlobalNumbers(sorted(kinds)).to(device)
-    metric.update({**absent, **numbers})
-    return metric.compute()
+    metric.update({**absent, **added})
+    names = sorted({name for _, part in parts for name in part})
+    return metric.compute() | {name: max(part[name] for _, part in parts if name in part) for name in names}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import lightning as L
@@ -148,8 +149,9 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Make one environment, so that a wrong id is told before models are loaded."""
+        """Make one environment and look for the engine's packages, before models are loaded."""
         self.env.make().close()
+        self.engine.check()
         self.check_processes(self._place[1])
 
     def check_processes(self, world: int) -> None:
@@ -238,7 +240,8 @@ class RolloutDataModule(L.LightningDataModule):
         self._renderer = ChatRenderer(learner.tokenizer, self.prompt)
         threads = max(len(self.own_envs), self.validation.num_envs)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
-        handle = learner.policy_handle(self._renderer.close_ids)
+        longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
+        handle = replace(learner.policy_handle(self._renderer.close_ids), longest=longest)
         self._check_prompts(handle)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)

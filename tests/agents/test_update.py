@@ -209,8 +209,10 @@ def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_fo
     assert len(scored) == 2
     for name, weight in expected.items():
         assert torch.allclose(weight, left_out[name], rtol=0, atol=1e-12), name
-    gap, expected_gap = (float(m["mismatch/logp_gap_mean"]) for m in (metrics, all_metrics))
-    assert gap == pytest.approx(expected_gap, abs=1e-9)
+    for name in ("mismatch/logp_gap_mean", "mismatch/logp_gap_max"):
+        gap, expected_gap = (float(m[name]) for m in (metrics, all_metrics))
+        assert gap == pytest.approx(expected_gap, abs=1e-9)
+    assert float(metrics["mismatch/logp_gap_max"]) > float(metrics["mismatch/logp_gap_mean"]) > 0
 
     class Shaper(PPOAgent):
         def shape_rewards(self, rollout):

@@ -19,6 +19,7 @@ from tests.metrics.rollouts import by_hand
 EXPECTED = {
     # the distance, so that differences of both signs do not cancel
     "mismatch/logp_gap_mean": (2 + 1 + 0 + 3 + 1 + 3) / 20,
+    "mismatch/logp_gap_max": 2,
     "mismatch/kl": (0 - 1 + 0 + 3 - 1 + 1) / 20,
     "mismatch/k3": (4 * (e - 2) + 4 / e + (e**-2 + 1)) / 20,  # 1 four times, -1 four times, -2 once
     "mismatch/chi2_token": (11 + 4 * e**2 + 4 * e**-2 + e**-4) / 20 - 1,

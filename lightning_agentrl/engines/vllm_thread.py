@@ -1,0 +1,162 @@
+"""vLLM's engine in a thread of its own: requests come in and replies go out between two of its steps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lightning_agentrl.engines.base import Reply, SamplingRequest
+from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.errors import one_line
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Ask:
+    name: str
+    waiting: Waiting
+
+
+@dataclass(frozen=True)
+class _Forget:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    do: Callable[[Any], Any]
+    result: Future[Any]
+
+
+class VLLMThread:
+    """Builds vLLM's engine, steps it while requests are in flight, and closes it.
+
+    Args:
+        build: gives the ``LLMEngine``.
+        add: hands a request under a name to the engine.
+        read: the reply in a finished output.
+        close: what to do with the engine at the end.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        add: Callable[[Any, str, SamplingRequest], None],
+        read: Callable[[Any], Reply],
+        close: Callable[[Any], None],
+    ) -> None:
+        self._build, self._add, self._read, self._close = build, add, read, close
+        self._mail: queue.SimpleQueue[_Ask | _Forget | _Call | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of `_ended`: after it is set, nobody would read the mail
+        self._ended: Exception | None = None
+        self._built: Future[None] = Future()
+        self._in_flight: dict[str, Waiting] = {}
+        self._asked = 0
+        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        self._thread.start()
+
+    def wait_until_built(self) -> None:
+        """Raises what the building raised."""
+        self._built.result()
+
+    def call(self, do: Callable[[Any], T]) -> T:
+        """Let the thread do something with the engine while nothing is sampled; gives its result."""
+        result: Future[T] = Future()
+        self._post(_Call(do, result))
+        return result.result()
+
+    async def ask(self, request: SamplingRequest) -> Reply:
+        """Sample one reply; a caller that is cancelled takes its request back."""
+        waiting = Waiting.for_reply(request)
+        with self._lock:
+            self._asked += 1
+            name = str(self._asked)
+        self._post(_Ask(name, waiting))
+        try:
+            return await waiting.future
+        finally:
+            if waiting.future.cancelled():
+                self._mail.put(_Forget(name))
+
+    def close(self) -> None:
+        """End the thread after its running step; requests in flight are told."""
+        self._mail.put(None)
+        self._thread.join()
+
+    def _post(self, item: _Ask | _Call) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise RuntimeError(str(self._ended)) from self._ended.__cause__
+            self._mail.put(item)
+
+    def _run(self) -> None:
+        try:
+            engine = self._build()
+        except BaseException as error:  # noqa: BLE001 - raised where the engine was asked for
+            self._end(RuntimeError("vLLM could not be started"))
+            self._built.set_exception(error)
+            return
+        self._built.set_result(None)
+        reason = RuntimeError("the engine was stopped")
+        try:
+            while self._read_mail(engine):
+                for output in engine.step() if self._in_flight else ():
+                    if output.finished and (waiting := self._in_flight.pop(output.request_id, None)):
+                        waiting.tell(self._read(output))
+        except Exception as error:  # noqa: BLE001 - handed to every caller
+            reason = RuntimeError(f"vLLM failed while it sampled ({type(error).__name__}: {one_line(str(error))})")
+            reason.__cause__ = error
+        self._end(reason)
+        self._close(engine)
+
+    def _read_mail(self, engine: Any) -> bool:
+        """Take everything that has come, and wait for something if there is nothing to sample; False: the end."""
+        while True:
+            try:
+                item = self._mail.get(block=not self._in_flight)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            if isinstance(item, _Ask):
+                self._begin(engine, item)
+            elif isinstance(item, _Forget):
+                if self._in_flight.pop(item.name, None):
+                    engine.abort_request([item.name])
+            else:
+                self._do(engine, item)
+
+    def _begin(self, engine: Any, ask: _Ask) -> None:
+        try:
+            self._add(engine, ask.name, ask.waiting.request)
+        except Exception as error:  # noqa: BLE001 - this request is refused, the others go on
+            ask.waiting.tell(error)
+        else:
+            self._in_flight[ask.name] = ask.waiting
+
+    def _do(self, engine: Any, call: _Call) -> None:
+        try:
+            if self._in_flight:
+                raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
+            call.result.set_result(call.do(engine))
+        except Exception as error:  # noqa: BLE001 - raised where the call was made
+            call.result.set_exception(error)
+
+    def _end(self, reason: Exception) -> None:
+        """Tell all who wait, also those whose request was not read yet."""
+        with self._lock:
+            self._ended = reason
+        for waiting in self._in_flight.values():
+            waiting.tell(reason)
+        self._in_flight.clear()
+        while not self._mail.empty():
+            item = self._mail.get()
+            if isinstance(item, _Ask):
+                item.waiting.tell(reason)
+            elif isinstance(item, _Call):
+                item.result.set_exception(reason)

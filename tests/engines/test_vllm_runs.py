@@ -1,0 +1,95 @@
+"""Whole runs with vLLM: two processes, a run that is repeated, and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.callbacks.test_loggers import fit
+from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+@pytest.fixture
+def given(config: Config, served_folder: Path) -> Config:  # noqa: F811
+    engine = {"class_path": "VLLMEngine", "init_args": {"kv_cache_gb": 0.1}}
+    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
+    given["seed_everything"] = 3
+    given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
+    given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
+    return given
+
+
+def played(folder: Path) -> list[dict[str, Any]]:
+    """What was said and earned in each turn, in the order of environments."""
+    lines = [json.loads(line) for path in sorted(folder.rglob("turns/*.jsonl")) for line in path.open()]
+    kept = ("iteration", "env", "episode", "turn", "observation", "reply_ids", "action", "reward")
+    turns = [{key: line[key] for key in kept} for line in lines]
+    return sorted(turns, key=lambda turn: (turn["iteration"], turn["env"], turn["episode"], turn["turn"]))
+
+
+def test_a_run_can_be_repeated(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process after the other run, whose engine was stopped."""
+    stories = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        fit(changed(given, "trainer.default_root_dir", str(folder)), folder, monkeypatch)
+        stories.append(played(folder))
+    assert len(stories[0]) == 3 * 8
+    assert len({tuple(turn["reply_ids"]) for turn in stories[0]}) > 4
+    assert stories[0] == stories[1]
+
+
+def test_two_processes_have_an_engine_each(given: Config, tmp_path: Path) -> None:
+    given["trainer"] |= {"devices": 2, "strategy": "ddp", "default_root_dir": str(tmp_path / "run")}
+    done = run(given, tmp_path)
+    out, _ = done.communicate(timeout=400)
+    assert done.returncode == 0, out[-3000:]
+    turns = played(tmp_path / "run")
+    assert {turn["env"] for turn in turns} == {0, 1, 2, 3}
+    assert len(turns) == 3 * 8
+
+
+def test_ctrl_c_ends_it_with_one_line(given: Config, tmp_path: Path) -> None:
+    """While replies are sampled; no thread of vLLM aborts the process as it exits."""
+    given["trainer"]["max_epochs"] = 100000
+    given["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"] = 200
+    given["trainer"]["default_root_dir"] = str(tmp_path / "run")
+    done = run(given, tmp_path)
+    end = time.monotonic() + 300
+    while not list((tmp_path / "run").rglob("turns/*.jsonl")):  # the first rollout is there
+        assert done.poll() is None, done.communicate()[0][-3000:]
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    done.send_signal(signal.SIGINT)
+    out, _ = done.communicate(timeout=120)
+    assert done.returncode == 130, out[-3000:]
+    assert "Traceback" not in out
+    assert "agentrl: stopped after iteration " in out
+
+
+def run(given: Config, folder: Path) -> subprocess.Popen[str]:
+    (folder / "given.yaml").write_text(yaml.safe_dump(given))
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "given.yaml"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
