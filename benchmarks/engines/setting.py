@@ -1,0 +1,97 @@
+"""What both measurements share: the demo model, an engine, and environments that only take time."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+
+from lightning_agentrl.engines import Engine, PolicyHandle
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
+from lightning_agentrl.rollout import WindowMemory as Window
+from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.loop import LoopThread
+from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.types import Rollout
+
+MODEL = "demo"
+PROMPT = PromptFormat(think=False, instruction="", max_prompt_tokens=600)
+TEXT = "You are in a room with a red ball, a blue box and a door. You can go, turn, take, drop and open things. "
+
+
+class Delay(gymnasium.Env):
+    """Says where it is, and takes its time in each step."""
+
+    system_prompt = TEXT * 4
+    actions = {"go": "go"}  # noqa: RUF012
+    default_action = "go"
+
+    def __init__(self, index: int, delay: Callable[[random.Random], float]) -> None:
+        self.random, self.delay = random.Random(index), delay
+        self.delays: list[float] = []  # of its steps, as they were drawn
+        self.count = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return "start", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        self.delays.append(self.delay(self.random))
+        time.sleep(self.delays[-1])
+        return f"place {self.count}, item {self.random.randint(0, 999)}", 0.0, False, False, {}
+
+
+@dataclass
+class Measured:
+    """One collection."""
+
+    rollout: Rollout
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return int(self.rollout.action_mask.sum())
+
+
+class Setting:
+    """Sessions with one engine; collections go on in the same episodes."""
+
+    def __init__(self, engine: Engine, envs: Sequence[Delay], reply: int) -> None:
+        self.engine, self.envs, self.reply = engine, envs, reply
+        policy = LanguageModel(load_causal_lm(MODEL)).eval()
+        renderer = ChatRenderer(load_tokenizer(MODEL), PROMPT)
+        self.close_ids = renderer.close_ids
+        self.executor = ThreadPoolExecutor(len(envs))
+        self.loop = LoopThread()
+        engine.start(PolicyHandle(policy, renderer.close_ids, nullcontext, longest=PROMPT.max_prompt_tokens + reply))
+        engine.sync(0)
+        self.sessions = [
+            Session(i, env, lambda episode, i=i: derive_seed(i, episode), renderer, Window(0), self.executor)
+            for i, env in enumerate(envs)
+        ]
+
+    def collect(self, turns: int, interaction: Interaction | None = None) -> Measured:
+        interaction = interaction or TurnInteraction(self.reply, RawParser())
+        collector = Collector(interaction, self.engine, grows=False, temperature=1.0, seed=0)
+        started = time.perf_counter()
+        with self.engine.collecting():
+            rollout = self.loop.run(collector.fixed_turns(self.sessions, turns))
+        return Measured(rollout, time.perf_counter() - started)
+
+
+@contextmanager
+def setting(engine: Engine, envs: Sequence[Delay], reply: int) -> Iterator[Setting]:
+    made = Setting(engine, envs, reply)
+    try:
+        yield made
+    finally:
+        engine.stop()
+        made.loop.stop()
+        made.executor.shutdown()
