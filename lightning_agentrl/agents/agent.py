@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
-from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.agents.checks import check_groups, check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -123,11 +123,6 @@ class Agent(ActorCritic, ABC):
             raise ValueError(
                 f"{type(advantage).__name__} needs values, so a critic must be given: set model.init_args.critic, "
                 "for example to SeparateCritic"
-            )
-        if advantage.needs_groups or advantage.needs_greedy_baseline:
-            raise ValueError(
-                f"{type(advantage).__name__} needs groups of episodes or greedy ones, which no collector gives yet; "
-                "change model.init_args.advantage"
             )
         check_aggregation(loss_aggregation, loss_norm_tokens)
         self.correction = correction
@@ -401,6 +396,7 @@ class Agent(ActorCritic, ABC):
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+        check_groups(self.advantage, self.datamodule.groups)
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -416,6 +412,10 @@ class Agent(ActorCritic, ABC):
         return cast(RolloutDataModule, cast(Any, self.trainer).datamodule)
 
     # What data module and engine ask for
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        return self.advantage.needs_greedy_baseline
 
     @property
     def policy_version(self) -> int:

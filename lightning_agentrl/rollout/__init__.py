@@ -2,6 +2,7 @@
 
 from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data import RolloutDataModule
+from lightning_agentrl.rollout.groups import GroupRollout
 from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
 from lightning_agentrl.rollout.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
 from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
@@ -16,6 +17,7 @@ __all__ = [
     "ClearingMemory",
     "EnvConfig",
     "FullMemory",
+    "GroupRollout",
     "Interaction",
     "Memory",
     "MiniBatch",

@@ -23,7 +23,7 @@ class Interaction(ABC):
 
     @abstractmethod
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
-        """Record turns until ``recorder.full``; leave the session ready for its next turn."""
+        """Record turns until ``recorder.full``; leave the session ready for its next turn, if ``recorder.goes_on``."""
 
 
 class TurnInteraction(Interaction):
@@ -63,13 +63,13 @@ class TurnInteraction(Interaction):
         while not recorder.full:
             prompt = session.prompt()
             started = time.perf_counter()
-            request_seed = derive_seed(seed, session.index, session.turns_taken)
+            request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
             request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
             reply = await engine.generate(request)
             engine_seconds = time.perf_counter() - started
             turn = await self._play(session, prompt, reply, engine_seconds, recorder)
             recorder.record(prompt, _action_segment(reply), turn)
-            if turn.done:
+            if turn.done and recorder.goes_on:
                 await session.reset()
 
     async def _play(

@@ -100,6 +100,7 @@ class Session:
         remake: makes the environment anew after an error.
         retries: see :class:`EnvConfig`.
         pictures: keep a picture of each turn, where the environment draws itself.
+        first_episode: number of the first episode.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Session:
         remake: Callable[[], gymnasium.Env] | None = None,
         retries: int = 0,
         pictures: bool = True,
+        first_episode: int = 0,
     ) -> None:
         self.index = index
         self.env = env
@@ -124,8 +126,9 @@ class Session:
         self.retries = retries if remake else 0
         self.pictures = pictures
         self.env_errors: list[str] = []  # kinds of errors that were overcome since they were last taken
-        self.episode = -1  # none yet
-        self.turns_taken = 0  # over all episodes
+        self.first_episode = first_episode
+        self.episode = first_episode - 1  # none yet
+        self.turns_taken = 0  # over all episodes of this session
         self.observation = ""  # long-term text
         self.short_term = ""
         self.past: list[PastTurn] = []
@@ -161,14 +164,18 @@ class Session:
     def _offered(self, name: str, default: Any) -> Any:
         return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else default  # wrappers may offer too
 
+    @property
+    def begun(self) -> bool:
+        return self.episode >= self.first_episode
+
     async def start(self) -> None:
         """Reset the environment if no episode was begun yet."""
-        if self.episode < 0:
+        if not self.begun:
             await self.reset()
 
     def begin(self) -> None:
         """Start the first episode outside of any event loop."""
-        self.episode = 0
+        self.episode = self.first_episode
         with self._telling_where():
             self._reset_env()
 
@@ -233,7 +240,7 @@ class Session:
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
-        if self.episode < 0:
+        if not self.begun:
             return
         self._replay(state["env_actions"], state["observation"])
         self.past = [PastTurn(**turn) for turn in state["past"]]
