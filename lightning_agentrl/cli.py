@@ -236,15 +236,17 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    data.env.make().close()
+    for source in data.mix.sources:
+        source.make().close()
     renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
     context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
     with ThreadPoolExecutor(1) as executor:
-        session = Session(0, data.env.make(), lambda _episode: 0, renderer, data.memory, executor)
-        try:
-            check_prompt(session, data.interaction, int(context_length))
-        finally:
-            session.close()
+        for source in data.mix.sources:
+            session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
+            try:
+                check_prompt(session, data.interaction, int(context_length))
+            finally:
+                session.close()
 
 
 def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:

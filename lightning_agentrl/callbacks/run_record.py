@@ -87,7 +87,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             },
         },
         "rollout": {
-            "env": data.env.id,
+            "env": data.mix.label,
             "num_envs": data.num_envs,
             **_sizes(data),
             "update_epochs": data.update_epochs,

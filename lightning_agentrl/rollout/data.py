@@ -26,9 +26,11 @@ from lightning_agentrl.rollout.groups import GroupRollout, Groups
 from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.memory import Memory, WindowMemory
-from lightning_agentrl.rollout.seeds import derive_seed, held_out_seeds
+from lightning_agentrl.rollout.mix import EnvMix, Source
+from lightning_agentrl.rollout.seeds import derive_seed, held_out_place, held_out_seeds
 from lightning_agentrl.rollout.session import EnvConfig, Session
 from lightning_agentrl.rollout.stream import Learner, RolloutStream
+from lightning_agentrl.rollout.tasks import TaskSet
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
@@ -59,11 +61,13 @@ class RolloutDataModule(L.LightningDataModule):
     long episodes never hold up a step. With ``groups`` it collects whole episodes instead, several from each start.
 
     Args:
-        env: the environment, as gymnasium.make takes it.
+        env: the environment, as gymnasium.make takes it. May be left out where there are tasks.
         num_envs: environments that play at a time, over all ranks.
         turns_per_env: turns of each environment per iteration; not with ``groups``.
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
             ``groups``.
+        other_envs: further environments that are played beside ``env``, each by its share.
+        tasks: one-turn tasks without an environment, played beside the environments or alone.
         groups: collect whole groups of episodes, as estimators that compare episodes need them; None: a fixed number of
             turns.
         update_epochs: passes over each rollout.
@@ -79,10 +83,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env: EnvConfig,
+        env: EnvConfig | None = None,
         num_envs: int = 32,
         turns_per_env: int = TURNS_PER_ENV,
         mini_batch_turns: int = MINI_BATCH_TURNS,
+        other_envs: list[EnvConfig] | None = None,
+        tasks: TaskSet | None = None,
         groups: GroupRollout | None = None,
         update_epochs: int = 1,
         memory: Memory | None = None,
@@ -94,7 +100,7 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.env = env
+        self.mix = EnvMix(_sources(env, other_envs or [], tasks))
         self.num_envs = num_envs
         self.turns_per_env = turns_per_env
         self.mini_batch_turns = mini_batch_turns
@@ -202,8 +208,9 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Make one environment and look for the engine's packages, before models are loaded."""
-        self.env.make().close()
+        """Make one environment of each kind and look for the engine's packages, before models are loaded."""
+        for source in self.mix.sources:
+            source.make().close()
         self.engine.check()
         self.check_processes(self._place[1])
 
@@ -283,7 +290,7 @@ class RolloutDataModule(L.LightningDataModule):
     def _origin(self) -> str:
         """What the episodes of a run follow from."""
         groups = "" if self.groups is None else f", {self.groups.per_rollout} groups of {self.groups.size}"
-        return f"{self.env.id} with {dict(sorted(self.env.kwargs.items()))}{groups}, seed {self.seed}"
+        return f"{self.mix.label}{groups}, seed {self.seed}"
 
     # What the agent calls
 
@@ -299,6 +306,8 @@ class RolloutDataModule(L.LightningDataModule):
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = replace(learner.policy_handle(self._renderer.close_ids), longest=longest)
         self._check_prompts(handle)
+        for source in self.mix.sources:
+            source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
         self.stream = RolloutStream(
@@ -330,7 +339,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
         if self.collection is not None:
             return self.collection
-        if self._saved_sessions and self._saved_origin != self._origin:
+        continued = self._saved_sessions or self._saved_collected
+        if continued and self._saved_origin != self._origin:
             raise ValueError(
                 f"the checkpoint's environments are {self._saved_origin}; this run has {self._origin}, so their "
                 "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
@@ -342,12 +352,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _new_collection(self, learner: RolloutLearner) -> Collection:
         if self.groups is None:
-            sessions = [self._make_session(i, self._training_seed(i), pictures=True) for i in self.own_envs]
+            sessions = [self._fixed_session(i, pictures=True) for i in self.own_envs]
             return FixedTurns(sessions, self.turns_per_env)
         return Groups(
             self.groups,
             self._group_session,
-            lambda group: 0,
+            self.mix.kind,
             *self._place,
             at_a_time=self.at_a_time,
             grows=self.memory.grows,
@@ -361,8 +371,18 @@ class RolloutDataModule(L.LightningDataModule):
         """The session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
         assert self.groups is not None
         place, rollout = self.groups.place(group, member), group // self.groups.per_rollout
-        seed = derive_seed(self.seed, group)
-        return self._make_session(place, lambda _episode: seed, pictures, env, first_episode=rollout)
+        seed, source = derive_seed(self.seed, group), self.mix.source(group)
+        return self._make_session(source, place, lambda _episode: seed, env, pictures=pictures, first_episode=rollout)
+
+    def _fixed_session(self, index: int, pictures: bool = False) -> Session:
+        """The session of an environment whose episodes follow each other."""
+        return self._make_session(
+            self.mix.source(index), index, lambda episode: derive_seed(self.seed, index, episode), pictures=pictures
+        )
+
+    def _held_out_session(self, seed: int, episode_seed: Callable[[int], int]) -> Session:
+        source = self.mix.source(held_out_place(seed))
+        return self._make_session(source, seed, episode_seed, source.make(held_out=True))
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -383,7 +403,7 @@ class RolloutDataModule(L.LightningDataModule):
     def first_session(self, index: int = 0) -> Session:
         """An environment at the start of its first training episode, apart from those that are trained on."""
         if self.groups is None:
-            session = self._make_session(index, self._training_seed(index))
+            session = self._fixed_session(index)
         else:
             session = self._group_session(*divmod(index, self.groups.size), pictures=False)
         session.begin()
@@ -396,7 +416,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
             with self._guarded(collector):
-                return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
+                return loop.run(play_episodes(seeds, self.validation.num_envs, self._held_out_session, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
         if self._learner is None or self._loop is None:
@@ -415,28 +435,26 @@ class RolloutDataModule(L.LightningDataModule):
         with self.engine.collecting(), collector.watchdog.on_guard():
             yield
 
-    def _training_seed(self, index: int) -> Callable[[int], int]:
-        return lambda episode: derive_seed(self.seed, index, episode)
-
     def _make_session(
         self,
+        source: Source,
         index: int,
         episode_seed: Callable[[int], int],
-        pictures: bool = False,
         env: gymnasium.Env | None = None,
+        pictures: bool = False,
         first_episode: int = 0,
     ) -> Session:
         assert self._renderer is not None
         assert self._executor is not None
         return Session(
             index,
-            self.env.make() if env is None else env,
+            source.make() if env is None else env,
             episode_seed,
             self._renderer,
             self.memory,
             self._executor,
-            remake=self.env.make,
-            retries=self.env.retries,
+            remake=source.make,
+            retries=source.retries,
             pictures=pictures,
             first_episode=first_episode,
         )
@@ -444,8 +462,26 @@ class RolloutDataModule(L.LightningDataModule):
     def _check_prompts(self, handle: PolicyHandle) -> None:
         assert self._renderer is not None
         assert self._executor is not None
-        session = self._make_session(0, lambda _episode: 0)
-        try:
-            check_prompt(session, self.interaction, handle.policy.context_length)
-        finally:
-            session.close()
+        for source in self.mix.sources:
+            session = self._make_session(source, 0, lambda _episode: 0)
+            try:
+                check_prompt(session, self.interaction, handle.policy.context_length)
+            finally:
+                session.close()
+
+
+def _sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:
+    """Everything that is played.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    for place, other in enumerate(others):
+        other.key = f"data.init_args.other_envs[{place}]"
+    sources = [source for source in (env, *others, tasks) if source is not None]
+    if not sources:
+        raise ValueError(
+            "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "
+            "data.init_args.tasks)"
+        )
+    return sources

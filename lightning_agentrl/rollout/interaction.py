@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
 from lightning_agentrl.rollout.memory import PastTurn
-from lightning_agentrl.rollout.parser import ActionParser, TolerantParser
+from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.rollout.recorder import Recorder
 from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.rollout.session import Prompt, Session, StepResult
@@ -31,7 +31,8 @@ class TurnInteraction(Interaction):
 
     Args:
         max_reply_tokens: cap on the tokens of one reply.
-        parser: reads the action out of a reply; TolerantParser when not given.
+        parser: reads the action out of a reply; TolerantParser when not given. Where an environment takes free text, as
+            one-turn tasks do, the whole reply is the action.
         invalid_penalty: what an invalid reply costs.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
             the episode after it (with the penalty added).
@@ -77,7 +78,8 @@ class TurnInteraction(Interaction):
     ) -> Turn:
         observation, index = session.observation, len(session.past)
         text = session.renderer.decode(reply.ids)
-        parsed = self.parser.parse(text, list(session.actions), session.aliases)
+        parser = RawParser() if session.free_text else self.parser
+        parsed = parser.parse(text, list(session.actions), session.aliases)
         image = await session.image()
         result = await session.step(session.default_action if parsed.action is None else parsed.action)
         executed = result.info.get("executed_action", parsed.action or session.default_action)

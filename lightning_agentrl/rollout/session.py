@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
+import torch
 from PIL import Image
 
 from lightning_agentrl.errors import ConfigError, environment_problem
@@ -32,6 +33,7 @@ class EnvConfig:
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
         kwargs: arguments of the environment.
+        share: how much of what is played is played here, beside other environments.
         retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
             is played again from its seed and actions, and the call is tried again.
     """
@@ -39,13 +41,24 @@ class EnvConfig:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     retries: int = 2
+    share: float = 1.0
 
     def __post_init__(self) -> None:
+        self.key = "data.init_args.env"  # under which it was given
         if self.retries < 0:
             raise ValueError(f"data.init_args.env.retries must be at least 0, got {self.retries}")
+        if not self.share > 0:
+            raise ValueError(f"data.init_args.env.share must be above 0, got {self.share}")
 
-    def make(self) -> gymnasium.Env:
-        """Build the environment.
+    @property
+    def label(self) -> str:
+        return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
+
+    def start(self, device: torch.device) -> None:
+        """Nothing to do; see :class:`Source`."""
+
+    def make(self, held_out: bool = False) -> gymnasium.Env:
+        """Build the environment; held-out episodes differ by their seeds only.
 
         Raises:
             ValueError: when gymnasium does not know the id or the arguments, with the key to change.
@@ -53,7 +66,7 @@ class EnvConfig:
         try:
             return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error)) from error
+            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class Session:
         self.index = index
         self.env = env
         self.episode_seed = episode_seed
-        self.renderer = renderer
+        self.renderer = renderer.free_text if self.free_text else renderer
         self.memory = memory
         self.executor = executor
         self.remake = remake
@@ -160,6 +173,16 @@ class Session:
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
         return self._offered("examples", ())
+
+    @property
+    def free_text(self) -> bool:
+        """The whole reply is the action."""
+        return bool(self._offered("free_text", False))
+
+    @property
+    def max_turns(self) -> int | None:
+        """After which the environment itself ends an episode."""
+        return self._offered("max_turns", None)
 
     def _offered(self, name: str, default: Any) -> Any:
         return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else default  # wrappers may offer too

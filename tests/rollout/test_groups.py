@@ -203,15 +203,12 @@ def test_the_greedy_score_is_that_of_the_most_likely_replies(tiny_folder):
 
     with data_module(tiny_folder, AHEAD, learner=Greedy(tiny_folder)) as data:
         rollouts = collect(data, 2)
-    for temperature_zero in (rollouts,):
-        assert all(len(set(r.greedy_scores[r.groups == g].tolist())) == 1 for r in temperature_zero for g in r.groups)
     learner = Learner(tiny_folder)
     learner.temperature = 0.0
     with data_module(tiny_folder, GroupRollout(1, 2, 1), learner=learner) as data:
         for rollout, greedy in zip(rollouts, collect(data, 2), strict=True):
             scores = {turns[0].group: sum(turn.reward for turn in turns) for turns in episodes(greedy)}
-            assert dict(zip(rollout.groups.tolist(), rollout.greedy_scores.tolist(), strict=True)) == scores
-    assert rollouts[0].turns != rollouts[1].turns
+            assert rollout.greedy_scores.tolist() == [scores[group] for group in rollout.groups.tolist()]
 
 
 @pytest.mark.parametrize(
