@@ -156,7 +156,7 @@ class AgentCLI(LightningCLI):
             data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
-                check_groups(agent.advantage, data.groups)
+                check_groups(agent.advantage, data.groups, agent.group_filter)
             check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
             _reraise_as_sentence(error, cast(Agent, self.model))

@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.losses import GroupFilter
 from lightning_agentrl.rollout import GroupRollout
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -54,8 +55,10 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
         )
 
 
-def check_groups(advantage: AdvantageEstimator, groups: GroupRollout | None) -> None:
-    """Refuse an estimator that compares episodes where rollouts have nothing to compare.
+def check_groups(
+    advantage: AdvantageEstimator, groups: GroupRollout | None, group_filter: GroupFilter | None = None
+) -> None:
+    """Refuse estimators and filters that compare episodes where rollouts have nothing to compare.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -66,6 +69,11 @@ def check_groups(advantage: AdvantageEstimator, groups: GroupRollout | None) -> 
         raise ValueError(
             f"{name} needs {what} from each start state; set data.init_args.groups, for example to "
             "{size: 8, per_rollout: 16}, or change model.init_args.advantage"
+        )
+    if groups is None and group_filter is not None:
+        raise ValueError(
+            f"{type(group_filter).__name__} chooses among groups of episodes; set data.init_args.groups, or remove "
+            "model.init_args.group_filter"
         )
     if groups is not None and groups.size == 1 and advantage.needs_groups:
         raise ValueError(

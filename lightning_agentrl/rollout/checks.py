@@ -40,9 +40,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
         )
     session.begin()
     session.prompt()  # raises when system text, observation and instruction alone are over the limit
-    longest = memory.longest
-    if longest and session.max_turns is not None:
-        longest = min(longest, session.max_turns - 1)
+    longest = 0 if session.one_turn else memory.longest
     if longest:
         session.past = [PastTurn(session.observation, "", session.default_action)] * longest
         cuts = session.prompt().history_cuts

@@ -394,7 +394,8 @@ class RolloutDataModule(L.LightningDataModule):
     def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
         """Ids of the first prompts of some training environments, to be looked at before a run."""
         prompts = []
-        for index in self.own_envs[:most]:
+        step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
+        for index in self.own_envs[: most * step : step]:
             session = self.first_session(index)
             prompts.append(session.prompt().ids)
             session.close()
@@ -478,7 +479,7 @@ def _sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet 
     """
     for place, other in enumerate(others):
         other.key = f"data.init_args.other_envs[{place}]"
-    sources = [source for source in (env, *others, tasks) if source is not None]
+    sources: list[Source] = [source for source in (env, *others, tasks) if source is not None]
     if not sources:
         raise ValueError(
             "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "

@@ -40,9 +40,7 @@ class GroupRollout:
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
             if getattr(self, name) < least:
-                raise ValueError(
-                    f"data.init_args.groups.{name} must be at least {least}, got {getattr(self, name)}"
-                )
+                raise ValueError(f"data.init_args.groups.{name} must be at least {least}, got {getattr(self, name)}")
         if self.mini_batches > self.episodes:
             raise ValueError(
                 f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
@@ -97,6 +95,9 @@ class Member:
     def __init__(self, recorder: EpisodeRecorder, session: Session | None = None) -> None:
         self.recorder = recorder
         self.session = session
+
+    def over(self) -> bool:
+        return self.recorder.ended
 
     @property
     def samples(self) -> list[Sample]:
@@ -206,13 +207,13 @@ class Groups(Collection):
     async def _play(self, group: int, number: int, turns: int | None, collector: Collector) -> None:
         """At most so many turns of an episode; None: to its end."""
         member = self._member(group, number)
-        if member.recorder.ended:
+        if member.over():
             return
         if member.session is None:
             member.session = self._new_session(group, number)
         member.recorder.go_on(turns)
         await collector.part(member.session, member.recorder)
-        if member.recorder.ended:
+        if member.over():
             self._release(group, member.session)
             member.session = None
 

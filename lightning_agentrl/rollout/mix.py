@@ -16,8 +16,13 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly howev
 class Source(Protocol):
     """What makes environments of one kind."""
 
-    share: float
-    retries: int
+    @property
+    def share(self) -> float:
+        """Of what is played."""
+
+    @property
+    def retries(self) -> int:
+        """See :class:`EnvConfig`."""
 
     @property
     def label(self) -> str:

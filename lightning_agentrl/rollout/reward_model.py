@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
 from lightning_agentrl.rollout.tasks import Scorer
 
 
@@ -52,12 +51,18 @@ class RewardModel(Scorer):
         """Load the model, if it is not there.
 
         Raises:
-            ValueError: the model has another number of outputs than one.
+            ValueError: the model cannot be loaded, or has another number of outputs than one.
         """
         if self._classifier is not None:
             return
-        self._tokenizer = load_tokenizer(self.model)
-        classifier = AutoModelForSequenceClassification.from_pretrained(resolve_model(self.model), dtype="auto")
+        try:
+            self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
+            classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"the reward model '{self.model}' cannot be loaded: {str(error).splitlines()[0]} (key "
+                "data.init_args.tasks.scorer.init_args.model)"
+            ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(
                 f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
@@ -105,8 +110,8 @@ class RewardModel(Scorer):
         longest = getattr(self._classifier.config, "max_position_embeddings", None)
         if longest is not None and len(ids) > longest:
             raise ValueError(
-                f"prompt and reply have {len(ids)} tokens, and the reward model '{self.model}' reads at most {longest}; "
-                "lower max_reply_tokens of data.init_args.interaction, or give another model"
+                f"prompt and reply have {len(ids)} tokens, and the reward model '{self.model}' reads at most "
+                f"{longest}; lower max_reply_tokens of data.init_args.interaction, or give another model"
             )
         return _Waiting(ids, cast(list[int], encoded.get("token_type_ids", [])))
 

@@ -180,9 +180,9 @@ class Session:
         return bool(self._offered("free_text", False))
 
     @property
-    def max_turns(self) -> int | None:
-        """After which the environment itself ends an episode."""
-        return self._offered("max_turns", None)
+    def one_turn(self) -> bool:
+        """Episodes have one turn, so a memory has nothing to show."""
+        return bool(self._offered("one_turn", False))
 
     def _offered(self, name: str, default: Any) -> Any:
         return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else default  # wrappers may offer too

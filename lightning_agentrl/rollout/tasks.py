@@ -147,7 +147,7 @@ class OneTurn(gymnasium.Env[str, str]):
     """
 
     free_text = True
-    max_turns = 1
+    one_turn = True
 
     def __init__(self, tasks: Sequence[Task], scorer: Scorer, system: str = "") -> None:
         if not tasks:
