@@ -257,6 +257,9 @@ def _example(part: Part, cls: type) -> str:
     if part.owner and part.key.count("init_args") > 1:  # the class in between
         lines.insert(-1, f"{'  ' * (len(way) - 1)}class_path: {part.owner.__name__}")
     indent, many = "  " * len(way), part.many
+    if dataclasses.is_dataclass(part.owner):  # what has to stand beside it
+        beside = [argument for argument in arguments(part.owner) if argument.required and argument.name != last]
+        lines += [f"{indent}{argument.name}: {_yaml(SAMPLES.get(argument.annotation, '...'))}" for argument in beside]
     short = f"{indent}  - {_yaml(value)}" if many else f"{indent}{last}: {_yaml(value)}"
     if len(short) <= EXAMPLE_WIDTH:
         return "\n".join([*lines, f"{indent}{last}:", short] if many else [*lines, short]) + "\n"

@@ -24,7 +24,7 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checks import PRECISIONS, check_trainer
+from lightning_agentrl.agents.checks import PRECISIONS, check_groups, check_trainer
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.errors import (
@@ -156,6 +156,7 @@ class AgentCLI(LightningCLI):
             data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
+                check_groups(agent.advantage, data.groups, agent.group_filter)
             check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
             _reraise_as_sentence(error, cast(Agent, self.model))
@@ -235,15 +236,17 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    data.env.make().close()
+    for source in data.mix.sources:
+        source.make().close()
     renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
     context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
     with ThreadPoolExecutor(1) as executor:
-        session = Session(0, data.env.make(), lambda _episode: 0, renderer, data.memory, executor)
-        try:
-            check_prompt(session, data.interaction, int(context_length))
-        finally:
-            session.close()
+        for source in data.mix.sources:
+            session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
+            try:
+                check_prompt(session, data.interaction, int(context_length))
+            finally:
+                session.close()
 
 
 def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:

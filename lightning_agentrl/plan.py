@@ -93,20 +93,45 @@ def _trained(module: torch.nn.Module) -> str:
 
 def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]]) -> Rows:
     several = trainer.world_size > 1
-    per_process = f", {len(data.own_envs)} environments on each of {trainer.world_size} processes" if several else ""
-    turns = data.mini_batch_turns // trainer.world_size
+    per_process = f", {data.at_a_time} environments on each of {trainer.world_size} processes" if several else ""
+    turns = step_turns(data, trainer.world_size)
     micro_batches = agent.reader().micro_batches(example_rows(prompts, turns, data))
     return [
-        ("turns", f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"),
-        ("optimizer steps", f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"),
+        *_sizes(data, per_process),
         (
             "micro-batches",
             f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
-            f"{agent.max_tokens_per_micro_batch} tokens" + (", fewer as episodes grow" if data.memory.grows else ""),
+            f"{agent.max_tokens_per_micro_batch} tokens" + _growth(data),
         ),
         ("prompts", f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens at the start of an episode"),
         ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
     ]
+
+
+def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
+    groups = data.groups
+    if groups is None:
+        turns = f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"
+        steps = f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"
+        return [("turns", turns), ("optimizer steps", steps)]
+    episodes = f"{groups.per_rollout} groups * {groups.size} = {groups.episodes}, of as many turns as they take"
+    return [
+        ("episodes", episodes),
+        ("at a time", f"{data.num_envs} environments{per_process}"),
+        ("optimizer steps", f"{data.steps_per_iteration}, each on a share of 1/{groups.mini_batches} of the turns"),
+    ]
+
+
+def _growth(data: RolloutDataModule) -> str:
+    if data.groups is not None:
+        return "; more where episodes have more than one turn"
+    return ", fewer as episodes grow" if data.memory.grows else ""
+
+
+def step_turns(data: RolloutDataModule, world: int) -> int:
+    """Turns of an optimizer step on each process; with groups the fewest that there can be, one per episode."""
+    turns = data.mini_batch_turns if data.groups is None else math.ceil(data.groups.episodes / data.mini_batches)
+    return math.ceil(turns / world)
 
 
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
@@ -118,7 +143,9 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     if epochs is not None:
         left = max(epochs - warmup, 0)
         note = "" if left else "; the actor would never be trained, raise trainer.max_epochs"
-        rows.append(("iterations of training", f"{left}, {left * data.turns_per_rollout:,} turns{note}"))
+        groups = data.groups
+        size = f"{left * (data.turns_per_rollout if groups is None else groups.episodes):,}"
+        rows.append(("iterations of training", f"{left}, {size} {data.unit}{note}"))
     if data.validation.episodes:
         often = trainer.check_val_every_n_epoch
         rows.append(("held-out episodes", f"{data.validation.episodes}, every {often} epochs"))
@@ -167,7 +194,7 @@ def memory_plan(
     frozen = [p for reference in agent.references for p in reference.parameters()]
     every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
     trained = [p for p in every if p.requires_grad]
-    rows = example_rows(prompts, data.mini_batch_turns // agent.trainer.world_size, data)
+    rows = example_rows(prompts, step_turns(data, agent.trainer.world_size), data)
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
     reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
@@ -240,7 +267,7 @@ def _generation_bytes(actor: LanguageModel, data: RolloutDataModule) -> int:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * heads * head_dim * next(actor.parameters()).element_size()
     longest = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    return len(data.own_envs) * longest * per_token
+    return data.at_a_time * longest * per_token
 
 
 def _gathered_bytes(actor: LanguageModel) -> int:

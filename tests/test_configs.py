@@ -47,7 +47,10 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     """The same parts with a tiny model, few turns and two iterations after a warm-up of one."""
     config["model"]["init_args"] |= {"model": str(model), "max_tokens_per_micro_batch": 4096}
     data = config["data"]["init_args"]
-    data |= {"num_envs": 4, "turns_per_env": 2, "mini_batch_turns": 4}
+    if "groups" in data:
+        data |= {"num_envs": 4, "groups": {**data["groups"], "size": 2, "per_rollout": 2, "mini_batches": 2}}
+    else:
+        data |= {"num_envs": 4, "turns_per_env": 2, "mini_batch_turns": 4}
     data["prompt"]["max_prompt_tokens"] = 1900  # a tiny tokenizer needs many tokens
     data["interaction"]["init_args"]["max_reply_tokens"] = 8
     data["validation"] |= {"episodes": 2, "num_envs": 2}
@@ -69,7 +72,8 @@ def _short_episodes(env_id: str) -> dict[str, Any]:
 
 
 def test_there_are_configs() -> None:
-    assert {path.stem for path in CONFIGS} >= {"quickstart", "bandit", "guess_number", "babyai_goto_qwen2.5-3b"}
+    named = {"quickstart", "bandit", "guess_number", "guess_number_grpo", "babyai_goto_qwen2.5-3b"}
+    assert {path.stem for path in CONFIGS} >= named
     given = [yaml.safe_load(path.read_text()) for path in CONFIGS]
     sizes = {processes(config["trainer"]) for config in given}
     assert sizes == {1, 4, 8, 16}
@@ -94,11 +98,13 @@ def test_a_config_fits_its_processes(path: Path, tmp_path: Path) -> None:
         settings["strategy"] = ModelParallelStrategy(**keys["strategy"]["init_args"])
     trainer = L.Trainer(accelerator="cpu", max_epochs=keys["max_epochs"], logger=False, **settings)
     data = config["data"]["init_args"]
-    steps = data["num_envs"] * data["turns_per_env"] // data["mini_batch_turns"]
+    groups = data.get("groups")
+    steps = groups["mini_batches"] if groups else data["num_envs"] * data["turns_per_env"] // data["mini_batch_turns"]
     check_trainer(trainer, steps, lora="lora" in config["model"]["init_args"])
     assert isinstance(trainer.strategy, ModelParallelStrategy) == (processes(keys) > 1)
     assert trainer.num_devices * trainer.num_nodes == processes(keys)
-    assert data["num_envs"] % processes(keys) == data["mini_batch_turns"] % processes(keys) == 0
+    shared = groups["per_rollout"] if groups else data["mini_batch_turns"]
+    assert data["num_envs"] % processes(keys) == shared % processes(keys) == 0
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

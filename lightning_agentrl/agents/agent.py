@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
-from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.agents.checks import check_groups, check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -23,6 +23,7 @@ from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import (
     AggregationMode,
+    GroupFilter,
     OffPolicyCorrection,
     aggregate,
     check_aggregation,
@@ -30,6 +31,7 @@ from lightning_agentrl.losses import (
     row_weights,
 )
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
+from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
@@ -75,6 +77,7 @@ class Agent(ActorCritic, ABC):
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
         variance_proxy: log how signal and noise of the policy's gradient develop.
         correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
+        group_filter: which groups of a rollout are trained on; None: all.
         loss_aggregation: how the policy loss is averaged over a mini-batch.
         loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides.
     """
@@ -97,6 +100,7 @@ class Agent(ActorCritic, ABC):
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
         correction: OffPolicyCorrection | None = None,
+        group_filter: GroupFilter | None = None,
         loss_aggregation: AggregationMode = "token-mean",
         loss_norm_tokens: int | None = None,
     ) -> None:
@@ -124,13 +128,9 @@ class Agent(ActorCritic, ABC):
                 f"{type(advantage).__name__} needs values, so a critic must be given: set model.init_args.critic, "
                 "for example to SeparateCritic"
             )
-        if advantage.needs_groups or advantage.needs_greedy_baseline:
-            raise ValueError(
-                f"{type(advantage).__name__} needs groups of episodes or greedy ones, which no collector gives yet; "
-                "change model.init_args.advantage"
-            )
         check_aggregation(loss_aggregation, loss_norm_tokens)
         self.correction = correction
+        self.group_filter = group_filter
         self.loss_aggregation: AggregationMode = loss_aggregation
         self.loss_norm_tokens = loss_norm_tokens
         self.phase: Phase = "train"
@@ -201,7 +201,7 @@ class Agent(ActorCritic, ABC):
                 for callback in cast(list[L.Callback], cast(Any, self.trainer).callbacks):
                     if isinstance(callback, RolloutCallback):
                         callback.on_rollout(self.trainer, self, rollout)
-        return rollout
+        return self._filtered(rollout)
 
     def score(self, rollout: Rollout) -> Rollout:
         """Add log-probs of actor and reference, entropy, values and bootstrap values."""
@@ -246,6 +246,15 @@ class Agent(ActorCritic, ABC):
             rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, self.reduce_sum
         )
         return replace(rollout, weights=weights, loss_mask=keep)
+
+    def _filtered(self, rollout: Rollout) -> Rollout:
+        """The groups that are worth a step, by the rewards of the environment; the warm-up of a critic takes all."""
+        if self.group_filter is None or self.phase == "critic_warmup":
+            return rollout
+        assert rollout.groups is not None
+        keep = self.group_filter(rollout.groups, rollout.outcomes, rollout.trajectory, self.gather)
+        self._iteration_metrics |= over_ranks(kept_groups(rollout.groups, keep), self.device)
+        return rollout.select(keep)
 
     def _rows_to_score(self, rollout: Rollout) -> int:
         """Rows that the passes of :meth:`score` read together."""
@@ -401,6 +410,7 @@ class Agent(ActorCritic, ABC):
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+        check_groups(self.advantage, self.datamodule.groups, self.group_filter)
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -416,6 +426,10 @@ class Agent(ActorCritic, ABC):
         return cast(RolloutDataModule, cast(Any, self.trainer).datamodule)
 
     # What data module and engine ask for
+
+    @property
+    def needs_greedy_baseline(self) -> bool:
+        return self.advantage.needs_greedy_baseline
 
     @property
     def policy_version(self) -> int:

@@ -1,11 +1,14 @@
-"""Trainer settings that would silently do something else than they say."""
+"""Settings that would silently do something else than they say, or not fit each other."""
 
 from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
+from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.losses import GroupFilter
+from lightning_agentrl.rollout import GroupRollout
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
@@ -30,7 +33,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
         raise ValueError(
             "trainer.limit_train_batches would drop mini-batches of a collected rollout; remove it and set "
-            "data.init_args.num_envs, turns_per_env or mini_batch_turns"
+            "data.init_args.num_envs, turns_per_env or mini_batch_turns, or data.init_args.groups"
         )
     if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration:
         raise ValueError(
@@ -49,4 +52,30 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
         raise ValueError(
             "trainer.max_time would stop inside an iteration; remove it and add the callback "
             "{class_path: Timer, init_args: {duration: ..., interval: epoch}}"
+        )
+
+
+def check_groups(
+    advantage: AdvantageEstimator, groups: GroupRollout | None, group_filter: GroupFilter | None = None
+) -> None:
+    """Refuse estimators and filters that compare episodes where rollouts have nothing to compare.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    name = type(advantage).__name__
+    if groups is None and (advantage.needs_groups or advantage.needs_greedy_baseline):
+        what = "several episodes" if advantage.needs_groups else "a greedy episode"
+        raise ValueError(
+            f"{name} needs {what} from each start state; set data.init_args.groups, for example to "
+            "{size: 8, per_rollout: 16}, or change model.init_args.advantage"
+        )
+    if groups is None and group_filter is not None:
+        raise ValueError(
+            f"{type(group_filter).__name__} chooses among groups of episodes; set data.init_args.groups, or remove "
+            "model.init_args.group_filter"
+        )
+    if groups is not None and groups.size == 1 and advantage.needs_groups:
+        raise ValueError(
+            f"{name} compares the episodes of a group, and data.init_args.groups.size is 1; give at least 2"
         )

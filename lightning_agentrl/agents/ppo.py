@@ -14,6 +14,7 @@ from lightning_agentrl.agents.mini_batch import token_noise
 from lightning_agentrl.losses import (
     AggregationMode,
     FixedKL,
+    GroupFilter,
     KLCoefficient,
     KLKind,
     KLLossKind,
@@ -44,6 +45,7 @@ class PPOAgent(Agent):
             is always the mean over tokens.
         loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
         correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
+        group_filter: which groups of a rollout are trained on; None: all.
         kl_in_reward: coefficient of the KL to the initial policy in the reward, fixed or adaptive; 0.001 by default. A
             coefficient of 0 keeps no reference.
         kl_kind: estimator of that KL.
@@ -75,6 +77,7 @@ class PPOAgent(Agent):
         loss_aggregation: AggregationMode | None = None,
         loss_norm_tokens: int | None = None,
         correction: OffPolicyCorrection | None = None,
+        group_filter: GroupFilter | None = None,
         kl_in_reward: KLCoefficient | float = 0.001,
         kl_kind: KLKind = "k1",
         kl_loss: float = 0.0,
@@ -116,6 +119,7 @@ class PPOAgent(Agent):
             kernels=kernels,
             variance_proxy=variance_proxy,
             correction=correction,
+            group_filter=group_filter,
             loss_aggregation=loss_aggregation or loss.aggregation,
             loss_norm_tokens=loss_norm_tokens,
         )

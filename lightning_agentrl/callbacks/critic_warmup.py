@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning as L
@@ -131,8 +132,9 @@ def _pooled(rollout: Rollout | None) -> dict[str, Any] | None:
     return rollout_to_plain(Rollout.concat([rollout_from_plain(part) for part in parts])) if parts else None
 
 
-def _rows_of(rollout: Rollout | None, envs: range) -> Rollout | None:
+def _rows_of(rollout: Rollout | None, envs: Sequence[int]) -> Rollout | None:
     """The rows of these environments."""
     if rollout is None:
         return None
-    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in envs])
+    own = set(envs)
+    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

@@ -24,7 +24,7 @@ SHOWN = {
     "critic/explained_variance": "explained",
     "val/success": "held-out success",
 }
-UNITS = {"collect": "turns", "score": "rows", "update": "rows", "validate": "episodes"}
+UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
 
 
 class StageProgress(ProgressBar):
@@ -106,13 +106,13 @@ class StageProgress(ProgressBar):
     # What is shown while a stage runs; called in the thread that does the work
 
     def _show_stage(self, trainer: L.Trainer, agent: Agent, stage: str, done: int, total: int) -> None:
-        if not self._enabled or stage not in UNITS:
+        if not self._enabled or stage == "log":
             return
         if self.console.is_terminal:
             self._move_bars(trainer, agent, stage, done, total)
         elif time.monotonic() - self._last_line >= self.line_seconds:
             of = f"/{total}" if total else ""
-            self._line(f"{self._head(trainer, agent, stage)} | {stage} {done}{of} {UNITS[stage]}")
+            self._line(f"{self._head(trainer, agent, stage)} | {stage} {done}{of} {_unit(agent, stage)}")
 
     def _move_bars(self, trainer: L.Trainer, agent: Agent, stage: str, done: int, total: int) -> None:
         if self._bars is None:
@@ -138,7 +138,7 @@ class StageProgress(ProgressBar):
             note=f"{left} {self._numbers(trainer)}".strip(),
         )
         self._bars.update(
-            cast(Any, self._stage_bar), description=stage, completed=done, total=total or None, note=UNITS[stage]
+            cast(Any, self._stage_bar), description=stage, completed=done, total=total or None, note=_unit(agent, stage)
         )
 
     def _remove_bars(self) -> None:
@@ -172,6 +172,10 @@ class StageProgress(ProgressBar):
         if done == trainer.current_epoch:  # inside an iteration
             seconds -= time.monotonic() - self._iteration_started
         return f", {_minutes(max(seconds, 0.0))} left"
+
+
+def _unit(agent: Agent, stage: str) -> str:
+    return agent.datamodule.unit if stage == "collect" else UNITS[stage]
 
 
 def total_epochs(trainer: L.Trainer) -> int | None:

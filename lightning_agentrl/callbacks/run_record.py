@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.rollout import RolloutDataModule
 
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
@@ -85,14 +87,19 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             },
         },
         "rollout": {
-            "env": data.env.id,
+            "env": data.mix.label,
             "num_envs": data.num_envs,
-            "turns_per_env": data.turns_per_env,
-            "mini_batch_turns": data.mini_batch_turns,
+            **_sizes(data),
             "update_epochs": data.update_epochs,
             "seed": data.seed,
         },
     }
+
+
+def _sizes(data: RolloutDataModule) -> dict[str, Any]:
+    if data.groups is not None:
+        return {"groups": asdict(data.groups)}
+    return {"turns_per_env": data.turns_per_env, "mini_batch_turns": data.mini_batch_turns}
 
 
 def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:

@@ -56,6 +56,7 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
     return {
         "env": turn.env,
         "episode": turn.episode,
+        "group": turn.group,
         "turn": turn.index,
         "policy_version": turn.policy_version,
         "observation": turn.observation,

@@ -10,41 +10,44 @@ from typing import Any
 from lightning_agentrl.errors.problem import Problem, one_line
 from lightning_agentrl.errors.words import closest, import_fault, keys_of
 
-_ID, _KWARGS = "data.init_args.env.id", "data.init_args.env.kwargs"
 _OURS = "agentrl_envs"
 
 
-def environment_problem(env_id: str, kwargs: Mapping[str, Any], error: Exception) -> Problem:
+def environment_problem(
+    env_id: str, kwargs: Mapping[str, Any], error: Exception, key: str = "data.init_args.env"
+) -> Problem:
     """What is wrong with an environment's id or arguments.
 
     Args:
         env_id: as given to `gymnasium.make`.
         kwargs: the same.
         error: what it raised.
+        key: under which the environment was given.
     """
+    id_key, kwargs_key = f"{key}.id", f"{key}.kwargs"
     module, _, name = env_id.rpartition(":")
     if isinstance(error, ModuleNotFoundError):
         return Problem(
             f"the environment '{env_id}' cannot be made: {import_fault(module) or one_line(str(error))}",
-            key=_ID,
+            key=id_key,
             fix="an id is module:Name-v0, with a module that can be imported from where agentrl runs",
         )
     if type(error).__name__ in ("NameNotFound", "VersionNotFound", "NamespaceNotFound", "UnregisteredEnv"):
         known = _ids(module)
         return Problem(
-            f"there is no environment '{env_id}'", key=_ID, suggestion=_close_id(name, module, known), known=known
+            f"there is no environment '{env_id}'", key=id_key, suggestion=_close_id(name, module, known), known=known
         )
     if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
         names = tuple(keys_of(_class_of(name)))
         return Problem(
             f"the environment '{env_id}' has no argument '{match[1]}'",
-            key=f"{_KWARGS}.{match[1]}",
+            key=f"{kwargs_key}.{match[1]}",
             suggestion=closest(match[1], names),
             known=names,
         )
     return Problem(
         f"the environment '{env_id}' with arguments {dict(kwargs)} cannot be made: {one_line(str(error))}",
-        key=_KWARGS if kwargs else _ID,
+        key=kwargs_key if kwargs else id_key,
     )
 
 

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.metrics.groups import group_numbers
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum
 from lightning_agentrl.types import Rollout, StopReason, Turn
 
 
 def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
-    """What happened: per turn, per ended episode, and in the environments.
+    """What happened: per turn, per ended episode, in the environments, and per group where there are groups.
 
     Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
     """
@@ -24,6 +25,7 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
         "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
         **_per_episode([turn for turn in turns if turn.done]),
         **_environments(turns),
+        **group_numbers(rollout),
     }
 
 

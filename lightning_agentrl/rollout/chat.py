@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -67,10 +69,18 @@ class ChatRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat | None = None) -> None:
         self.tokenizer = tokenizer
         self.format = prompt_format or PromptFormat()
+        self._heading = "Observation:"
         strings = "|".join(re.escape(text) for text in _special_strings(tokenizer)) or r"(?!)"
         self._special = re.compile(strings)
         self._special_start = re.compile(f"(?=(?:{strings}))(.)", re.DOTALL)
         self.probe()
+
+    @cached_property
+    def free_text(self) -> ChatRenderer:
+        """For environments that take the whole reply: no thought is asked for, and an observation has no heading."""
+        other = copy(self)
+        other.format, other._heading = replace(self.format, think=False), ""
+        return other
 
     # What the collector asks for
 
@@ -248,7 +258,7 @@ class ChatRenderer:
         return messages
 
     def _user(self, observation: str, short_term: str = "", note: str = "", instruction: str = "") -> Message:
-        shown = "\n".join(["Observation:", *(text for text in (short_term, observation) if text)])
+        shown = "\n".join(text for text in (self._heading, short_term, observation) if text)
         text = self._safe(f"{note}\n\n{shown}" if note else shown)
         return {"role": "user", "content": f"{text}\n\n{instruction}" if instruction else text}
 

@@ -21,12 +21,13 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"not fit the model's context of {context_length} tokens; lower "
             "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
         )
-    if not session.actions and not isinstance(interaction.parser, RawParser):
+    raw = isinstance(interaction.parser, RawParser)
+    if not (session.actions or session.free_text or raw):
         raise ValueError(
             "the environment names no actions (attribute `actions`), so replies cannot be matched with them; add the "
             "attribute, or hand replies over as they are with RawParser (key data.init_args.interaction)"
         )
-    if isinstance(interaction.parser, RawParser) and form.think:
+    if raw and form.think:
         raise ValueError(
             "RawParser hands the whole reply to the environment, so a reply must not hold a thought; set "
             "data.init_args.prompt.think to false"
@@ -39,7 +40,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
         )
     session.begin()
     session.prompt()  # raises when system text, observation and instruction alone are over the limit
-    longest = memory.longest
+    longest = 0 if session.one_turn else memory.longest
     if longest:
         session.past = [PastTurn(session.observation, "", session.default_action)] * longest
         cuts = session.prompt().history_cuts

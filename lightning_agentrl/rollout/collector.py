@@ -1,4 +1,4 @@
-"""Collecting: sessions, interaction and engine give rollouts of a fixed number of turns, or whole episodes."""
+"""Collecting: sessions, interaction and engine give a fixed number of turns, whole episodes, or parts of them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class Collector:
         await self._run(session, recorder)
         self.advance()
         return [turn for sample in recorder.samples() for turn in sample.turns]
+
+    async def part(self, session: Session, recorder: Recorder) -> None:
+        """Play until the recorder is full; for episodes that are played in several parts."""
+        await self._run(session, recorder)
 
     async def _run(self, session: Session, recorder: Recorder) -> None:
         with self.watchdog.watching(session) if self.watchdog else nullcontext():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
+import gymnasium
 import lightning as L
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -19,16 +20,22 @@ from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.checks import check_prompt
+from lightning_agentrl.rollout.collection import Collection, FixedTurns
 from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.groups import GroupRollout, Groups
 from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.memory import Memory, WindowMemory
-from lightning_agentrl.rollout.seeds import derive_seed, held_out_seeds
+from lightning_agentrl.rollout.mix import EnvMix, Source
+from lightning_agentrl.rollout.seeds import derive_seed, held_out_place, held_out_seeds
 from lightning_agentrl.rollout.session import EnvConfig, Session
 from lightning_agentrl.rollout.stream import Learner, RolloutStream
+from lightning_agentrl.rollout.tasks import TaskSet
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
+
+TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128
 
 
 class RolloutLearner(Learner, Protocol):
@@ -39,22 +46,30 @@ class RolloutLearner(Learner, Protocol):
     temperature: float
 
     @property
+    def needs_greedy_baseline(self) -> bool: ...
+
+    @property
     def policy_version(self) -> int: ...
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle: ...
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Streams fixed-turn rollouts for training and plays held-out episodes for validation.
+    """Streams rollouts for training and plays held-out episodes for validation.
 
     An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
-    long episodes never hold up a step.
+    long episodes never hold up a step. With ``groups`` it collects whole episodes instead, several from each start.
 
     Args:
-        env: the environment, as gymnasium.make takes it.
-        num_envs: environments over all ranks.
-        turns_per_env: turns of each environment per iteration.
-        mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration.
+        env: the environment, as gymnasium.make takes it. May be left out where there are tasks.
+        num_envs: environments that play at a time, over all ranks.
+        turns_per_env: turns of each environment per iteration; not with ``groups``.
+        mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
+            ``groups``.
+        other_envs: further environments that are played beside ``env``, each by its share.
+        tasks: one-turn tasks without an environment, played beside the environments or alone.
+        groups: collect whole groups of episodes, as estimators that compare episodes need them; None: a fixed number of
+            turns.
         update_epochs: passes over each rollout.
         memory: what of the past a prompt shows; the last turn by default.
         prompt: how prompts are worded; the defaults of PromptFormat when not given.
@@ -68,10 +83,13 @@ class RolloutDataModule(L.LightningDataModule):
 
     def __init__(
         self,
-        env: EnvConfig,
+        env: EnvConfig | None = None,
         num_envs: int = 32,
-        turns_per_env: int = 8,
-        mini_batch_turns: int = 128,
+        turns_per_env: int = TURNS_PER_ENV,
+        mini_batch_turns: int = MINI_BATCH_TURNS,
+        other_envs: list[EnvConfig] | None = None,
+        tasks: TaskSet | None = None,
+        groups: GroupRollout | None = None,
         update_epochs: int = 1,
         memory: Memory | None = None,
         prompt: PromptFormat | None = None,
@@ -82,10 +100,11 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.env = env
+        self.mix = EnvMix(_sources(env, other_envs or [], tasks))
         self.num_envs = num_envs
         self.turns_per_env = turns_per_env
         self.mini_batch_turns = mini_batch_turns
+        self.groups = groups
         self.update_epochs = update_epochs
         self.memory = memory or WindowMemory()
         self.prompt = prompt or PromptFormat()
@@ -95,27 +114,50 @@ class RolloutDataModule(L.LightningDataModule):
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self._check_sizes()
-        self.sessions: list[Session] = []
+        self.collection: Collection | None = None
         self.stream: RolloutStream | None = None
         self._learner: RolloutLearner | None = None
         self._renderer: ChatRenderer | None = None
         self._loop: LoopThread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._saved_sessions: dict[int, dict[str, Any]] = {}
-        self._saved_iteration = 0
+        self._saved_sessions: dict[int, Any] = {}
+        self._saved_iteration = self._saved_collected = 0
         self._saved_origin = ""
         self._trained: RolloutLearner | None = None  # whose training the saved episodes belong to
 
     @property
     def turns_per_rollout(self) -> int:
+        """Of a rollout of a fixed number of turns."""
         return self.num_envs * self.turns_per_env
 
     @property
-    def own_envs(self) -> range:
-        """The environments of this rank, numbered over all ranks."""
+    def envs_per_rollout(self) -> int:
+        """The environments that turns of a rollout name, over all ranks; with groups each episode has its own."""
+        return self.num_envs if self.groups is None else self.groups.episodes
+
+    @property
+    def own_envs(self) -> Sequence[int]:
+        """Those of this rank, numbered over all ranks."""
         rank, world = self._place
+        if self.groups is not None:
+            return self.groups.places(rank, world)
         share = self.num_envs // world
         return range(rank * share, (rank + 1) * share)
+
+    @property
+    def at_a_time(self) -> int:
+        """Environments that play at a time on this rank."""
+        return self.num_envs // self._place[1]
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The training environments of this rank where an episode is running."""
+        return () if self.collection is None else self.collection.sessions
+
+    @property
+    def unit(self) -> str:
+        """What the progress of a collection counts."""
+        return FixedTurns.unit if self.groups is None else Groups.unit
 
     @property
     def _place(self) -> tuple[int, int]:
@@ -123,9 +165,14 @@ class RolloutDataModule(L.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     @property
+    def mini_batches(self) -> int:
+        """Of a pass over a rollout."""
+        return self.turns_per_rollout // self.mini_batch_turns if self.groups is None else self.groups.mini_batches
+
+    @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps, which are the mini-batches of a Lightning epoch."""
-        return self.turns_per_rollout // self.mini_batch_turns * self.update_epochs
+        return self.mini_batches * self.update_epochs
 
     def _check_sizes(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
@@ -133,6 +180,9 @@ class RolloutDataModule(L.LightningDataModule):
                 raise ValueError(f"data.init_args.{name} must be at least 1, got {getattr(self, name)}")
         if self.stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {self.stall_seconds}")
+        if self.groups is not None:
+            self._refuse_turns()
+            return
         if self.turns_per_rollout % self.mini_batch_turns:
             raise ValueError(
                 f"an iteration has num_envs * turns_per_env = {self.num_envs} * {self.turns_per_env} = "
@@ -146,11 +196,21 @@ class RolloutDataModule(L.LightningDataModule):
                 "environments; raise data.init_args.num_envs or mini_batch_turns"
             )
 
+    def _refuse_turns(self) -> None:
+        for name, default in (("turns_per_env", TURNS_PER_ENV), ("mini_batch_turns", MINI_BATCH_TURNS)):
+            if getattr(self, name) != default:
+                instead = "per_rollout and size" if name == "turns_per_env" else "mini_batches"
+                raise ValueError(
+                    f"groups are whole episodes, so a rollout has no fixed number of turns; remove "
+                    f"data.init_args.{name} and set {instead} of data.init_args.groups"
+                )
+
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Make one environment and look for the engine's packages, before models are loaded."""
-        self.env.make().close()
+        """Make one environment of each kind and look for the engine's packages, before models are loaded."""
+        for source in self.mix.sources:
+            source.make().close()
         self.engine.check()
         self.check_processes(self._place[1])
 
@@ -165,6 +225,8 @@ class RolloutDataModule(L.LightningDataModule):
                 f"{self.num_envs} environments cannot be shared evenly by {world} processes; "
                 "change data.init_args.num_envs or trainer.devices"
             )
+        if self.groups is not None:
+            self.groups.check_processes(world)
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
@@ -190,16 +252,15 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
-        if self.sessions:
-            self._saved_sessions = {session.index: session.state_dict() for session in self.sessions}
+        if self.collection is not None:
+            self._saved_sessions = self.collection.state_dict()
             self._saved_origin = self._origin
+            self.collection.close()
         self._saved_iteration = self.stream.iteration if self.stream else 0
-        for session in self.sessions:
-            session.close()
-        self.sessions, self._loop, self._executor, self._learner = [], None, None, None
+        self.collection, self._loop, self._executor, self._learner = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
-        """Every environment of every rank, as seed and actions of its running episode.
+        """The running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
 
         Raises:
             RuntimeError: inside an iteration, whose scored rollout would be lost.
@@ -209,17 +270,18 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        own = {session.index: session.state_dict() for session in self.sessions} or self._saved_sessions
+        own = self._saved_sessions if self.collection is None else self.collection.state_dict()
         return {
             "sessions": {index: state for part in all_gather(own) for index, state in part.items()},
             "iteration": self.stream.iteration if self.stream else self._saved_iteration,
+            "collected": self._saved_collected,
             "origin": self._origin,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
         self._saved_sessions, self._saved_iteration = state_dict["sessions"], state_dict["iteration"]
-        self._saved_origin = state_dict["origin"]
+        self._saved_origin, self._saved_collected = state_dict["origin"], state_dict.get("collected", 0)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
             self.stream.iteration = self._saved_iteration
@@ -227,7 +289,8 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def _origin(self) -> str:
         """What the episodes of a run follow from."""
-        return f"{self.env.id} with {dict(sorted(self.env.kwargs.items()))}, seed {self.seed}"
+        groups = "" if self.groups is None else f", {self.groups.per_rollout} groups of {self.groups.size}"
+        return f"{self.mix.label}{groups}, seed {self.seed}"
 
     # What the agent calls
 
@@ -236,20 +299,22 @@ class RolloutDataModule(L.LightningDataModule):
         if self._learner is learner:
             return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
-            self._saved_sessions, self._saved_iteration = {}, 0
+            self._saved_sessions, self._saved_iteration, self._saved_collected = {}, 0, 0
         self._renderer = ChatRenderer(learner.tokenizer, self.prompt)
-        threads = max(len(self.own_envs), self.validation.num_envs)
+        threads = max(self.at_a_time, self.validation.num_envs)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = replace(learner.policy_handle(self._renderer.close_ids), longest=longest)
         self._check_prompts(handle)
+        for source in self.mix.sources:
+            source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
-            num_envs=self.num_envs,
-            mini_batches=self.turns_per_rollout // self.mini_batch_turns,
+            num_envs=self.envs_per_rollout,
+            mini_batches=self.mini_batches,
             update_epochs=self.update_epochs,
             seed=self.seed,
         )
@@ -259,30 +324,65 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self) -> Rollout:
         """The next rollout of this rank, sampled with the current weights."""
         learner, loop = self._connected()
-        with learner.clock.stage("collect", total=len(self.own_envs) * self.turns_per_env):
+        collection = self._begin_training(learner)
+        with learner.clock.stage("collect", total=collection.total):
             self.engine.sync(learner.policy_version)
             collector = self._collector(learner.temperature, learner.clock)
-            self._begin_training()
             with self._guarded(collector):
-                rollout = loop.run(collector.fixed_turns(self.sessions, self.turns_per_env))
+                rollout = loop.run(collection.collect(collector))
+        self._saved_collected += 1
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
         return rollout
 
-    def _begin_training(self) -> None:
+    def _begin_training(self, learner: RolloutLearner) -> Collection:
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
-        if self.sessions:
-            return
-        if self._saved_sessions and self._saved_origin != self._origin:
+        if self.collection is not None:
+            return self.collection
+        continued = self._saved_sessions or self._saved_collected
+        if continued and self._saved_origin != self._origin:
             raise ValueError(
                 f"the checkpoint's environments are {self._saved_origin}; this run has {self._origin}, so their "
                 "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
             )
-        sessions = [self._make_session(i, self._training_seed(i), pictures=True) for i in self.own_envs]
-        for session in sessions:
-            if session.index in self._saved_sessions:
-                session.load_state_dict(self._saved_sessions[session.index])
-        self.sessions, self._trained = sessions, self._learner
+        collection = self._new_collection(learner)
+        collection.load_state_dict(self._saved_sessions)
+        self.collection, self._trained = collection, learner
+        return collection
+
+    def _new_collection(self, learner: RolloutLearner) -> Collection:
+        if self.groups is None:
+            sessions = [self._fixed_session(i, pictures=True) for i in self.own_envs]
+            return FixedTurns(sessions, self.turns_per_env)
+        return Groups(
+            self.groups,
+            self._group_session,
+            self.mix.kind,
+            *self._place,
+            at_a_time=self.at_a_time,
+            grows=self.memory.grows,
+            greedy=learner.needs_greedy_baseline,
+            collected=self._saved_collected,
+        )
+
+    def _group_session(
+        self, group: int, member: int, env: gymnasium.Env | None = None, pictures: bool = True
+    ) -> Session:
+        """The session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
+        assert self.groups is not None
+        place, rollout = self.groups.place(group, member), group // self.groups.per_rollout
+        seed, source = derive_seed(self.seed, group), self.mix.source(group)
+        return self._make_session(source, place, lambda _episode: seed, env, pictures=pictures, first_episode=rollout)
+
+    def _fixed_session(self, index: int, pictures: bool = False) -> Session:
+        """The session of an environment whose episodes follow each other."""
+        return self._make_session(
+            self.mix.source(index), index, lambda episode: derive_seed(self.seed, index, episode), pictures=pictures
+        )
+
+    def _held_out_session(self, seed: int, episode_seed: Callable[[int], int]) -> Session:
+        source = self.mix.source(held_out_place(seed))
+        return self._make_session(source, seed, episode_seed, source.make(held_out=True))
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -294,7 +394,8 @@ class RolloutDataModule(L.LightningDataModule):
     def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
         """Ids of the first prompts of some training environments, to be looked at before a run."""
         prompts = []
-        for index in self.own_envs[:most]:
+        step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
+        for index in self.own_envs[: most * step : step]:
             session = self.first_session(index)
             prompts.append(session.prompt().ids)
             session.close()
@@ -302,7 +403,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def first_session(self, index: int = 0) -> Session:
         """An environment at the start of its first training episode, apart from those that are trained on."""
-        session = self._make_session(index, self._training_seed(index))
+        if self.groups is None:
+            session = self._fixed_session(index)
+        else:
+            session = self._group_session(*divmod(index, self.groups.size), pictures=False)
         session.begin()
         return session
 
@@ -313,7 +417,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
             with self._guarded(collector):
-                return loop.run(play_episodes(seeds, self.validation.num_envs, self._make_session, collector))
+                return loop.run(play_episodes(seeds, self.validation.num_envs, self._held_out_session, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
         if self._learner is None or self._loop is None:
@@ -332,29 +436,53 @@ class RolloutDataModule(L.LightningDataModule):
         with self.engine.collecting(), collector.watchdog.on_guard():
             yield
 
-    def _training_seed(self, index: int) -> Callable[[int], int]:
-        return lambda episode: derive_seed(self.seed, index, episode)
-
-    def _make_session(self, index: int, episode_seed: Callable[[int], int], pictures: bool = False) -> Session:
+    def _make_session(
+        self,
+        source: Source,
+        index: int,
+        episode_seed: Callable[[int], int],
+        env: gymnasium.Env | None = None,
+        pictures: bool = False,
+        first_episode: int = 0,
+    ) -> Session:
         assert self._renderer is not None
         assert self._executor is not None
         return Session(
             index,
-            self.env.make(),
+            source.make() if env is None else env,
             episode_seed,
             self._renderer,
             self.memory,
             self._executor,
-            remake=self.env.make,
-            retries=self.env.retries,
+            remake=source.make,
+            retries=source.retries,
             pictures=pictures,
+            first_episode=first_episode,
         )
 
     def _check_prompts(self, handle: PolicyHandle) -> None:
         assert self._renderer is not None
         assert self._executor is not None
-        session = self._make_session(0, lambda _episode: 0)
-        try:
-            check_prompt(session, self.interaction, handle.policy.context_length)
-        finally:
-            session.close()
+        for source in self.mix.sources:
+            session = self._make_session(source, 0, lambda _episode: 0)
+            try:
+                check_prompt(session, self.interaction, handle.policy.context_length)
+            finally:
+                session.close()
+
+
+def _sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:
+    """Everything that is played.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    for place, other in enumerate(others):
+        other.key = f"data.init_args.other_envs[{place}]"
+    sources: list[Source] = [source for source in (env, *others, tasks) if source is not None]
+    if not sources:
+        raise ValueError(
+            "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "
+            "data.init_args.tasks)"
+        )
+    return sources

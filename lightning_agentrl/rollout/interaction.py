@@ -8,7 +8,7 @@ from typing import Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
 from lightning_agentrl.rollout.memory import PastTurn
-from lightning_agentrl.rollout.parser import ActionParser, TolerantParser
+from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.rollout.recorder import Recorder
 from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.rollout.session import Prompt, Session, StepResult
@@ -23,7 +23,7 @@ class Interaction(ABC):
 
     @abstractmethod
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
-        """Record turns until ``recorder.full``; leave the session ready for its next turn."""
+        """Record turns until ``recorder.full``; leave the session ready for its next turn, if ``recorder.goes_on``."""
 
 
 class TurnInteraction(Interaction):
@@ -31,7 +31,8 @@ class TurnInteraction(Interaction):
 
     Args:
         max_reply_tokens: cap on the tokens of one reply.
-        parser: reads the action out of a reply; TolerantParser when not given.
+        parser: reads the action out of a reply; TolerantParser when not given. Where an environment takes free text, as
+            one-turn tasks do, the whole reply is the action.
         invalid_penalty: what an invalid reply costs.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
             the episode after it (with the penalty added).
@@ -63,13 +64,13 @@ class TurnInteraction(Interaction):
         while not recorder.full:
             prompt = session.prompt()
             started = time.perf_counter()
-            request_seed = derive_seed(seed, session.index, session.turns_taken)
+            request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
             request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
             reply = await engine.generate(request)
             engine_seconds = time.perf_counter() - started
             turn = await self._play(session, prompt, reply, engine_seconds, recorder)
             recorder.record(prompt, _action_segment(reply), turn)
-            if turn.done:
+            if turn.done and recorder.goes_on:
                 await session.reset()
 
     async def _play(
@@ -77,7 +78,8 @@ class TurnInteraction(Interaction):
     ) -> Turn:
         observation, index = session.observation, len(session.past)
         text = session.renderer.decode(reply.ids)
-        parsed = self.parser.parse(text, list(session.actions), session.aliases)
+        parser = RawParser() if session.free_text else self.parser
+        parsed = parser.parse(text, list(session.actions), session.aliases)
         image = await session.image()
         result = await session.step(session.default_action if parsed.action is None else parsed.action)
         executed = result.info.get("executed_action", parsed.action or session.default_action)

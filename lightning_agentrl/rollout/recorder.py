@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lightning_agentrl.rollout.session import Prompt
 from lightning_agentrl.types import Sample, Segment, Turn
@@ -30,6 +31,11 @@ class Recorder:
         return bool(self._samples) and self._samples[-1][1][-1].done
 
     @property
+    def goes_on(self) -> bool:
+        """The session plays another episode when this one ends."""
+        return self.turns_left is not None
+
+    @property
     def at_last_turn(self) -> bool:
         """The next recorded turn is the last one wanted, so the recursion is cut after it."""
         return self.turns_left == 1
@@ -49,3 +55,36 @@ class Recorder:
 
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
+
+
+class EpisodeRecorder(Recorder):
+    """One whole episode of a group, in as many parts as it is played in. Between two parts nothing is cut.
+
+    Args:
+        group: label of the group, which every turn carries.
+        grows: as of :class:`Recorder`.
+        samples: what earlier parts gave.
+    """
+
+    def __init__(self, group: int, grows: bool, samples: Sequence[Sample] = ()) -> None:
+        super().__init__(None, grows)
+        self.group = group
+        self._part_left: int | None = None
+        self._samples = [(list(sample.segments), list(sample.turns)) for sample in samples]
+
+    def go_on(self, turns: int | None) -> None:
+        """Begin a part of at most so many turns; None: until the episode ends."""
+        self._part_left = turns
+
+    @property
+    def ended(self) -> bool:
+        return super().full
+
+    @property
+    def full(self) -> bool:
+        return self.ended or self._part_left == 0
+
+    def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
+        super().record(prompt, action, replace(turn, group=self.group))
+        if self._part_left is not None:
+            self._part_left -= 1

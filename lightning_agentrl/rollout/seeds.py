@@ -19,6 +19,16 @@ def derive_seed(*parts: int) -> int:
 
 
 @cache
+def _held_out_places() -> dict[int, int]:
+    return {seed: place for place, seed in enumerate(held_out_seeds())}
+
+
+def held_out_place(seed: int) -> int:
+    """The place of a seed in the list of held-out ones; of another seed, itself."""
+    return _held_out_places().get(seed, seed)
+
+
+@cache
 def held_out_seeds() -> tuple[int, ...]:
     """The fixed seeds of validation episodes, as listed in ``held_out_seeds.txt`` beside this file."""
     text = files("lightning_agentrl.rollout").joinpath("held_out_seeds.txt").read_text()

@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
+import torch
 from PIL import Image
 
 from lightning_agentrl.errors import ConfigError, environment_problem
@@ -32,6 +33,7 @@ class EnvConfig:
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
         kwargs: arguments of the environment.
+        share: how much of what is played is played here, beside other environments.
         retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
             is played again from its seed and actions, and the call is tried again.
     """
@@ -39,13 +41,24 @@ class EnvConfig:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     retries: int = 2
+    share: float = 1.0
 
     def __post_init__(self) -> None:
+        self.key = "data.init_args.env"  # under which it was given
         if self.retries < 0:
             raise ValueError(f"data.init_args.env.retries must be at least 0, got {self.retries}")
+        if not self.share > 0:
+            raise ValueError(f"data.init_args.env.share must be above 0, got {self.share}")
 
-    def make(self) -> gymnasium.Env:
-        """Build the environment.
+    @property
+    def label(self) -> str:
+        return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
+
+    def start(self, device: torch.device) -> None:
+        """Nothing to do; see :class:`Source`."""
+
+    def make(self, held_out: bool = False) -> gymnasium.Env:
+        """Build the environment; held-out episodes differ by their seeds only.
 
         Raises:
             ValueError: when gymnasium does not know the id or the arguments, with the key to change.
@@ -53,7 +66,7 @@ class EnvConfig:
         try:
             return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error)) from error
+            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,7 @@ class Session:
         remake: makes the environment anew after an error.
         retries: see :class:`EnvConfig`.
         pictures: keep a picture of each turn, where the environment draws itself.
+        first_episode: number of the first episode.
     """
 
     def __init__(
@@ -113,19 +127,21 @@ class Session:
         remake: Callable[[], gymnasium.Env] | None = None,
         retries: int = 0,
         pictures: bool = True,
+        first_episode: int = 0,
     ) -> None:
         self.index = index
         self.env = env
         self.episode_seed = episode_seed
-        self.renderer = renderer
+        self.renderer = renderer.free_text if self.free_text else renderer
         self.memory = memory
         self.executor = executor
         self.remake = remake
         self.retries = retries if remake else 0
         self.pictures = pictures
         self.env_errors: list[str] = []  # kinds of errors that were overcome since they were last taken
-        self.episode = -1  # none yet
-        self.turns_taken = 0  # over all episodes
+        self.first_episode = first_episode
+        self.episode = first_episode - 1  # none yet
+        self.turns_taken = 0  # over all episodes of this session
         self.observation = ""  # long-term text
         self.short_term = ""
         self.past: list[PastTurn] = []
@@ -158,17 +174,31 @@ class Session:
     def examples(self) -> Sequence[tuple[str, str]]:
         return self._offered("examples", ())
 
+    @property
+    def free_text(self) -> bool:
+        """The whole reply is the action."""
+        return bool(self._offered("free_text", False))
+
+    @property
+    def one_turn(self) -> bool:
+        """Episodes have one turn, so a memory has nothing to show."""
+        return bool(self._offered("one_turn", False))
+
     def _offered(self, name: str, default: Any) -> Any:
         return self.env.get_wrapper_attr(name) if self.env.has_wrapper_attr(name) else default  # wrappers may offer too
 
+    @property
+    def begun(self) -> bool:
+        return self.episode >= self.first_episode
+
     async def start(self) -> None:
         """Reset the environment if no episode was begun yet."""
-        if self.episode < 0:
+        if not self.begun:
             await self.reset()
 
     def begin(self) -> None:
         """Start the first episode outside of any event loop."""
-        self.episode = 0
+        self.episode = self.first_episode
         with self._telling_where():
             self._reset_env()
 
@@ -233,7 +263,7 @@ class Session:
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
-        if self.episode < 0:
+        if not self.begun:
             return
         self._replay(state["env_actions"], state["observation"])
         self.past = [PastTurn(**turn) for turn in state["past"]]

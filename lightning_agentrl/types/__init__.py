@@ -1,6 +1,6 @@
 """The words of the project as types: segment, turn, sample, rollout, scores."""
 
-from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain
+from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
 from lightning_agentrl.types.segment import Segment, SegmentKind, flatten_ids
 from lightning_agentrl.types.turn import Sample, StopReason, Turn
@@ -16,4 +16,6 @@ __all__ = [
     "flatten_ids",
     "rollout_from_plain",
     "rollout_to_plain",
+    "samples_from_plain",
+    "samples_to_plain",
 ]

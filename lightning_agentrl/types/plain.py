@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,13 +16,7 @@ from lightning_agentrl.types.turn import Sample, StopReason, Turn
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     """Dictionaries, lists, numbers, strings and tensors only."""
     return {
-        "samples": [
-            {
-                "segments": _segments_to_plain(sample.segments),
-                "turns": [_turn_to_plain(turn) for turn in sample.turns],
-            }
-            for sample in rollout.samples
-        ],
+        "samples": samples_to_plain(rollout.samples),
         "tensors": {f.name: x for f in fields(Rollout) if isinstance(x := getattr(rollout, f.name), Tensor)},
         "scores": {f.name: x for f in fields(Scores) if (x := getattr(rollout.scores, f.name)) is not None},
     }
@@ -29,11 +24,27 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
     """The rollout that :func:`rollout_to_plain` was given."""
-    samples = tuple(
-        Sample(_segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
-        for sample in plain["samples"]
-    )
+    samples = samples_from_plain(plain["samples"])
     return Rollout(samples=samples, scores=Scores(**plain["scores"]), **plain["tensors"])
+
+
+def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """As :func:`rollout_to_plain`, for samples that are in no rollout yet."""
+    return [
+        {
+            "segments": _segments_to_plain(sample.segments),
+            "turns": [_turn_to_plain(turn) for turn in sample.turns],
+        }
+        for sample in samples
+    ]
+
+
+def samples_from_plain(plain: Sequence[dict[str, Any]]) -> tuple[Sample, ...]:
+    """The samples that :func:`samples_to_plain` was given."""
+    return tuple(
+        Sample(_segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
+        for sample in plain
+    )
 
 
 def _segments_to_plain(segments: tuple[Segment, ...]) -> list[tuple[str, list[int], list[float]]]:

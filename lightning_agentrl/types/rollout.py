@@ -95,6 +95,13 @@ class Rollout:
         return self.action_mask if self.loss_mask is None else self.loss_mask
 
     @property
+    def outcomes(self) -> Tensor:
+        """[B] sum of the rewards of each sample's episode, over all of its samples that are here."""
+        labels_N, index_B = self.trajectory.unique(return_inverse=True)
+        sums_B = self.rewards.double().sum(1)
+        return sums_B.new_zeros(len(labels_N)).index_add_(0, index_B, sums_B)[index_B]
+
+    @property
     def last_of_trajectory(self) -> Tensor:
         """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
         order = [(int(self.trajectory[i]), sample.turns[-1].index, i) for i, sample in enumerate(self.samples)]

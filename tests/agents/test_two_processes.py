@@ -36,3 +36,34 @@ def test_two_processes_train_the_adapters_of_one(tmp_path, exact_folder):
     assert all(".lora_" in name or ".head." in name for name in one["state_dict"])
     assert any(".lora_B.actor" in name and weight.any() for name, weight in one["state_dict"].items())
     assert_same(one, two)
+
+
+GROUPS = (
+    *("--data.init_args.groups", "{size: 2, per_rollout: 4, mini_batches: 2, ahead: 4, ahead_turns: 1}"),
+    *("--data.init_args.turns_per_env", "8", "--data.init_args.mini_batch_turns", "128"),  # their defaults
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["GRPO", "ReMax", "DualDiscountGAE"])
+def test_two_processes_share_groups_and_give_the_weights_of_one(tmp_path, exact_folder, advantage):
+    """With episodes that are paused, and a warm-up of the critic."""
+    chosen = (*GROUPS, "--model.init_args.advantage", advantage)
+    one = read(fit(tmp_path / "one", exact_folder, "SharedCritic", 1, *chosen))
+    two = read(fit(tmp_path / "two", exact_folder, "SharedCritic", 2, *chosen))
+    assert_same(one, two)
+    assert any(member["session"] for of_group in two["RolloutDataModule"]["sessions"].values() for member in of_group)
+    logged = [metrics(tmp_path / name) for name in ("one", "two")]
+    for a, b in zip(*logged, strict=True):
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-8, nan_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_groups_of_two_processes_go_on_with_one_or_two(tmp_path, exact_folder, devices):
+    """Stopped right after the warm-up, with paused episodes in the checkpoint."""
+    chosen = (*GROUPS, "--model.init_args.advantage", "GRPO")
+    one = read(fit(tmp_path / "one", exact_folder, "SharedCritic", 1, *chosen))
+    stopped = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, *chosen, "--trainer.max_epochs", "3")
+    resumed = fit(tmp_path / "two", exact_folder, "SharedCritic", devices, *chosen, "--ckpt_path", str(stopped))
+    assert_same(one, read(resumed))

@@ -28,6 +28,8 @@ from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
 from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED
+from tests.metrics.test_group_numbers import EXPECTED as GROUPS_EXPECTED
+from tests.metrics.test_group_numbers import OF_FILTER
 from tests.metrics.test_mismatch import EXPECTED as MISMATCH_EXPECTED
 from tests.metrics.test_mismatch import OF_CORRECTION
 from tests.metrics.test_rollout_numbers import EXPECTED as ROLLOUT_EXPECTED
@@ -42,6 +44,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Names that a test of this folder computes by hand
 TESTED = set().union(
     ROLLOUT_EXPECTED,
+    GROUPS_EXPECTED,
+    OF_FILTER,
     TOKENS_EXPECTED,
     MISMATCH_EXPECTED,
     OF_CORRECTION,
@@ -154,7 +158,8 @@ def test_every_logged_number_is_documented(fit):
 def test_every_documented_number_is_logged(fit):
     logged = all_names(fit.logged)
     missing = {pattern for pattern in documented() if not any(matches(name, pattern) for name in logged)}
-    assert missing == {*NO_SCALARS, "env/errors/<kind>"}  # in this fit no environment fails
+    of_groups = {*GROUPS_EXPECTED, *OF_FILTER}  # this fit has none, and no environment fails
+    assert missing == {*NO_SCALARS, "env/errors/<kind>", *of_groups}
 
 
 def test_every_logged_number_is_computed_by_hand_in_a_test(fit):

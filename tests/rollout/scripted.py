@@ -69,6 +69,23 @@ class Scripted(gymnasium.Env):
         return f"key {self.key} step {self.count}"
 
 
+class Varied(Scripted):
+    """Episodes of 1 to 4 steps, by the seed; an action of an even number of letters makes this one step longer."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        answer = super().reset(seed=seed)
+        self.length = 1 + self.key % 3
+        return answer
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.count == 0 and len(action) % 2 == 0:
+            self.length += 1
+        return super().step(action)
+
+
+gymnasium.register("Varied-v0", Varied)
+
+
 class LoggingEngine(TransformersEngine):
     """Keeps every request with its reply."""
 
@@ -148,6 +165,7 @@ class Learner:
     temperature = 1.0
     policy_version = 0
     explained_variance = None
+    needs_greedy_baseline = False
 
     def __init__(self, folder: Any) -> None:
         self.clock = StageClock()

@@ -1,0 +1,35 @@
+"""Numbers of a rollout's groups, as sums that add up over ranks."""
+
+from __future__ import annotations
+
+import statistics
+
+from torch import Tensor
+
+from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.types import Rollout
+
+ROUNDING = 1e-6  # of sums of rewards in float32
+
+
+def group_numbers(rollout: Rollout) -> dict[str, Number]:
+    """How far the scores of a group are apart, and how old the turns are; nothing where there are no groups."""
+    if rollout.groups is None:
+        return {}
+    scores: dict[int, dict[int, float]] = {}  # of each episode of a group
+    rows = zip(rollout.groups.tolist(), rollout.trajectory.tolist(), rollout.outcomes.tolist(), strict=True)
+    for group, trajectory, score in rows:
+        scores.setdefault(group, {})[trajectory] = score
+    groups = [list(of_group.values()) for of_group in scores.values()]
+    versions = [turn.policy_version for turn in rollout.turns]
+    newest = max(versions, default=0)
+    return {
+        "rollout/equal_groups": Mean(sum(max(g) - min(g) <= ROUNDING for g in groups), len(groups)),
+        "rollout/group_std": Mean(sum(statistics.stdev(g) for g in groups if len(g) > 1), len(groups)),
+        "rollout/policy_lag": Mean(sum(newest - version for version in versions), len(versions)),
+    }
+
+
+def kept_groups(groups_B: Tensor, keep_B: Tensor) -> dict[str, Number]:
+    """Of the groups of a rollout, those that a filter keeps."""
+    return {"rollout/kept_groups": Mean(len(groups_B[keep_B].unique()), len(groups_B.unique()))}

@@ -1,0 +1,201 @@
+"""One-turn tasks without an environment: a prompt, one reply, a score."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and the answer that a scorer compares replies with, if it does."""
+
+    prompt: str
+    answer: str | None = None
+
+
+class Scorer(ABC):
+    """Strategy object: how good a reply is. Called from several threads at a time."""
+
+    needs_answer: ClassVar[bool] = True
+
+    @abstractmethod
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        """The reward of a reply."""
+
+    def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
+        """Called before the first reply, with the device of the policy."""
+
+
+class ExactMatch(Scorer):
+    """1 for the answer and 0 for anything else; space around and between words does not matter.
+
+    Args:
+        ignore_case: take upper and lower case as equal.
+    """
+
+    def __init__(self, ignore_case: bool = True) -> None:
+        self.ignore_case = ignore_case
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        return float(answer is not None and _same(reply, answer, self.ignore_case))
+
+
+class PatternMatch(Scorer):
+    """1 where the last thing in a reply that fits a pattern is the answer. Tasks without answer ask for a fit only.
+
+    Args:
+        pattern: regular expression; its first group, if it has one, is what is compared.
+        ignore_case: take upper and lower case as equal, also in the pattern.
+    """
+
+    needs_answer = False
+
+    def __init__(self, pattern: str, ignore_case: bool = True) -> None:
+        try:
+            self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        except re.error as error:
+            raise ValueError(
+                f"PatternMatch: '{pattern}' is no regular expression ({error}); change "
+                "data.init_args.tasks.scorer.init_args.pattern"
+            ) from error
+        self.ignore_case = ignore_case
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        found = list(self.pattern.finditer(reply))
+        if not found or answer is None:
+            return float(bool(found))
+        last = found[-1]
+        return float(_same(last[1] or "" if self.pattern.groups else last[0], answer, self.ignore_case))
+
+
+def _same(a: str, b: str, ignore_case: bool) -> bool:
+    a, b = " ".join(a.split()), " ".join(b.split())
+    return a.casefold() == b.casefold() if ignore_case else a == b
+
+
+@dataclass
+class TaskSet:
+    """One-turn tasks from a file, taken at random.
+
+    Args:
+        path: file with one JSON object in each line: ``prompt``, and ``answer`` where the scorer compares.
+        scorer: judges replies; ExactMatch when not given.
+        held_out: file of the tasks that validation plays; those of ``path`` when not given.
+        system: system message of every task.
+        share: of the tasks, beside the environments.
+    """
+
+    path: str
+    scorer: Scorer | None = None
+    held_out: str | None = None
+    system: str = ""
+    share: float = 1.0
+
+    retries: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not self.share > 0:
+            raise ValueError(f"data.init_args.tasks.share must be above 0, got {self.share}")
+
+    @property
+    def label(self) -> str:
+        return f"tasks of {self.path}"
+
+    def make(self, held_out: bool = False) -> gymnasium.Env:
+        """An environment that gives one task per episode.
+
+        Raises:
+            ValueError: when a file cannot be read, with the key to change.
+        """
+        return OneTurn(self._held_out_tasks if held_out else self._tasks, self._scorer, self.system)
+
+    def start(self, device: torch.device) -> None:
+        self._scorer.start(device)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return self.scorer or ExactMatch()
+
+    @cached_property
+    def _tasks(self) -> list[Task]:
+        return read_tasks(self.path, "data.init_args.tasks.path", self._scorer.needs_answer)
+
+    @cached_property
+    def _held_out_tasks(self) -> list[Task]:
+        if self.held_out is None:
+            return self._tasks
+        return read_tasks(self.held_out, "data.init_args.tasks.held_out", self._scorer.needs_answer)
+
+
+class OneTurn(gymnasium.Env[str, str]):
+    """An episode is one task: its prompt is the observation, and the reply ends it with its score as reward.
+
+    Args:
+        tasks: taken at random, by the seed.
+        scorer: judges replies.
+        system: system message.
+    """
+
+    free_text = True
+    one_turn = True
+
+    def __init__(self, tasks: Sequence[Task], scorer: Scorer, system: str = "") -> None:
+        if not tasks:
+            raise ValueError("OneTurn needs at least one task")
+        self.tasks, self.scorer, self.system_prompt = tasks, scorer, system
+        self.task = tasks[0]
+        self.observation_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
+        self.action_space = gymnasium.spaces.Text(max_length=2**20, min_length=0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.task = self.tasks[int(self.np_random.integers(len(self.tasks)))]
+        return self.task.prompt, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        score = self.scorer.score(self.task.prompt, action, self.task.answer)
+        return "", score, True, False, {}
+
+
+def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
+    """The tasks of a file.
+
+    Args:
+        path: JSON lines.
+        key: of the configuration that names the file.
+        needs_answer: refuse tasks without answer.
+
+    Raises:
+        ValueError: one sentence with the line and the key.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"there is no file of tasks '{path}' (key {key})")
+    lines = ((number, line) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1) if line.strip())
+    tasks = [_task(line, f"line {number} of '{path}'", key, needs_answer) for number, line in lines]
+    if not tasks:
+        raise ValueError(f"the file of tasks '{path}' is empty (key {key})")
+    return tasks
+
+
+def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where} is no JSON: {error} (key {key})") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
+        raise ValueError(f'{where} is no task; write {{"prompt": "...", "answer": "..."}} (key {key})')
+    answer = entry.get("answer")
+    if answer is None and needs_answer:
+        raise ValueError(f"{where} has no answer, which the scorer compares replies with (key {key})")
+    return Task(entry["prompt"], None if answer is None else str(answer))

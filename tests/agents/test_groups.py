@@ -1,0 +1,240 @@
+"""Agents on group rollouts: learning without a critic, warm-up, exact resume, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+
+import lightning as L
+import pytest
+import torch
+
+import lightning_agentrl.advantages
+from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, PassAtK, ReMax
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.callbacks.run_record import facts
+from lightning_agentrl.losses import DropEqualScores
+from lightning_agentrl.models.critic import SeparateCritic
+from lightning_agentrl.models.language_model import load_causal_lm
+from lightning_agentrl.plan import DryRun, PlanShown, plan_text
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FullMemory,
+    GroupRollout,
+    PromptFormat,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
+from tests.agents.harness import make_trainer
+from tests.agents.test_learning import bandit_folder  # noqa: F401 - a fixture
+
+ESTIMATORS = [
+    cls
+    for name in lightning_agentrl.advantages.__all__
+    if inspect.isclass(cls := getattr(lightning_agentrl.advantages, name))
+    and issubclass(cls, AdvantageEstimator)
+    and not inspect.isabstract(cls)
+]
+AHEAD = GroupRollout(size=3, per_rollout=2, mini_batches=2, ahead=4, ahead_turns=1)
+
+
+class Keep(RolloutCallback):
+    def __init__(self) -> None:
+        self.rollouts = []
+
+    def on_rollout(self, trainer, agent, rollout):
+        self.rollouts.append(rollout)
+
+
+def group_data(groups: GroupRollout | None = AHEAD, **kwargs) -> RolloutDataModule:
+    defaults = {
+        "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
+        "num_envs": 4,
+        "memory": WindowMemory(1),
+        "prompt": PromptFormat(think=False, max_prompt_tokens=512),
+        "interaction": TurnInteraction(max_reply_tokens=4),
+        "validation": ValidationConfig(episodes=4, num_envs=4),
+        "seed": 3,
+    }
+    return RolloutDataModule(**(defaults | kwargs), groups=groups)
+
+
+def agent_of(folder, advantage: AdvantageEstimator, **kwargs) -> PPOAgent:
+    return PPOAgent(str(folder), **{"advantage": advantage, "kl_in_reward": 0.0, "lr_actor": 1e-3} | kwargs)
+
+
+def test_grpo_solves_a_contextual_bandit(tmp_path, bandit_folder):  # noqa: F811
+    """As PPO does, with groups in the place of a critic."""
+    keep = Keep()
+    agent = agent_of(bandit_folder, GRPO(), lr_actor=3e-3, entropy_bonus=0.01)
+    data = group_data(
+        GroupRollout(size=8, per_rollout=8, mini_batches=2),
+        env=EnvConfig("agentrl_envs:Bandit-v0"),
+        num_envs=32,
+        memory=WindowMemory(0),
+        prompt=PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64),
+        interaction=TurnInteraction(max_reply_tokens=1),
+    )
+    make_trainer(tmp_path, 80, [keep], precision="32-true").fit(agent, data)
+    assert agent.critic is None
+    success = [sum(bool(turn.success) for turn in r.turns) / len(r.turns) for r in keep.rollouts]
+    assert sum(success[:2]) / 2 < 0.4
+    assert sum(success[-6:]) / 6 >= 0.9
+
+
+class ByLength(ActionParser):
+    """Finds an action in whatever a random model writes."""
+
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        return ParsedReply("", list(actions)[len(reply) % len(actions)])
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(1), FullMemory()])
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memory):
+    keep, data = Keep(), group_data(memory=memory, interaction=TurnInteraction(4, ByLength()))
+    agent = agent_of(tiny_folder, estimator())
+    trainer = make_trainer(tmp_path, 2, [keep])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(agent, data)
+    assert trainer.global_step == 4
+    assert (agent.critic is not None) == estimator.needs_values
+    for rollout in keep.rollouts:
+        assert rollout.advantages.isfinite().all()
+        assert (rollout.greedy_scores is not None) == estimator.needs_greedy_baseline
+        assert rollout.groups.unique().numel() == 2
+        assert rollout.trajectory.unique().numel() == 6
+    if estimator is not PassAtK:  # which needs a single winner
+        assert any(rollout.advantages.abs().max() > 0 for rollout in keep.rollouts)
+    assert {"rollout/equal_groups", "rollout/group_std", "rollout/policy_lag"} <= trainer.callback_metrics.keys()
+    assert float(trainer.callback_metrics["rollout/policy_lag"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("advantage", "warm_up", "stop_after"),
+    [(GRPO(), False, 2), (DualDiscountGAE(), True, 1), (DualDiscountGAE(), True, 3)],
+)
+def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, advantage, warm_up, stop_after):
+    """Stopped while episodes are paused, also inside a warm-up."""
+
+    def fit(epochs, ckpt_path=None, save=False):
+        callbacks = [CriticWarmup(rollouts=2, rounds=1, fraction=1.0)] if warm_up else []
+        if save:
+            callbacks.append(L.pytorch.callbacks.ModelCheckpoint(tmp_path, "stop", save_on_train_epoch_end=True))
+        agent = agent_of(tiny_folder, advantage, critic=SeparateCritic() if warm_up else None)
+        make_trainer(tmp_path, epochs, callbacks, enable_checkpointing=save).fit(
+            agent, group_data(), ckpt_path=ckpt_path
+        )
+        return agent
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = fit(5)
+        fit(stop_after, save=True)
+        saved = torch.load(tmp_path / "stop.ckpt", weights_only=True)["RolloutDataModule"]
+        members = [member for of_group in saved["sessions"].values() for member in of_group]
+        assert any(member["session"] is not None for member in members)
+        resumed = fit(5, ckpt_path=str(tmp_path / "stop.ckpt"))
+    for (name, a), (_, b) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize(
+    ("advantage", "groups", "message"),
+    [
+        (GRPO(), None, r"GRPO needs several episodes from each start state; set data.init_args.groups"),
+        (ReMax(), None, r"ReMax needs a greedy episode from each start state; set data.init_args.groups"),
+        (GRPO(), GroupRollout(1, 4), r"GRPO compares .* data.init_args.groups.size is 1; give at least 2"),
+    ],
+)
+def test_estimators_without_what_they_compare_are_refused(tmp_path, tiny_folder, advantage, groups, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, advantage), group_data(groups, num_envs=16))
+
+
+def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
+    """Also where nothing is left, as where all scores are equal: then nothing moves."""
+
+    class Trained(L.Callback):
+        def __init__(self) -> None:
+            self.groups, self.turns = set(), 0
+
+        def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+            self.groups |= {turn.group for turn in batch.rollout.turns}
+            self.turns += len(batch.rollout.turns)
+
+    def fit(parser):
+        keep, trained = Keep(), Trained()
+        agent = agent_of(tiny_folder, GRPO(), group_filter=DropEqualScores(), weight_decay=0.0)
+        data = group_data(GroupRollout(3, 6, 2), interaction=TurnInteraction(4, parser))
+        trainer = make_trainer(tmp_path, 1, [keep, trained])
+        trainer.fit(agent, data)
+        (rollout,) = keep.rollouts
+        scores = {group: set(rollout.outcomes[rollout.groups == group].tolist()) for group in range(6)}
+        apart = {group for group in scores if len(scores[group]) > 1}
+        assert trained.groups == apart
+        assert trained.turns == sum(turn.group in apart for turn in rollout.turns)
+        assert float(trainer.callback_metrics["rollout/kept_groups"]) == len(apart) / 6
+        return agent, apart
+
+    agent, apart = fit(ByLength())
+    assert 0 < len(apart) < 6
+    agent, apart = fit(None)  # every reply is invalid, so all groups are equal
+    assert not apart
+    fresh = load_causal_lm(str(tiny_folder)).double()
+    assert all(torch.equal(a, b) for a, b in zip(agent.actor.lm.parameters(), fresh.parameters(), strict=True))
+
+
+def test_a_filter_without_groups_is_refused(tmp_path, tiny_folder):
+    agent = agent_of(tiny_folder, DualDiscountGAE(), group_filter=DropEqualScores())
+    with pytest.raises(ValueError, match=r"DropEqualScores chooses .* remove model.init_args.group_filter"):
+        make_trainer(tmp_path, 1).fit(agent, group_data(None, num_envs=16))
+
+
+def test_a_single_episode_and_a_greedy_one_are_enough_for_remax(tmp_path, tiny_folder):
+    keep = Keep()
+    make_trainer(tmp_path, 1, [keep]).fit(agent_of(tiny_folder, ReMax()), group_data(GroupRollout(1, 6, 2)))
+    (rollout,) = keep.rollouts
+    to_go = rollout.advantages + rollout.greedy_scores[:, None]
+    first = [i for i, sample in enumerate(rollout.samples) if sample.turns[0].index == 0]
+    scores = {}
+    for turn in rollout.turns:
+        scores[turn.group] = scores.get(turn.group, 0.0) + turn.reward
+    for i in first:
+        assert float(to_go[i, 0]) == pytest.approx(scores[rollout.samples[i].turns[0].group], abs=1e-6)
+
+
+def test_progress_counts_episodes(tmp_path, tiny_folder):
+    """Those that come home and greedy ones, also where an episode was played ahead to its end."""
+    seen: list[tuple[int, int]] = []
+
+    class Listen(L.Callback):
+        def on_fit_start(self, trainer, agent):
+            agent.clock.listeners.append(
+                lambda stage, done, total: seen.append((done, total)) if stage == "collect" else None
+            )
+
+    data = group_data(interaction=TurnInteraction(4, ByLength()))
+    make_trainer(tmp_path, 4, [Listen()]).fit(agent_of(tiny_folder, ReMax()), data)
+    assert seen == [(done, 8) for done in range(9)] * 4
+    assert data.unit == "episodes"
+
+
+def test_the_plan_and_the_record_tell_of_groups(tmp_path, tiny_folder):
+    agent, data = agent_of(tiny_folder, GRPO()), group_data()
+    trainer = make_trainer(tmp_path, 7, [DryRun()])
+    with pytest.raises(PlanShown):
+        trainer.fit(agent, data)
+    text = plan_text(trainer, agent, 0)
+    for line in ("2 groups * 3 = 6, of as many turns as they take", "2, each on a share of 1/2 of the turns"):
+        assert line in text
+    assert "7, 42 episodes" in text
+    assert facts(trainer, agent)["rollout"]["groups"]["size"] == 3
+    data.teardown("fit")

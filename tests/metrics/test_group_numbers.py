@@ -1,0 +1,55 @@
+"""Scores within groups and the age of turns: `rollout/equal_groups`, `rollout/group_std`, `rollout/policy_lag`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightning_agentrl.losses import DropEqualScores
+from lightning_agentrl.metrics.groups import group_numbers, kept_groups
+from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.types import Rollout, Sample
+from tests.types.samples import action, glue, prompt, turn
+
+# Group 5: an episode of two rows (0.5 + 1) and one of a row (0.5). Group 6: one row of two turns (2 - 0.5) and 1.5.
+# Group 7: a single episode.
+EXPECTED = {
+    "rollout/equal_groups": (0 + 1 + 1) / 3,
+    "rollout/group_std": (math.sqrt(2 * 0.5**2) + 0 + 0) / 3,
+    "rollout/policy_lag": (2 + 1 + 0 + 0 + 0 + 1 + 0) / 7,
+}
+
+OF_FILTER = {"rollout/kept_groups": 1 / 3}
+
+
+def rollout() -> Rollout:
+    def one(env: int, group: int, version: int, reward: float, index: int = 0) -> Sample:
+        played = turn(env=env, group=group, policy_version=version, reward=reward, index=index)
+        return Sample((prompt(1), action(2)), (played,))
+
+    turns = tuple(turn(env=2, group=6, policy_version=9, reward=x, index=i) for i, x in enumerate((2.0, -0.5)))
+    grown = Sample((prompt(1), action(2), glue(3), action(4)), turns)
+    return Rollout.from_samples(
+        [one(0, 5, 7, 0.5), one(0, 5, 8, 1.0, 1), one(1, 5, 9, 0.5), grown, one(3, 6, 8, 1.5), one(4, 7, 9, 4.0)]
+    )
+
+
+def test_numbers_by_hand() -> None:
+    assert over_ranks(group_numbers(rollout()), torch.device("cpu")) == pytest.approx(EXPECTED)
+    backwards = rollout().select([5, 4, 3, 2, 1, 0])
+    assert over_ranks(group_numbers(backwards), torch.device("cpu")) == pytest.approx(EXPECTED)
+
+
+def test_without_groups_there_is_nothing_to_say() -> None:
+    assert group_numbers(Rollout.from_samples([Sample((prompt(1), action(2)), (turn(),))])) == {}
+    assert over_ranks(group_numbers(rollout().select([])), torch.device("cpu")) == {}
+
+
+def test_what_a_filter_keeps() -> None:
+    groups = rollout().groups
+    assert groups is not None
+    keep = DropEqualScores()(groups, rollout().outcomes, rollout().trajectory)
+    assert keep.tolist() == [True, True, True, False, False, False]
+    assert over_ranks(kept_groups(groups, keep), torch.device("cpu")) == OF_FILTER
