@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub is a mistake
@@ -24,6 +25,20 @@ def pytest_configure() -> None:
 def seeded() -> None:
     """Every test starts from the same random state, in whatever order tests run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Every test leaves the environment variables as it found them.
+
+    Lightning writes the rank of a process there. A later test's command that inherits it takes itself for one of
+    several processes that somebody else starts, and waits for the others.
+    """
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
