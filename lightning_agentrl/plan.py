@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import lightning as L
@@ -175,11 +175,13 @@ class MemoryPlan:
     gradients: int
     optimizer: int  # two moments of every trained parameter
     activations: int  # of one micro-batch at its token budget
-    generation: int  # keys and values of one batch of replies, a sharded policy put together; not during the update
+    engine: int  # what it holds all the time
+    sampling: int  # the engine's memory of a rollout, a sharded policy put together; not during the update
 
     @property
     def peak(self) -> int:
-        return self.program + self.weights + max(self.gradients + self.activations, self.generation) + self.optimizer
+        always = self.program + self.weights + self.optimizer + self.engine
+        return always + max(self.gradients + self.activations, self.sampling)
 
     def lines(self) -> Rows:
         rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
@@ -198,13 +200,16 @@ def memory_plan(
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
     reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
+    longest = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
+    engine = data.engine.memory(replace(agent.policy_handle(()), longest=longest), data.at_a_time)
     return MemoryPlan(
         program=program_bytes if agent.device.type == "cpu" else 0,
         weights=_bytes(every),
         gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=2 * _bytes(trained),
         activations=activation_bytes(agent, longest, reads),
-        generation=_generation_bytes(agent.actor, data) + _gathered_bytes(agent.actor),
+        engine=engine.held,
+        sampling=engine.sampling + _gathered_bytes(agent.actor),
     )
 
 
@@ -259,15 +264,6 @@ def _saved_by_whole_models(agent: Agent, critic: Critic | None, tokens: int, rea
     size = sum(kept.values())
     del outputs  # the graph had to live until here
     return size
-
-
-def _generation_bytes(actor: LanguageModel, data: RolloutDataModule) -> int:
-    config = actor.lm.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * heads * head_dim * next(actor.parameters()).element_size()
-    longest = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    return data.at_a_time * longest * per_token
 
 
 def _gathered_bytes(actor: LanguageModel) -> int:

@@ -12,6 +12,7 @@ import yaml
 
 from lightning_agentrl import commands
 from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import READS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
@@ -85,6 +86,22 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
     rows = example_rows(data.first_prompts(), 8, data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
+    data.teardown("fit")
+
+
+def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
+    """An engine of vLLM has weights of its own, and keeps its keys and values while the policy is updated."""
+    agent, data = make_agent(tiny_folder), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    without = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
+    data.engine = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
+    plan = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
+    own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
+    assert (plan.engine, plan.sampling) == (own + 2**28, 0)
+    assert plan.peak == without.peak + plan.engine
+    assert without.engine == 0
+    assert without.sampling > 0
     data.teardown("fit")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, OURS, Comparison  # noqa: E402
+from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison  # noqa: E402
 from benchmarks.speed.contender import PYTHONS, Contender, Step  # noqa: E402
 from benchmarks.speed.job import Job  # noqa: E402
 from benchmarks.speed.report import line, markdown, versions  # noqa: E402
@@ -39,7 +39,7 @@ def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
     return (
-        replace(common, micro_batch=OUR_TOKENS),
+        replace(common, micro_batch=OUR_TOKENS, variant=comparison.ours.variant),
         replace(
             common,
             micro_batch=tuned_size(theirs, case, precision),
@@ -52,7 +52,7 @@ def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
 def measure(comparison: Comparison, job: Job, repeats: int) -> dict[str, Any]:
     """Seconds of both sides, step by step, and whether they computed the same."""
     our_job, their_job = jobs_of(comparison, job)
-    with Contender(OURS.module, our_job) as ours, Contender(comparison.theirs.module, their_job) as theirs:
+    with Contender(comparison.ours.module, our_job) as ours, Contender(comparison.theirs.module, their_job) as theirs:
         first = ours.step(), theirs.step()  # warms up; both from the same weights
         steps = [(ours.step(), theirs.step()) for _ in range(repeats)]
     return {
@@ -80,7 +80,7 @@ def check_float32(our_job: Job, their_job: Job, comparison: Comparison) -> float
         min(their_job.micro_batch, CHECK_TURNS) if comparison.theirs.module == "trl_grpo" else their_job.micro_batch
     )
     with (
-        Contender(OURS.module, replace(our_job, **exact)) as ours,
+        Contender(comparison.ours.module, replace(our_job, **exact)) as ours,
         Contender(comparison.theirs.module, replace(their_job, **exact, micro_batch=their_size)) as theirs,
     ):
         return checked((ours.step(), theirs.step()), "float32")

@@ -28,6 +28,7 @@ class Side:
 
 
 OURS = Side("lightning-agentrl", "ours")
+OURS_COMPILED = Side("lightning-agentrl, kernels: compiled", "ours", "compiled")
 PLAIN = Side("plain transformers", "plain")
 TRL = Side("TRL GRPO", "trl_grpo", "shipped")
 TRL_SCORED = Side("TRL GRPO, projecting scored positions only", "trl_grpo", "scored")
@@ -44,11 +45,13 @@ class Comparison:
     theirs: Side
     goal: float | None
     precision: str = "bf16"
+    ours: Side = OURS
 
     @property
     def setting(self) -> str:
         shared = f"{self.case.shared} of them shared" if self.case.shared else "none of them shared"
-        return f"prompts of {self.case.prompt} tokens, {shared}, {self.precision}"
+        kernels = "" if self.ours == OURS else f", our `kernels: {self.ours.variant}`"
+        return f"prompts of {self.case.prompt} tokens, {shared}, {self.precision}{kernels}"
 
 
 COMPARISONS = (
@@ -58,6 +61,7 @@ COMPARISONS = (
     Comparison("trl-scored-85", SHORT, TRL_SCORED, 2.5),
     Comparison("trl-scored-260", LONG, TRL_SCORED, 2.5),
     Comparison("trl-scored-260-apart", LONG_APART, TRL_SCORED, 1.1),
+    Comparison("trl-scored-260-apart-compiled", LONG_APART, TRL_SCORED, 1.1, ours=OURS_COMPILED),
     Comparison("trl-episodes", SHORT, TRL_EPISODES, 1.2),
     Comparison("trl-episodes-scored", SHORT, TRL_EPISODES_SCORED, None),
     Comparison("plain-bf16", ROW, PLAIN, None),

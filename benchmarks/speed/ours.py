@@ -50,6 +50,7 @@ class PolicyAgent(Agent):
             temperature=1.0,
             max_tokens_per_micro_batch=job.micro_batch,
             gradient_checkpointing=False,
+            kernels="compiled" if job.variant == "compiled" else "torch",
         )
         self.loss = PPOClip(dual_clip=None)
 

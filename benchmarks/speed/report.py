@@ -14,7 +14,7 @@ from benchmarks.speed.contender import PYTHONS
 INTRODUCTION = """\
 # Speed of an update
 
-Seconds of one optimizer step on {turns} turns with replies of 8 tokens, from the collected turns to the new weights:
+Seconds of one optimizer step on turns with replies of 8 tokens, from the collected turns to the new weights:
 SmolLM2-135M-Instruct, all weights trained, {threads} threads on a CPU. Written by `make benchmarks`.
 
 Both sides train on the same tokens (random ones) with the same given advantages: no critic, no reference, one step per
@@ -43,6 +43,7 @@ NOTES = """\
 * **A row per episode** is TRL's own layout of a multi-turn episode: 16 rows of about 235 tokens, each with 8 replies
   among observations. The turn samples hold the same observations and replies, each after the shared tokens only.
 * **plain transformers** computes every turn from its first token, in rows without padding, and nothing but the loss.
+* *Our `kernels: compiled`* is one key of the config, off by default; TRL is not compiled there.
 * The last column compares the gradient norms of the two sides' first steps: in the precision of the line, in float32.
 """
 
@@ -54,7 +55,7 @@ def markdown(results: Mapping[str, Mapping[str, Any]], packages: Mapping[str, st
     repeats = {len(result["seconds"][0]) for result in results.values()}
     foot = f"\nMedians over {' or '.join(map(str, sorted(repeats)))} steps of each side, after one that warms up. "
     foot += ", ".join(f"{name} {version}" for name, version in packages.items()) + ".\n"
-    head = INTRODUCTION.format(turns=some["turns"], threads=some["threads"]) + "\n"
+    head = INTRODUCTION.format(threads=some["threads"]) + "\n"
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines]
     return head + "\n".join(table) + "\n" + foot + NOTES
 
@@ -66,7 +67,7 @@ def line(result: Mapping[str, Any]) -> str:
     errors = [result["norm_error"], result["norm_error_float32"]]
     cells = [
         result["theirs"],
-        result["setting"],
+        f"{result['turns']} turns, {result['setting']}",
         f"{their_median:.2f}",
         f"{our_median:.2f}",
         f"{result['turns'] / their_median:.1f}",

@@ -54,6 +54,20 @@ class PolicyHandle:
     gathered: Callable[[], AbstractContextManager] = nullcontext
     longest: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
 
+    @property
+    def window(self) -> int:
+        """Tokens of the longest prompt and its reply."""
+        context = self.policy.context_length
+        return min(context, self.longest or context)
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes on the policy's device, in this process."""
+
+    held: int = 0  # during updates too
+    sampling: int = 0  # given back before an update
+
 
 class Engine(ABC):
     """Samples replies for many environments at a time."""
@@ -64,6 +78,10 @@ class Engine(ABC):
         Raises:
             ImportError: a package is missing.
         """
+
+    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+        """What it takes beside the policy to sample ``at_a_time`` replies at once; asked before it starts."""
+        return EngineMemory()
 
     @abstractmethod
     def start(self, handle: PolicyHandle) -> None:

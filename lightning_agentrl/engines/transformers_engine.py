@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
 from lightning_agentrl.engines.waiting import Waiting
 
@@ -38,6 +38,14 @@ class TransformersEngine(Engine):
         self._waiting: queue.Queue[Waiting | None] = queue.Queue()
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
+
+    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+        """Keys and values of one batch of replies."""
+        config = handle.policy.lm.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * heads * head_dim * handle.policy.lm.dtype.itemsize
+        return EngineMemory(sampling=min(at_a_time, self.max_batch) * handle.window * per_token)
 
     def start(self, handle: PolicyHandle) -> None:
         self._handle = handle

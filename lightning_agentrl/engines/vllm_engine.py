@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm_start import (
     KEY,
     VLLMSettings,
@@ -75,13 +75,21 @@ class VLLMEngine(Engine):
     def check(self) -> None:
         check_installed()
 
+    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+        """Weights of its own, keys and values; a GPU's share is fixed and given back while it sleeps."""
+        device = handle.policy.lm.device
+        if device.type == "cpu":
+            weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
+            return EngineMemory(held=weights + int(self.kv_cache_gb * 2**30))
+        share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
+        return EngineMemory(sampling=share) if self.sleep else EngineMemory(held=share)
+
     def start(self, handle: PolicyHandle) -> None:
         """Raises ValueError when vLLM cannot run the model here, with the key to change."""
         if self._thread is not None:
             return
         check_installed()
-        context = handle.policy.context_length
-        self._longest = min(context, handle.longest or context)
+        self._longest = handle.window
         settings = VLLMSettings(
             model=str(handle.policy.lm.name_or_path),
             dtype=str(self._dtype(handle)).removeprefix("torch."),
