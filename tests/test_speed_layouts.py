@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.speed.comparisons import COMPARISONS, LONG, LONG_APART, ROW, SHORT
+from benchmarks.speed.job import Job
 from benchmarks.speed.layouts import Case, episode_rows, turn_rows
+from benchmarks.speed.ours import GivenData, PolicyAgent, make_trainer, rollout_of
 
 
 def shared_tokens(prompts: list[list[int]]) -> int:
@@ -47,3 +53,19 @@ def test_an_episode_row_holds_observations_and_replies_of_its_turns() -> None:
 
 def test_comparisons_have_keys_of_their_own() -> None:
     assert len({comparison.key for comparison in COMPARISONS}) == len(COMPARISONS)
+
+
+def test_our_contender_takes_a_step_on_the_given_turns(tiny_folder: Path) -> None:
+    """With the agent as it is now, in the Trainer that is timed."""
+    job = Job(Case(prompt=20, shared=12), 4, str(tiny_folder), precision="float32", micro_batch=64, lr=1e-3)
+    agent = PolicyAgent(job)
+    size = AutoConfig.from_pretrained(tiny_folder).vocab_size
+    rows = [
+        replace(r, prompt=[t % size for t in r.prompt], completion=[t % size for t in r.completion]) for r in job.rows()
+    ]
+    trainer = make_trainer(job, max_epochs=1)
+    trainer.fit(agent, GivenData(rollout_of(rows)))
+    before = AutoModelForCausalLM.from_pretrained(tiny_folder).state_dict()
+    after = agent.actor.lm.state_dict()
+    assert trainer.callback_metrics["grad_norm/actor"] > 0
+    assert max((after[name] - before[name]).abs().max() for name in before) > 1e-4

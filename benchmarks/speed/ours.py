@@ -106,6 +106,7 @@ class GivenData(L.LightningDataModule):
     """One mini-batch in every epoch, the same, as a rollout data module would give it."""
 
     steps_per_iteration = 1
+    groups = None
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
@@ -157,19 +158,24 @@ def main() -> None:
     keep_freed_memory()
     job, channel = own_job(), Channel()
     torch.set_num_threads(job.threads)
-    trainer = L.Trainer(
+    watch = LargestLogits() if job.variant == "logits" else None
+    make_trainer(job, StepByStep(channel, watch)).fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
+
+
+def make_trainer(job: Job, *callbacks: L.Callback, max_epochs: int = -1) -> L.Trainer:
+    """An epoch is one optimizer step."""
+    return L.Trainer(
         accelerator="cpu",
         devices=1,
         precision=cast(Any, {"bf16": "bf16-mixed", "float32": "32-true"}[job.precision]),
-        max_epochs=-1,
-        callbacks=[StepByStep(channel, LargestLogits() if job.variant == "logits" else None)],
+        max_epochs=max_epochs,
+        callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
 
 
 if __name__ == "__main__":
