@@ -16,7 +16,7 @@ from benchmarks.speed.job import Channel, Job, own_job
 from benchmarks.speed.layouts import Row
 from benchmarks.speed.logits import LargestLogits
 from lightning_agentrl.advantages import AdvantageEstimator
-from lightning_agentrl.agents.agent import Agent, CurrentScores
+from lightning_agentrl.agents import Agent, CurrentScores
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.rollout import MiniBatch

@@ -67,6 +67,11 @@ class ActorCritic(L.LightningModule):
         """Whether rows may be read as a prefix tree, by actor and critic."""
         return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
 
+    @property
+    def shared_critic(self) -> Critic | None:
+        """The critic, where it reads the hidden states of the actor."""
+        return self.critic if self.critic is not None and self.critic.shares_trunk else None
+
     def setup(self, stage: str) -> None:
         self.tokenizer = load_tokenizer(self.model)
         if isinstance(self.trainer.strategy, DeepSpeedStrategy):

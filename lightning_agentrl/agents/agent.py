@@ -3,56 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
 from lightning_agentrl.agents.checks import check_groups, check_trainer
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
-from lightning_agentrl.agents.gradients import step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.gradients import step_by_group
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.scoring import Reader, action_rows, bootstrap_rows, score_policy, score_values, to_columns
+from lightning_agentrl.agents.mini_batch import ready_for_loss
+from lightning_agentrl.agents.passes import rows_to_score, score_rollout
+from lightning_agentrl.agents.scoring import Reader
+from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.losses import (
-    AggregationMode,
-    GroupFilter,
-    OffPolicyCorrection,
-    aggregate,
-    check_aggregation,
-    masked_sum,
-    row_weights,
-)
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, check_aggregation
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
-from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.kernels import Kernels
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
-from lightning_agentrl.types import Rollout, Scores
+from lightning_agentrl.types import Rollout
 
 Phase = Literal["critic_warmup", "train"]
-GAP = "mismatch/logp_gap_mean"
-
-
-@dataclass(frozen=True)
-class CurrentScores:
-    """What the current weights say about the action tokens of a micro-batch, with gradient; [B, A], 0 off the mask."""
-
-    logps: Tensor
-    entropy: Tensor
 
 
 class Agent(ActorCritic, ABC):
@@ -88,14 +71,14 @@ class Agent(ActorCritic, ABC):
         critic: Critic | None,
         advantage: AdvantageEstimator,
         needs_reference: bool,
-        lr_actor: float,
-        lr_critic: float,
-        weight_decay: float,
-        max_grad_norm_actor: float,
-        max_grad_norm_critic: float,
-        temperature: float,
-        max_tokens_per_micro_batch: int,
-        gradient_checkpointing: bool,
+        lr_actor: float = 1e-6,
+        lr_critic: float = 1e-5,
+        weight_decay: float = 0.01,
+        max_grad_norm_actor: float = 1.0,
+        max_grad_norm_critic: float = 1.0,
+        temperature: float = 1.0,
+        max_tokens_per_micro_batch: int = 16384,
+        gradient_checkpointing: bool = False,
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
@@ -138,7 +121,7 @@ class Agent(ActorCritic, ABC):
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
-        self._iteration_metrics: dict[str, float] = {}
+        self.iteration_metrics: dict[str, float] = {}  # logged with the first step of the iteration
 
     # What a researcher overrides
 
@@ -183,87 +166,40 @@ class Agent(ActorCritic, ABC):
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Rollout:
-        """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh."""
+        """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh.
+
+        A subclass adds numbers to ``iteration_metrics`` after it, to have them logged.
+        """
         collected_now = rollout.scores.old_logps is None
-        with self.clock.stage("score", total=self._rows_to_score(rollout)), self.evaluation_mode():
+        with self.clock.stage("score", total=rows_to_score(self, rollout)), self.evaluation_mode():
             rollout = self.score(rollout)
-        rollout = self._correct(rollout)
+        rollout = corrected(rollout, self.correction, self.reduce_sum)
         rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
         advantages, returns = self.advantage.estimate(rollout, self.reduce_sum)
         if self.advantage.whiten:
             advantages = whiten(advantages, rollout.trained_mask, self.reduce_sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
         with self.clock.stage("log"):
-            self._iteration_metrics = describe(rollout, self.device, self.reduce_sum)
-            self.explained_variance = self._iteration_metrics.get("critic/explained_variance")
+            self.iteration_metrics = describe(rollout, self.device, self.reduce_sum)
+            self.explained_variance = self.iteration_metrics.get("critic/explained_variance")
             if collected_now:
-                self._iteration_metrics |= self.recent_episodes.update(rollout)
+                self.iteration_metrics |= self.recent_episodes.update(rollout)
                 for callback in cast(list[L.Callback], cast(Any, self.trainer).callbacks):
                     if isinstance(callback, RolloutCallback):
                         callback.on_rollout(self.trainer, self, rollout)
-        return self._filtered(rollout)
+        if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
+            rollout, numbers = filtered(rollout, self.group_filter, self.gather)
+            self.iteration_metrics |= over_ranks(numbers, self.device)
+        return rollout
 
     def score(self, rollout: Rollout) -> Rollout:
         """Add log-probs of actor and reference, entropy, values and bootstrap values."""
-        reader = self.reader()
-        tokens = sum(len(row.ids) for row in action_rows(rollout))
-        self.clock.count("score", turns=len(rollout.turns), tokens=tokens)
-        shared = self.critic if self.critic is not None and self.critic.shares_trunk else None
-        bootstrap_values = None
-        if self._lacks_policy(rollout):
-            scores, bootstrap_values = score_policy(self.actor, rollout, reader, shared, self.needs_sum_pi_squared)
-            rollout = rollout.union(scores=scores)
-        if self.needs_reference and rollout.scores.ref_logps is None:
-            scores, _ = score_policy(self._reference[0], rollout, reader)
-            rollout = rollout.union(scores=Scores(ref_logps=scores.old_logps))
-        if self.critic is not None and bootstrap_values is None:
-            values, bootstrap_values = score_values(self.actor, self.critic, rollout, reader)
-            rollout = rollout.union(scores=Scores(values=values))
-        if bootstrap_values is not None:
-            rollout = rollout.union(bootstrap_values=bootstrap_values)
-        return rollout
+        return score_rollout(self, rollout)
 
     @property
     def needs_sum_pi_squared(self) -> bool:
         """Whether the scoring pass also gives the sum of squared probabilities at each token."""
         return self.advantage.needs_sum_pi_squared or self.variance_proxy
-
-    def _lacks_policy(self, rollout: Rollout) -> bool:
-        """Whether the policy has to be read before the update; what was read already is kept."""
-        correction = self.correction
-        ratio = self.datamodule.steps_per_iteration > 1 and not (correction is not None and correction.bypass)
-        shared = self.critic is not None and self.critic.shares_trunk  # values need the pass anyway
-        loss = self.needs_mini_batch_logps or (correction is not None and correction.needs_old_logps)
-        wanted = ratio or shared or loss or self.needs_old_logps or self.needs_sum_pi_squared
-        return wanted and rollout.scores.old_logps is None
-
-    def _correct(self, rollout: Rollout) -> Rollout:
-        """Weights and rejected tokens, where there is a correction that gives any."""
-        if self.correction is None or not self.correction.needs_old_logps:
-            return rollout
-        assert rollout.scores.old_logps is not None
-        weights, keep = self.correction(
-            rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, self.reduce_sum
-        )
-        return replace(rollout, weights=weights, loss_mask=keep)
-
-    def _filtered(self, rollout: Rollout) -> Rollout:
-        """The groups that are worth a step, by the rewards of the environment; the warm-up of a critic takes all."""
-        if self.group_filter is None or self.phase == "critic_warmup":
-            return rollout
-        assert rollout.groups is not None
-        keep = self.group_filter(rollout.groups, rollout.outcomes, rollout.trajectory, self.gather)
-        self._iteration_metrics |= over_ranks(kept_groups(rollout.groups, keep), self.device)
-        return rollout.select(keep)
-
-    def _rows_to_score(self, rollout: Rollout) -> int:
-        """Rows that the passes of :meth:`score` read together."""
-        ends = len(bootstrap_rows(rollout)) if self.critic is not None else 0
-        shared = self.critic is not None and self.critic.shares_trunk
-        policy = len(rollout) + ends * shared if self._lacks_policy(rollout) else 0
-        reference = len(rollout) if self.needs_reference and rollout.scores.ref_logps is None else 0
-        values = len(rollout) + ends if self.critic is not None and not (shared and policy) else 0
-        return policy + reference + values
 
     # Iteration, part 2: one optimizer step
 
@@ -275,108 +211,16 @@ class Agent(ActorCritic, ABC):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
             if self.phase == "train":
-                rollout = self._ready(rollout, first=batch_idx == 0)
-            metrics = self._accumulate_gradients(rollout)
+                rollout = ready_for_loss(self, rollout, first=batch_idx == 0)
+            metrics = accumulate_gradients(self, rollout)
             limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
             norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self._iteration_metrics
+        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self.iteration_metrics
         if self.variance_proxy and "actor" in norms:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.reduce_sum)
-        self._iteration_metrics = {}
+        self.iteration_metrics = {}
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
-
-    def _ready(self, rollout: Rollout, first: bool) -> Rollout:
-        """The mini-batch as the policy loss reads it: with picked tokens, and with the old log-probs of a bypass."""
-        current = rollout.scores.old_logps if first else None  # no step was made since they were scored
-        if self.correction is not None and self.correction.bypass:
-            rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
-        if self.needs_mini_batch_logps:
-            if current is None:
-                with self.evaluation_mode():
-                    scores, _ = score_policy(self.actor, rollout, replace(self.reader(), advance=lambda count: None))
-                torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
-                current = scores.old_logps
-            assert current is not None
-            rollout = replace(rollout, picked=self.pick_tokens(rollout, current))
-        return rollout
-
-    def _accumulate_gradients(self, rollout: Rollout) -> dict[str, float]:
-        """Backward through every micro-batch; the means of the metrics over the mini-batch.
-
-        Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is cut changes nothing.
-        Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
-        """
-        trained = rollout.trained_mask
-        tokens = float(self.reduce_sum(trained.sum().double()))
-        of_policy = row_weights(
-            trained,
-            self.loss_aggregation,
-            norm_tokens=self.loss_norm_tokens,
-            groups_B=rollout.groups,
-            gather=self.gather,
-        )
-        of_values = torch.full_like(of_policy, 1 / max(tokens, 1.0))
-        rows, reader = action_rows(rollout), self.reader()
-        totals: dict[str, float] = {}
-        largest_gap = 0.0
-        # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
-        with without_sync(self), self.cached_precision():
-            for index in reader.micro_batches(rows):
-                micro = rollout.select(index).to(self.device)
-                mask = micro.trained_mask
-                packed = reader.pack([rows[i] for i in index])
-                for losses, metrics in self._micro_batch_losses(micro, packed):
-                    parts = [
-                        aggregate(x, mask, weights[index], float(self.trainer.world_size))
-                        for x, weights in zip(losses, (of_policy, of_values), strict=True)
-                        if x is not None
-                    ]
-                    self.manual_backward(torch.stack(parts).sum())
-                    for name, x in metrics.items():
-                        totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
-                    if GAP in metrics and mask.any():
-                        largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
-                self.clock.advance(len(index))
-        sync_gradients(self, self.optimizers())
-        means = {name: total / tokens for name, total in self.reduce_dict(totals).items()} if tokens else {}
-        if GAP in means:
-            means["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
-        return means
-
-    def _micro_batch_losses(
-        self, micro: Rollout, packed: Packed
-    ) -> Iterator[tuple[tuple[Tensor | None, Tensor | None], dict[str, Tensor]]]:
-        """Losses of policy and values, and metrics, per action token [B, A].
-
-        First of the actor with a shared critic, then of a separate critic.
-
-        A generator, so that the graph of the first is gone before the second is built.
-        """
-        mask, critic = micro.action_mask, self.critic
-        metrics: dict[str, Tensor] = {}
-        if self.phase == "train":
-            hidden = self.actor.hidden(packed)
-            token = self.actor.token_scores(hidden, packed.targets, self.temperature)
-            scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
-            if micro.scores.old_logps is None:
-                micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
-                metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
-            loss = self.policy_loss(micro, scores)
-            metrics = {**metrics, "policy/loss": loss, **self.update_metrics(micro, scores)}
-            value_loss = None
-            if critic is not None and critic.shares_trunk:
-                value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
-                metrics = {**metrics, "critic/loss": value_loss}
-            yield (loss, value_loss), metrics
-        elif critic is not None and critic.shares_trunk:
-            with torch.no_grad():
-                hidden = self.actor.hidden(packed)
-            value_loss = self.value_loss(micro, to_columns(critic(packed, hidden), mask))
-            yield (None, value_loss), {"critic/loss": value_loss}
-        if critic is not None and not critic.shares_trunk:
-            value_loss = self.value_loss(micro, to_columns(critic(packed, None), mask))
-            yield (None, value_loss), {"critic/loss": value_loss}
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither

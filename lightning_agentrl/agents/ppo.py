@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, kl_in_reward
-from lightning_agentrl.agents.agent import Agent, CurrentScores
+from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.mini_batch import token_noise
+from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.losses import (
     AggregationMode,
     FixedKL,
@@ -27,8 +28,6 @@ from lightning_agentrl.losses import (
     kl_loss,
 )
 from lightning_agentrl.models.critic import Critic, SeparateCritic
-from lightning_agentrl.models.kernels import Kernels
-from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.types import Rollout
 
@@ -55,17 +54,7 @@ class PPOAgent(Agent):
         value_clip: how far a value may move from its old value before the value loss stops pulling; None: no clip.
         first_token_weight: weight of the first token of a turn in the value loss, whose value bootstraps the turn
             before.
-        lr_actor: learning rate of the actor.
-        lr_critic: learning rate of the critic.
-        weight_decay: of AdamW, both groups.
-        max_grad_norm_actor: clip of the actor's gradient norm.
-        max_grad_norm_critic: clip of the critic's gradient norm.
-        temperature: of sampling and of all log-probs.
-        max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
-        gradient_checkpointing: recompute activations in the backward pass.
-        lora: train adapters on the frozen model; None: all weights.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
-        variance_proxy: log how signal and noise of the policy's gradient develop.
+        kwargs: what every :class:`Agent` takes: learning rates, clips, memory.
     """
 
     def __init__(
@@ -85,17 +74,7 @@ class PPOAgent(Agent):
         entropy_bonus: float = 0.001,
         value_clip: float | None = 0.5,
         first_token_weight: float = 3.0,
-        lr_actor: float = 1e-6,
-        lr_critic: float = 1e-5,
-        weight_decay: float = 0.01,
-        max_grad_norm_actor: float = 1.0,
-        max_grad_norm_critic: float = 1.0,
-        temperature: float = 1.0,
-        max_tokens_per_micro_batch: int = 16384,
-        gradient_checkpointing: bool = False,
-        lora: LoRA | None = None,
-        kernels: Kernels = "torch",
-        variance_proxy: bool = False,
+        **kwargs: Any,
     ) -> None:
         if not 0 <= kl_loss < math.inf:
             raise ValueError(f"kl_loss must not be negative, got {kl_loss}")
@@ -107,21 +86,11 @@ class PPOAgent(Agent):
             critic=critic or (SeparateCritic() if advantage.needs_values else None),
             advantage=advantage,
             needs_reference=kl.value > 0 or kl_loss > 0,
-            lr_actor=lr_actor,
-            lr_critic=lr_critic,
-            weight_decay=weight_decay,
-            max_grad_norm_actor=max_grad_norm_actor,
-            max_grad_norm_critic=max_grad_norm_critic,
-            temperature=temperature,
-            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
-            gradient_checkpointing=gradient_checkpointing,
-            lora=lora,
-            kernels=kernels,
-            variance_proxy=variance_proxy,
             correction=correction,
             group_filter=group_filter,
             loss_aggregation=loss_aggregation or loss.aggregation,
             loss_norm_tokens=loss_norm_tokens,
+            **kwargs,
         )
         self.loss = loss
         self.kl_coefficient = kl
@@ -148,11 +117,11 @@ class PPOAgent(Agent):
     def prepare(self, rollout: Rollout) -> Rollout:
         """As every agent; then an adaptive coefficient takes the KL that was seen."""
         rollout = super().prepare(rollout)
-        if "kl/reference" in self._iteration_metrics:
-            self._iteration_metrics["kl/coefficient"] = self.kl_coefficient.value
+        if "kl/reference" in self.iteration_metrics:
+            self.iteration_metrics["kl/coefficient"] = self.kl_coefficient.value
             if self.phase == "train":
                 turns = int(self.reduce_sum(torch.tensor(len(rollout.turns))))
-                self.kl_coefficient.update(self._iteration_metrics["kl/reference"], turns)
+                self.kl_coefficient.update(self.iteration_metrics["kl/reference"], turns)
         return rollout
 
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:

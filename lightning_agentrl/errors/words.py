@@ -9,6 +9,7 @@ import typing
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
 
@@ -49,20 +50,24 @@ def import_fault(module: str) -> str:
 
 
 def keys_of(owner: type | None) -> list[str]:
-    """Names of the arguments of a class."""
-    if owner is None:
-        return []
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in inspect.signature(owner).parameters.values() if p.kind not in kinds]
+    """Names of the arguments of a class, also of those that it hands on to its base."""
+    return [parameter.name for parameter in _parameters(owner)]
 
 
 def dataclass_of(owner: type | None, name: str) -> type | None:
     """The dataclass that an argument of a class expects."""
-    if owner is None:
-        return None
-    hint = typing.get_type_hints(owner.__init__).get(name)  # type: ignore[misc]
+    hint = next((parameter.annotation for parameter in _parameters(owner) if parameter.name == name), None)
     options = [hint, *typing.get_args(hint)]
     return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
+
+
+def _parameters(owner: type | None) -> list[Any]:
+    if owner is None:
+        return []
+    from jsonargparse._parameter_resolvers import get_signature_parameters  # decides which keys are accepted; slow
+
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [parameter for parameter in get_signature_parameters(owner, logger=False) if parameter.kind not in kinds]
 
 
 def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:

@@ -9,8 +9,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents import agent as agent_module
+from lightning_agentrl.agents import PPOAgent, mini_batch, passes
 from lightning_agentrl.agents.mini_batch import token_noise
 from lightning_agentrl.losses import (
     GSPO,
@@ -157,17 +156,18 @@ def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
 # Picked tokens
 
 
-def passes(monkeypatch):
+def counted_passes(monkeypatch):
     """Counts the passes of the policy without gradients."""
     made = []
-    real = agent_module.score_policy
-    monkeypatch.setattr(agent_module, "score_policy", lambda *a: made.append(len(a[1])) or real(*a))
+    real = passes.score_policy
+    for module in (passes, mini_batch):
+        monkeypatch.setattr(module, "score_policy", lambda *a: made.append(len(a[1])) or real(*a))
     return made
 
 
 def test_tokens_are_picked_by_current_log_probs_of_the_whole_mini_batch(tmp_path, exact_folder, monkeypatch):
     """Those of the rollout in its first step, and one more pass over the mini-batch in the second."""
-    made, seen = passes(monkeypatch), []
+    made, seen = counted_passes(monkeypatch), []
 
     class Watched(KLCov):
         def pick(self, logps, old_logps, advantages, mask, noise, gather):
@@ -207,7 +207,7 @@ def test_noise_belongs_to_a_token_wherever_its_row_lies(tmp_path, tiny_folder):
 
 
 def test_a_bypass_needs_no_pass_of_the_trainer(tmp_path, exact_folder, monkeypatch):
-    made = passes(monkeypatch)
+    made = counted_passes(monkeypatch)
     settings = {"critic": SeparateCritic(), "kl_in_reward": 0.0}
     train(tmp_path, exact_folder, correction=Bypass(), **settings)
     assert made == []

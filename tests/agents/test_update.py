@@ -6,8 +6,7 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents import agent as agent_module
+from lightning_agentrl.agents import PPOAgent, passes
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig, FullMemory
@@ -197,8 +196,8 @@ def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):
 
 def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_folder, monkeypatch):
     scored = []
-    real = agent_module.score_policy
-    monkeypatch.setattr(agent_module, "score_policy", lambda *a: scored.append(1) or real(*a))
+    real = passes.score_policy
+    monkeypatch.setattr(passes, "score_policy", lambda *a: scored.append(1) or real(*a))
     left_out, metrics = one_step(tmp_path, exact_folder)
     assert not scored
 

@@ -1,0 +1,43 @@
+"""Which tokens and which groups of a rollout are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
+from lightning_agentrl.metrics.groups import kept_groups
+from lightning_agentrl.metrics.numbers import Number
+from lightning_agentrl.types import Rollout
+
+
+def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Callable[[Tensor], Tensor]) -> Rollout:
+    """With weights and rejected tokens, where there is a correction that gives any.
+
+    Args:
+        rollout: scored.
+        correction: of the agent.
+        reduce: sums a tensor over ranks.
+    """
+    if correction is None or not correction.needs_old_logps:
+        return rollout
+    assert rollout.scores.old_logps is not None
+    weights, keep = correction(rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, reduce)
+    return replace(rollout, weights=weights, loss_mask=keep)
+
+
+def filtered(
+    rollout: Rollout, group_filter: GroupFilter, gather: Callable[[Tensor], list[Tensor]]
+) -> tuple[Rollout, dict[str, Number]]:
+    """The groups that are worth a step, by the rewards of the environment, and how many they are, to be logged.
+
+    Args:
+        rollout: of groups.
+        group_filter: of the agent.
+        gather: what every rank holds.
+    """
+    assert rollout.groups is not None
+    keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.trajectory, gather)
+    return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
