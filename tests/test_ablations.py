@@ -18,24 +18,14 @@ from benchmarks.ablations.arms import ARMS, BASE_CONFIG, COMPARISONS, as_argumen
 from benchmarks.ablations.records import Job, Record, Records
 from benchmarks.ablations.report import NOTES, verdict, write_report
 from benchmarks.quickstart_seeds import difference_interval
-from lightning_agentrl.cli import AgentCLI
+from tests.parsing import fit_parser
 
 # The arms
 
 
-class Parsed(Exception):
-    """Ends a command once its parser is built."""
-
-
 @pytest.fixture(scope="module")
 def parser() -> Any:
-    class OnlyParser(AgentCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            raise Parsed(parser)
-
-    with pytest.raises(Parsed) as made:
-        OnlyParser(["fit"])
-    return made.value.args[0]
+    return fit_parser()
 
 
 def settings(parser: Any, arguments: Sequence[str] = ()) -> dict[str, Any]:

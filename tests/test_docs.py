@@ -34,10 +34,10 @@ from mkdocs.config import load_config
 from docs import reference
 from lightning_agentrl import commands
 from lightning_agentrl.advantages import AdvantageEstimator
-from lightning_agentrl.cli import AgentCLI
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.memory import Recollection
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+from tests.parsing import fit_parser
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -220,19 +220,9 @@ def test_a_wrong_marker_is_told() -> None:
 # What the command understands
 
 
-class Parsed(Exception):
-    """Ends a command once its parser is built."""
-
-
 @pytest.fixture(scope="module")
 def parser() -> Any:
-    class OnlyParser(AgentCLI):
-        def parse_arguments(self, parser: Any, args: Any) -> None:
-            raise Parsed(parser)
-
-    with pytest.raises(Parsed) as made:
-        OnlyParser(["fit"])
-    return made.value.args[0]
+    return fit_parser()
 
 
 def understood(parser: Any, *arguments: str) -> Any:

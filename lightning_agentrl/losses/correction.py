@@ -124,7 +124,32 @@ class OffPolicyCorrection(ABC):
         """[B, A] of masked log-ratios; None where all are 1."""
 
 
-class TruncatedWeights(OffPolicyCorrection):
+class ImportanceWeights(OffPolicyCorrection):
+    """Base of weights that are made of ratios. Subclasses define :meth:`bounded`.
+
+    Args:
+        level: the ratio of each ``token``, or the product over its row (``sequence``).
+        normalise: divide the weights by their mean over the rollout.
+        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+    """
+
+    def __init__(self, level: WeightLevel, normalise: bool, rejections: list[Rejection] | None) -> None:
+        super().__init__(rejections)
+        if level not in get_args(WeightLevel):
+            raise ValueError(f"{type(self).__name__}: level must be token or sequence, got '{level}'")
+        self.level: WeightLevel = level
+        self.normalise = normalise
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> Tensor:
+        weights = self.bounded(importance_ratios(log_ratio_BA, mask_BA, self.level))
+        return normalised_weights(weights, keep_BA, self.level, reduce) if self.normalise else weights
+
+    @abstractmethod
+    def bounded(self, ratios_BA: Tensor) -> Tensor:
+        """Weights [B, A] of ratios that are 0 off the mask."""
+
+
+class TruncatedWeights(ImportanceWeights):
     """Importance weights with an upper bound: ``min(r, cap)``.
 
     Args:
@@ -141,19 +166,16 @@ class TruncatedWeights(OffPolicyCorrection):
         normalise: bool = False,
         rejections: list[Rejection] | None = None,
     ) -> None:
-        super().__init__(rejections)
-        _check_weights("TruncatedWeights", level)
+        super().__init__(level, normalise, rejections)
         if not cap >= 1:
             raise ValueError(f"TruncatedWeights: cap must be at least 1, got {cap}")
-        self.level: WeightLevel = level
-        self.cap, self.normalise = cap, normalise
+        self.cap = cap
 
-    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> Tensor:
-        weights = importance_ratios(log_ratio_BA, mask_BA, self.level).clamp_max(self.cap)
-        return normalised_weights(weights, keep_BA, self.level, reduce) if self.normalise else weights
+    def bounded(self, ratios_BA: Tensor) -> Tensor:
+        return ratios_BA.clamp_max(self.cap)
 
 
-class IcePop(OffPolicyCorrection):
+class IcePop(ImportanceWeights):
     """Importance weights that are 0 outside an interval. Such a token stays in the denominators.
 
     Args:
@@ -172,17 +194,13 @@ class IcePop(OffPolicyCorrection):
         normalise: bool = False,
         rejections: list[Rejection] | None = None,
     ) -> None:
-        super().__init__(rejections)
-        _check_weights("IcePop", level)
+        super().__init__(level, normalise, rejections)
         if not 0 <= low < 1 < high:
             raise ValueError(f"IcePop: needs 0 <= low < 1 < high, got {low} and {high}")
-        self.level: WeightLevel = level
-        self.low, self.high, self.normalise = low, high, normalise
+        self.low, self.high = low, high
 
-    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> Tensor:
-        ratios = importance_ratios(log_ratio_BA, mask_BA, self.level)
-        weights = torch.where((ratios >= self.low) & (ratios <= self.high), ratios, 0)
-        return normalised_weights(weights, keep_BA, self.level, reduce) if self.normalise else weights
+    def bounded(self, ratios_BA: Tensor) -> Tensor:
+        return torch.where((ratios_BA >= self.low) & (ratios_BA <= self.high), ratios_BA, 0)
 
 
 class RejectOnly(OffPolicyCorrection):
@@ -220,8 +238,3 @@ class Bypass(OffPolicyCorrection):
 
     def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
         return None
-
-
-def _check_weights(name: str, level: str) -> None:
-    if level not in get_args(WeightLevel):
-        raise ValueError(f"{name}: level must be token or sequence, got '{level}'")

@@ -57,13 +57,7 @@ def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: 
 
 @torch.no_grad()
 def clip_fractions(
-    logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    logps: Tensor, old_logps: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
     """Where :func:`ppo_clip_loss` gives no gradient: by the clip of the ratio, and by the dual clip.
 
@@ -124,11 +118,4 @@ class PPOClip(PolicyLoss):
 
     def clipped(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor) -> tuple[Tensor, Tensor]:
         """:func:`clip_fractions` with these bounds."""
-        return clip_fractions(
-            logps_BA,
-            old_logps_BA,
-            advantages_BA,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-        )
+        return clip_fractions(logps_BA, old_logps_BA, advantages_BA, self.clip_low, self.clip_high, self.dual_clip)

@@ -27,12 +27,12 @@ def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPO
 
 
 def make_data(**kwargs: Any) -> RolloutDataModule:
-    """GuessNumber: several turns, episodes that end inside rollouts."""
+    """GuessNumber: several turns, episodes that end inside rollouts; whole episodes with ``groups``."""
+    sizes = {} if kwargs.get("groups") else {"turns_per_env": 4, "mini_batch_turns": 8}
     defaults: dict[str, Any] = {
         "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
         "num_envs": 4,
-        "turns_per_env": 4,
-        "mini_batch_turns": 8,
+        **sizes,
         "memory": WindowMemory(1),
         "prompt": PromptFormat(think=False, max_prompt_tokens=512),
         "interaction": TurnInteraction(max_reply_tokens=4),

@@ -27,11 +27,10 @@ from lightning_agentrl.rollout import (
     PromptFormat,
     RolloutDataModule,
     TurnInteraction,
-    ValidationConfig,
     WindowMemory,
 )
 from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
-from tests.agents.harness import make_trainer
+from tests.agents.harness import make_data, make_trainer
 from tests.agents.test_learning import bandit_folder  # noqa: F401 - a fixture
 
 ESTIMATORS = [
@@ -53,16 +52,7 @@ class Keep(RolloutCallback):
 
 
 def group_data(groups: GroupRollout | None = AHEAD, **kwargs) -> RolloutDataModule:
-    defaults = {
-        "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
-        "num_envs": 4,
-        "memory": WindowMemory(1),
-        "prompt": PromptFormat(think=False, max_prompt_tokens=512),
-        "interaction": TurnInteraction(max_reply_tokens=4),
-        "validation": ValidationConfig(episodes=4, num_envs=4),
-        "seed": 3,
-    }
-    return RolloutDataModule(**(defaults | kwargs), groups=groups)
+    return make_data(groups=groups, **kwargs)
 
 
 def agent_of(folder, advantage: AdvantageEstimator, **kwargs) -> PPOAgent:

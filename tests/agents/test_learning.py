@@ -6,37 +6,20 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig, PromptFormat, TurnInteraction, WindowMemory
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.tiny import CHATML, END, PAD, START
+from tests.tiny import word_model_folder
 
-WORDS = [PAD, START, END, "?", "system", "user", "assistant", "Weather", "sun", "rain", "snow"]
-ARMS = ["hat", "umbrella", "gloves"]
+WORDS = ("Weather", "sun", "rain", "snow", "hat", "umbrella", "gloves")
 
 
 @pytest.fixture(scope="module")
 def bandit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model whose vocabulary is the words of the bandit, so that one reply in five names an arm."""
-    path = tmp_path_factory.mktemp("bandit")
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS + ARMS)}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, bos_token=START, eos_token=END, pad_token=PAD, unk_token="?", chat_template=CHATML
-    )
-    tokenizer.save_pretrained(path)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=128, eos_token_id=2, pad_token_id=0, bos_token_id=1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    return path
+    return word_model_folder(tmp_path_factory.mktemp("bandit"), WORDS)
 
 
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])

@@ -1,17 +1,16 @@
-"""For all tests of this folder."""
+"""For the tests of this folder that need vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
+
+from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower with more, above all where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture
+def vllm_config(config: Config, served_folder: Path) -> Config:  # noqa: F811
+    """A short run of a tiny model that samples with vLLM."""
+    engine = {"class_path": "VLLMEngine", "init_args": {"kv_cache_gb": 0.1}}
+    return changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)

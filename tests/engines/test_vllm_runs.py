@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.callbacks.test_loggers import fit
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from tests.test_cli import Config, changed
 
 pytestmark = [
     pytest.mark.vllm,
@@ -25,10 +25,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def given(config: Config, served_folder: Path) -> Config:  # noqa: F811
-    engine = {"class_path": "VLLMEngine", "init_args": {"kv_cache_gb": 0.1}}
-    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
-    given["seed_everything"] = 3
+def given(vllm_config: Config) -> Config:
+    given = changed(vllm_config, "seed_everything", 3)
     given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
     given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
     return given

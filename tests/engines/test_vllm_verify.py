@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_agentrl.engines import vllm_engine
 from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.verify import BOUND
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from tests.test_cli import Config, changed
 from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 
 pytestmark = [
@@ -23,10 +23,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def given(config: Config, served_folder: Path) -> Config:  # noqa: F811
-    engine = {"class_path": "VLLMEngine", "init_args": {"kv_cache_gb": 0.1}}
-    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
-    return changed(given, "data.init_args.interaction.init_args.max_reply_tokens", 24)
+def given(vllm_config: Config) -> Config:
+    return changed(vllm_config, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
 def test_vllm_samples_from_what_is_trained(verify: Verify, given: Config) -> None:  # noqa: F811

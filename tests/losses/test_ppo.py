@@ -121,14 +121,15 @@ def test_each_metric_counts_its_own_clip(kwargs):
     logps, old, advantages = random_tokens(11, shape=(30, 30))
     tokens = zip(*(x.flatten().tolist() for x in (logps, old, advantages)), strict=True)
     clips = [by_definition(*token, **kwargs)[1] for token in tokens]
-    metrics = PPOClip(**kwargs).metrics(logps, old, advantages, torch.ones(logps.shape))
+    loss = PPOClip(**kwargs)
+    metrics = loss.metrics(logps, old, advantages, torch.ones(logps.shape))
     assert set(metrics) == {"clip_fraction"} | ({"dual_clip_fraction"} if kwargs.get("dual_clip", 3.0) else set())
     assert metrics["clip_fraction"].flatten().tolist() == [clip == "ratio" for clip in clips]
     assert "ratio" in clips
     if "dual_clip_fraction" in metrics:
         assert metrics["dual_clip_fraction"].flatten().tolist() == [clip == "dual" for clip in clips]
         assert "dual" in clips
-    both = clip_fractions(logps, old, advantages, **kwargs)
+    both = clip_fractions(logps, old, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
     assert torch.equal(both[0].float(), metrics["clip_fraction"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,15 +37,6 @@ CASES = {
     "ends at the last read": [Row(P + A, (13,)), Row(P + C, (15,))],
     "unordered reads": [Row(P + A, (11, 8)), Row(P + C, (12, 2, 9))],
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small are slower with more, above all where cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=sorted(CONFIGS), scope="module")
