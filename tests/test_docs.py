@@ -244,10 +244,12 @@ def as_config(block: Any) -> dict[str, Any] | None:
 @pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
 def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = filled(path)
-    if "my_code." in text:  # the classes of the page itself
-        (tmp_path / "my_code.py").write_text(
+    modules = {match[1] for match in re.finditer(r"\b(my_\w+)\.[A-Z]", text)}  # the classes of the page itself
+    for module in modules:
+        (tmp_path / f"{module}.py").write_text(
             "\n".join(code for language, code in fences(text) if language == "python" and "class " in code)
         )
+    if modules:
         monkeypatch.syspath_prepend(tmp_path)
     for language, code in fences(text):
         if language == "yaml":
@@ -255,7 +257,8 @@ def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path, mon
             assert config is not None, f"not a part of a config:\n{code}"
             (tmp_path / "block.yaml").write_text(yaml.safe_dump(config))
             understood(parser, "--config", str(tmp_path / "block.yaml"))
-    sys.modules.pop("my_code", None)
+    for module in modules:
+        sys.modules.pop(module, None)
 
 
 @cache

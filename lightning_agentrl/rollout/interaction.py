@@ -16,7 +16,10 @@ from lightning_agentrl.types import Segment, SegmentKind, StopReason, Turn
 
 
 class Interaction(ABC):
-    """Plays one session until the recorder is full. Many run at a time, none waits for another."""
+    """Plays one session until the recorder is full. Many run at a time, none waits for another.
+
+    What has to outlive a call is in the session, since an object serves all sessions and a checkpoint holds none of it.
+    """
 
     max_reply_tokens: int
     parser: ActionParser
@@ -62,16 +65,23 @@ class TurnInteraction(Interaction):
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         await session.start()
         while not recorder.full:
-            prompt = session.prompt()
-            started = time.perf_counter()
-            request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
-            request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
-            reply = await engine.generate(request)
-            engine_seconds = time.perf_counter() - started
-            turn = await self._play(session, prompt, reply, engine_seconds, recorder)
-            recorder.record(prompt, _action_segment(reply), turn)
+            prompt, action, turn = await self.take_turn(session, engine, recorder, temperature, seed)
+            recorder.record(prompt, action, turn)
             if turn.done and recorder.goes_on:
                 await session.reset()
+
+    async def take_turn(
+        self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int
+    ) -> tuple[Prompt, Segment, Turn]:
+        """One turn, with the prompt and the sampled reply that belong to it. It is not recorded yet."""
+        prompt = session.prompt()
+        started = time.perf_counter()
+        request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
+        request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
+        reply = await engine.generate(request)
+        engine_seconds = time.perf_counter() - started
+        turn = await self._play(session, prompt, reply, engine_seconds, recorder)
+        return prompt, _action_segment(reply), turn
 
     async def _play(
         self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder

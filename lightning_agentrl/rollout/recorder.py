@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lightning_agentrl.rollout.session import Prompt
 from lightning_agentrl.types import Sample, Segment, Turn
@@ -42,8 +43,8 @@ class Recorder:
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
         """Add a turn."""
-        going_on = self._samples and not self._samples[-1][1][-1].done
-        if self.grows and going_on:
+        last = self._samples[-1][1][-1] if self._samples else None
+        if self.grows and last is not None and not last.done and last.episode == turn.episode:
             segments, turns = self._samples[-1]
             segments += [*prompt.new, action]
             turns.append(turn)
@@ -52,6 +53,22 @@ class Recorder:
         if self.turns_left is not None:
             self.turns_left -= 1
         self._on_turn()
+
+    def amend(self, episode: int, **changes: Any) -> None:
+        """Change the last turn of an episode, where only a turn of another episode shows what came of it.
+
+        Args:
+            episode: its number, as the turn has it.
+            changes: fields of the turn.
+
+        Raises:
+            ValueError: no turn of the episode is here; an earlier rollout may have taken it home.
+        """
+        for _, turns in reversed(self._samples):
+            if turns[-1].episode == episode:
+                turns[-1] = replace(turns[-1], **changes)
+                return
+        raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
 
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]

@@ -1,0 +1,103 @@
+"""The agent of docs/guides/new_agent.md, from a file of its own, does what the page says."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_agentrl.types import Rollout, Sample
+from tests.agents.processes import metrics
+from tests.guides import write_files
+from tests.test_cli import Command, agentrl, changed, sentence  # noqa: F401 - a fixture
+from tests.types.samples import action, glue, prompt, turn
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The reader's, with both files of the page."""
+    write_files("new_agent.md", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
+    yield tmp_path
+    sys.modules.pop("my_agent", None)
+
+
+def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(folder: Path) -> None:
+    """At `a` twice and at `b` once; then everything once more."""
+    agent = importlib.import_module("my_agent").CountBonusAgent(bonus=0.1, model="not read here")
+    row = (prompt(1), action(11, 12), glue(7), action(13))
+    rollout = Rollout.from_samples(
+        [
+            Sample(row, (turn(observation="a", reward=0.5), turn(observation="b", index=1, reward=-1.0))),
+            Sample((prompt(1), action(14, 15)), (turn(observation="a", env=1),)),
+        ]
+    )
+    agent.count(rollout.turns)
+    want = torch.tensor([[0.0, 0.5 + 0.1 / sqrt(2), -1.0 + 0.1], [0.0, 0.1 / sqrt(2), 0.0]])
+    torch.testing.assert_close(agent.shape_rewards(rollout), want)
+    agent.count(rollout.turns)
+    want = torch.tensor([[0.0, 0.5 + 0.1 / sqrt(4), -1.0 + 0.1 / sqrt(2)], [0.0, 0.1 / sqrt(4), 0.0]])
+    torch.testing.assert_close(agent.shape_rewards(rollout), want)
+    assert rollout.rewards.tolist() == [[0.0, 0.5, -1.0], [0.0, 0.0, 0.0]]
+
+
+def test_the_command_trains_it_and_scores_stay_those_of_the_environment(folder: Path, tiny_folder: Path) -> None:
+    """What is logged in each of three iterations, against the turns that were played."""
+    arguments = {
+        "model.init_args.model": str(tiny_folder),
+        "data.init_args.num_envs": "4",
+        "data.init_args.mini_batch_turns": "16",
+        "data.init_args.validation.episodes": "2",
+        "trainer.max_epochs": "3",
+        "trainer.logger": "{class_path: CSVLogger, init_args: {save_dir: devices}}",
+        "trainer.enable_progress_bar": "false",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "explore.yaml"]
+        + [f"--{key}={value}" for key, value in arguments.items()],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    logged = [row for row in metrics(folder) if "exploration/bonus" in row]
+    (log,) = folder.rglob("turns/rank0-*.jsonl")
+    turns: list[dict[str, Any]] = [json.loads(line) for line in log.open()]
+    assert len(logged) == 3
+    visits: Counter[tuple[str, str]] = Counter()
+    for iteration, row in enumerate(logged, start=1):
+        played = [t for t in turns if t["iteration"] == iteration]
+        pairs = [(t["observation"], t["action"]) for t in played]
+        visits.update(pairs)
+        assert row["exploration/bonus"] == pytest.approx(sum(0.2 / sqrt(visits[pair]) for pair in pairs) / len(pairs))
+        assert row["exploration/pairs"] == len(visits)
+        ended = [t for t in played if t["terminated"] or t["truncated"]]
+        assert ended
+        assert row["rollout/return"] == pytest.approx(sum(t["episode_return"] for t in ended) / len(ended))
+        assert row["rollout/success"] == pytest.approx(sum(t["success"] for t in ended) / len(ended))
+        assert row["rollout/reward_per_turn"] == pytest.approx(sum(t["reward"] for t in played) / len(played))
+    assert len(visits) > 3
+    assert logged[0]["exploration/bonus"] > logged[-1]["exploration/bonus"] > 0
+    (checkpoint,) = folder.rglob("*.ckpt")
+    assert torch.load(checkpoint, weights_only=True)["visits"] == dict(visits)
+
+
+def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:  # noqa: F811
+    given = changed(yaml.safe_load((folder / "explore.yaml").read_text()), "model.init_args.lr_actr", 1e-3)
+    told = sentence(agentrl(config=given))
+    for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean lr_actor?"):
+        assert part in told
