@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
-import gymnasium
-import lightning as L
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.checks import check_prompt
 from lightning_agentrl.rollout.collection import Collection, FixedTurns
 from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.groups import GroupRollout, Groups
 from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.memory import Memory, WindowMemory
-from lightning_agentrl.rollout.mix import EnvMix, Source
-from lightning_agentrl.rollout.seeds import derive_seed, held_out_place, held_out_seeds
+from lightning_agentrl.rollout.mix import EnvMix, all_sources
+from lightning_agentrl.rollout.saved import SavedRollouts
+from lightning_agentrl.rollout.seeds import held_out_seeds
 from lightning_agentrl.rollout.session import EnvConfig, Session
+from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, RolloutSizes
 from lightning_agentrl.rollout.stream import Learner, RolloutStream
 from lightning_agentrl.rollout.tasks import TaskSet
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
-
-TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128
 
 
 class RolloutLearner(Learner, Protocol):
@@ -54,7 +51,7 @@ class RolloutLearner(Learner, Protocol):
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle: ...
 
 
-class RolloutDataModule(L.LightningDataModule):
+class RolloutDataModule(RolloutSizes):
     """Streams rollouts for training and plays held-out episodes for validation.
 
     An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
@@ -99,111 +96,30 @@ class RolloutDataModule(L.LightningDataModule):
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
-        self.mix = EnvMix(_sources(env, other_envs or [], tasks))
-        self.num_envs = num_envs
-        self.turns_per_env = turns_per_env
-        self.mini_batch_turns = mini_batch_turns
-        self.groups = groups
-        self.update_epochs = update_epochs
-        self.memory = memory or WindowMemory()
+        mix = EnvMix(all_sources(env, other_envs or [], tasks))
+        super().__init__(num_envs, turns_per_env, mini_batch_turns, groups, update_epochs, memory or WindowMemory())
+        if stall_seconds < 0:
+            raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
+        self.mix = mix
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
         self.validation = validation or ValidationConfig()
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        self._check_sizes()
         self.collection: Collection | None = None
         self.stream: RolloutStream | None = None
         self._learner: RolloutLearner | None = None
-        self._renderer: ChatRenderer | None = None
+        self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._saved_sessions: dict[int, Any] = {}
-        self._saved_iteration = self._saved_collected = 0
-        self._saved_origin = ""
+        self._saved = SavedRollouts()
         self._trained: RolloutLearner | None = None  # whose training the saved episodes belong to
-
-    @property
-    def turns_per_rollout(self) -> int:
-        """Of a rollout of a fixed number of turns."""
-        return self.num_envs * self.turns_per_env
-
-    @property
-    def envs_per_rollout(self) -> int:
-        """The environments that turns of a rollout name, over all ranks; with groups each episode has its own."""
-        return self.num_envs if self.groups is None else self.groups.episodes
-
-    @property
-    def own_envs(self) -> Sequence[int]:
-        """Those of this rank, numbered over all ranks."""
-        rank, world = self._place
-        if self.groups is not None:
-            return self.groups.places(rank, world)
-        share = self.num_envs // world
-        return range(rank * share, (rank + 1) * share)
-
-    @property
-    def at_a_time(self) -> int:
-        """Environments that play at a time on this rank."""
-        return self.num_envs // self._place[1]
 
     @property
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank where an episode is running."""
         return () if self.collection is None else self.collection.sessions
-
-    @property
-    def unit(self) -> str:
-        """What the progress of a collection counts."""
-        return FixedTurns.unit if self.groups is None else Groups.unit
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """Rank and number of ranks."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-    @property
-    def mini_batches(self) -> int:
-        """Of a pass over a rollout."""
-        return self.turns_per_rollout // self.mini_batch_turns if self.groups is None else self.groups.mini_batches
-
-    @property
-    def steps_per_iteration(self) -> int:
-        """Optimizer steps, which are the mini-batches of a Lightning epoch."""
-        return self.mini_batches * self.update_epochs
-
-    def _check_sizes(self) -> None:
-        for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.init_args.{name} must be at least 1, got {getattr(self, name)}")
-        if self.stall_seconds < 0:
-            raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {self.stall_seconds}")
-        if self.groups is not None:
-            self._refuse_turns()
-            return
-        if self.turns_per_rollout % self.mini_batch_turns:
-            raise ValueError(
-                f"an iteration has num_envs * turns_per_env = {self.num_envs} * {self.turns_per_env} = "
-                f"{self.turns_per_rollout} turns, which do not divide into mini-batches of {self.mini_batch_turns}; "
-                "change data.init_args.mini_batch_turns"
-            )
-        if self.memory.grows and self.num_envs < self.turns_per_rollout // self.mini_batch_turns:
-            raise ValueError(
-                f"{type(self.memory).__name__} keeps the turns of an episode in one sample, so each mini-batch needs "
-                f"an environment: {self.turns_per_rollout // self.mini_batch_turns} mini-batches, {self.num_envs} "
-                "environments; raise data.init_args.num_envs or mini_batch_turns"
-            )
-
-    def _refuse_turns(self) -> None:
-        for name, default in (("turns_per_env", TURNS_PER_ENV), ("mini_batch_turns", MINI_BATCH_TURNS)):
-            if getattr(self, name) != default:
-                instead = "per_rollout and size" if name == "turns_per_env" else "mini_batches"
-                raise ValueError(
-                    f"groups are whole episodes, so a rollout has no fixed number of turns; remove "
-                    f"data.init_args.{name} and set {instead} of data.init_args.groups"
-                )
 
     # Lightning hooks
 
@@ -213,20 +129,6 @@ class RolloutDataModule(L.LightningDataModule):
             source.make().close()
         self.engine.check()
         self.check_processes(self._place[1])
-
-    def check_processes(self, world: int) -> None:
-        """Refuse a number of processes that cannot share the environments.
-
-        Raises:
-            ValueError: with the key to change.
-        """
-        if self.num_envs % world:
-            raise ValueError(
-                f"{self.num_envs} environments cannot be shared evenly by {world} processes; "
-                "change data.init_args.num_envs or trainer.devices"
-            )
-        if self.groups is not None:
-            self.groups.check_processes(world)
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
@@ -252,11 +154,9 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
+        self._saved = self._current()
         if self.collection is not None:
-            self._saved_sessions = self.collection.state_dict()
-            self._saved_origin = self._origin
             self.collection.close()
-        self._saved_iteration = self.stream.iteration if self.stream else 0
         self.collection, self._loop, self._executor, self._learner = None, None, None, None
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,21 +170,21 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        own = self._saved_sessions if self.collection is None else self.collection.state_dict()
-        return {
-            "sessions": {index: state for part in all_gather(own) for index, state in part.items()},
-            "iteration": self.stream.iteration if self.stream else self._saved_iteration,
-            "collected": self._saved_collected,
-            "origin": self._origin,
-        }
+        return replace(self._current(), origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        self._saved_sessions, self._saved_iteration = state_dict["sessions"], state_dict["iteration"]
-        self._saved_origin, self._saved_collected = state_dict["origin"], state_dict.get("collected", 0)
+        self._saved = SavedRollouts.from_plain(state_dict)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
-            self.stream.iteration = self._saved_iteration
+            self.stream.iteration = self._saved.iteration
+
+    def _current(self) -> SavedRollouts:
+        """Where this rank is."""
+        iteration = self.stream.iteration if self.stream else self._saved.iteration
+        if self.collection is None:
+            return replace(self._saved, iteration=iteration)
+        return SavedRollouts(self.collection.state_dict(), iteration, self._saved.collected, self._origin)
 
     @property
     def _origin(self) -> str:
@@ -299,13 +199,14 @@ class RolloutDataModule(L.LightningDataModule):
         if self._learner is learner:
             return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
-            self._saved_sessions, self._saved_iteration, self._saved_collected = {}, 0, 0
-        self._renderer = ChatRenderer(learner.tokenizer, self.prompt)
+            self._saved = SavedRollouts()
+        renderer = ChatRenderer(learner.tokenizer, self.prompt)
         threads = max(self.at_a_time, self.validation.num_envs)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
+        self._session_maker = SessionMaker(self.mix, self.groups, renderer, self.memory, self._executor, self.seed)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
-        handle = replace(learner.policy_handle(self._renderer.close_ids), longest=longest)
-        self._check_prompts(handle)
+        handle = replace(learner.policy_handle(renderer.close_ids), longest=longest)
+        self._session_maker.check_prompts(self.interaction, handle.policy.context_length)
         for source in self.mix.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
@@ -318,7 +219,7 @@ class RolloutDataModule(L.LightningDataModule):
             update_epochs=self.update_epochs,
             seed=self.seed,
         )
-        self.stream.iteration = self._saved_iteration
+        self.stream.iteration = self._saved.iteration
         self._learner = learner  # last: a refused configuration leaves nothing connected
 
     def collect(self) -> Rollout:
@@ -330,7 +231,7 @@ class RolloutDataModule(L.LightningDataModule):
             collector = self._collector(learner.temperature, learner.clock)
             with self._guarded(collector):
                 rollout = loop.run(collection.collect(collector))
-        self._saved_collected += 1
+        self._saved.collected += 1
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
         return rollout
@@ -339,57 +240,31 @@ class RolloutDataModule(L.LightningDataModule):
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
         if self.collection is not None:
             return self.collection
-        continued = self._saved_sessions or self._saved_collected
-        if continued and self._saved_origin != self._origin:
-            raise ValueError(
-                f"the checkpoint's environments are {self._saved_origin}; this run has {self._origin}, so their "
-                "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
-            )
+        self._saved.check_origin(self._origin)
         collection = self._new_collection(learner)
-        collection.load_state_dict(self._saved_sessions)
+        collection.load_state_dict(self._saved.sessions)
         self.collection, self._trained = collection, learner
         return collection
 
     def _new_collection(self, learner: RolloutLearner) -> Collection:
         if self.groups is None:
-            sessions = [self._fixed_session(i, pictures=True) for i in self.own_envs]
+            sessions = [self._maker.fixed(i, pictures=True) for i in self.own_envs]
             return FixedTurns(sessions, self.turns_per_env)
         return Groups(
             self.groups,
-            self._group_session,
+            self._maker.of_group,
             self.mix.kind,
             *self._place,
             at_a_time=self.at_a_time,
             grows=self.memory.grows,
             greedy=learner.needs_greedy_baseline,
-            collected=self._saved_collected,
+            collected=self._saved.collected,
         )
-
-    def _group_session(
-        self, group: int, member: int, env: gymnasium.Env | None = None, pictures: bool = True
-    ) -> Session:
-        """The session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
-        assert self.groups is not None
-        place, rollout = self.groups.place(group, member), group // self.groups.per_rollout
-        seed, source = derive_seed(self.seed, group), self.mix.source(group)
-        return self._make_session(source, place, lambda _episode: seed, env, pictures=pictures, first_episode=rollout)
-
-    def _fixed_session(self, index: int, pictures: bool = False) -> Session:
-        """The session of an environment whose episodes follow each other."""
-        return self._make_session(
-            self.mix.source(index), index, lambda episode: derive_seed(self.seed, index, episode), pictures=pictures
-        )
-
-    def _held_out_session(self, seed: int, episode_seed: Callable[[int], int]) -> Session:
-        source = self.mix.source(held_out_place(seed))
-        return self._make_session(source, seed, episode_seed, source.make(held_out=True))
 
     @property
     def renderer(self) -> ChatRenderer:
         """How prompts are made; there once an agent is connected."""
-        self._connected()
-        assert self._renderer is not None
-        return self._renderer
+        return self._maker.renderer
 
     def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
         """Ids of the first prompts of some training environments, to be looked at before a run."""
@@ -403,12 +278,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def first_session(self, index: int = 0) -> Session:
         """An environment at the start of its first training episode, apart from those that are trained on."""
-        if self.groups is None:
-            session = self._fixed_session(index)
-        else:
-            session = self._group_session(*divmod(index, self.groups.size), pictures=False)
-        session.begin()
-        return session
+        return self._maker.first(index)
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""
@@ -417,12 +287,18 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
             with self._guarded(collector):
-                return loop.run(play_episodes(seeds, self.validation.num_envs, self._held_out_session, collector))
+                return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker.held_out, collector))
 
     def _connected(self) -> tuple[RolloutLearner, LoopThread]:
         if self._learner is None or self._loop is None:
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         return self._learner, self._loop
+
+    @property
+    def _maker(self) -> SessionMaker:
+        self._connected()
+        assert self._session_maker is not None
+        return self._session_maker
 
     def _collector(self, temperature: float, clock: StageClock) -> Collector:
         watchdog = Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: clock.running)
@@ -435,54 +311,3 @@ class RolloutDataModule(L.LightningDataModule):
         assert collector.watchdog is not None
         with self.engine.collecting(), collector.watchdog.on_guard():
             yield
-
-    def _make_session(
-        self,
-        source: Source,
-        index: int,
-        episode_seed: Callable[[int], int],
-        env: gymnasium.Env | None = None,
-        pictures: bool = False,
-        first_episode: int = 0,
-    ) -> Session:
-        assert self._renderer is not None
-        assert self._executor is not None
-        return Session(
-            index,
-            source.make() if env is None else env,
-            episode_seed,
-            self._renderer,
-            self.memory,
-            self._executor,
-            remake=source.make,
-            retries=source.retries,
-            pictures=pictures,
-            first_episode=first_episode,
-        )
-
-    def _check_prompts(self, handle: PolicyHandle) -> None:
-        assert self._renderer is not None
-        assert self._executor is not None
-        for source in self.mix.sources:
-            session = self._make_session(source, 0, lambda _episode: 0)
-            try:
-                check_prompt(session, self.interaction, handle.policy.context_length)
-            finally:
-                session.close()
-
-
-def _sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:
-    """Everything that is played.
-
-    Raises:
-        ValueError: nothing is.
-    """
-    for place, other in enumerate(others):
-        other.key = f"data.init_args.other_envs[{place}]"
-    sources: list[Source] = [source for source in (env, *others, tasks) if source is not None]
-    if not sources:
-        raise ValueError(
-            "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "
-            "data.init_args.tasks)"
-        )
-    return sources

@@ -10,6 +10,9 @@ from typing import Protocol
 import gymnasium
 import torch
 
+from lightning_agentrl.rollout.session import EnvConfig
+from lightning_agentrl.rollout.tasks import TaskSet
+
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
 
@@ -59,3 +62,20 @@ class EnvMix:
         if len(self.sources) == 1:
             return self.sources[0].label
         return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
+
+
+def all_sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:
+    """Everything that is played.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    for place, other in enumerate(others):
+        other.key = f"data.init_args.other_envs[{place}]"
+    sources: list[Source] = [source for source in (env, *others, tasks) if source is not None]
+    if not sources:
+        raise ValueError(
+            "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "
+            "data.init_args.tasks)"
+        )
+    return sources
