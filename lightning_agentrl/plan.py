@@ -109,15 +109,18 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
 
 
 def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
-    groups = data.groups
+    groups, ahead = data.groups, []
+    if data.max_staleness:
+        ahead = [("collected", f"while the iteration before trains; turns at most {data.max_staleness} iterations old")]
     if groups is None:
         turns = f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"
         steps = f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"
-        return [("turns", turns), ("optimizer steps", steps)]
+        return [("turns", turns), *ahead, ("optimizer steps", steps)]
     episodes = f"{groups.per_rollout} groups * {groups.size} = {groups.episodes}, of as many turns as they take"
     return [
         ("episodes", episodes),
         ("at a time", f"{data.num_envs} environments{per_process}"),
+        *ahead,
         ("optimizer steps", f"{data.steps_per_iteration}, each on a share of 1/{groups.mini_batches} of the turns"),
     ]
 
@@ -200,8 +203,9 @@ def memory_plan(
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
     reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
-    longest = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    engine = data.engine.memory(replace(agent.policy_handle(()), longest=longest), data.at_a_time)
+    window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
+    handle = replace(agent.policy_handle(()), longest=window, trained_meanwhile=data.max_staleness > 0)
+    engine = data.engine.memory(handle, data.at_a_time)
     return MemoryPlan(
         program=program_bytes if agent.device.type == "cpu" else 0,
         weights=_bytes(every),

@@ -509,6 +509,26 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     assert "there is no checkpoint yet" in text
 
 
+def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
+    config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, modules = PPOAgent.training_step, []
+
+    def interrupted(self: PPOAgent, batch: Any, batch_idx: int) -> None:
+        modules.append(self.datamodule)
+        if self.trainer.current_epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+        step(self, batch, batch_idx)
+
+    monkeypatch.setattr(PPOAgent, "training_step", interrupted)
+    config = changed(changed(config, "trainer.max_epochs", 5), "data.init_args.max_staleness", 1)
+    code, text = agentrl(config=config)
+    assert code == 130
+    assert "Traceback" not in text
+    assert text.rstrip().splitlines()[-1].startswith("agentrl: stopped after iteration 2; continue with --ckpt_path ")
+    assert not modules[0].sessions
+
+
 def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
     assert str(explain("Something new\nmore of it")) == "Something new"
     told = explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
-from lightning_agentrl.agents.checks import check_groups, check_trainer
+from lightning_agentrl.agents.checks import check_groups, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -27,6 +27,7 @@ from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorr
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.kernels import Kernels
 from lightning_agentrl.models.lora import LoRA
@@ -183,6 +184,10 @@ class Agent(ActorCritic, ABC):
             self.iteration_metrics = describe(rollout, self.device, self.reduce_sum)
             self.explained_variance = self.iteration_metrics.get("critic/explained_variance")
             if collected_now:
+                if self.datamodule.max_staleness:
+                    steps = self.datamodule.steps_per_iteration
+                    ages = staleness_numbers(rollout.turns, self.policy_version, steps)
+                    self.iteration_metrics |= over_ranks(ages, self.device)
                 self.iteration_metrics |= self.recent_episodes.update(rollout)
                 for callback in cast(list[L.Callback], cast(Any, self.trainer).callbacks):
                     if isinstance(callback, RolloutCallback):
@@ -255,6 +260,7 @@ class Agent(ActorCritic, ABC):
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
         check_groups(self.advantage, self.datamodule.groups, self.group_filter)
+        self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
     def on_validation_start(self) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.losses import GroupFilter
+from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.rollout import GroupRollout
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -79,3 +80,14 @@ def check_groups(
         raise ValueError(
             f"{name} compares the episodes of a group, and data.init_args.groups.size is 1; give at least 2"
         )
+
+
+def correction_for(given: OffPolicyCorrection | None, max_staleness: int) -> OffPolicyCorrection | None:
+    """The correction of a run: importance weights where older weights sample, unless the config names another."""
+    if given is not None or max_staleness == 0:
+        return given
+    rank_zero_info(
+        f"rollouts are collected ahead (data.init_args.max_staleness {max_staleness}), so tokens are weighted by "
+        "TruncatedWeights; name another correction, or NoCorrection, at model.init_args.correction"
+    )
+    return TruncatedWeights()

@@ -43,7 +43,8 @@ class PPOAgent(Agent):
         loss_aggregation: how the policy loss is averaged over a mini-batch; None: as the loss prefers. The value loss
             is always the mean over tokens.
         loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
-        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
+        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing, or
+            ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
         group_filter: which groups of a rollout are trained on; None: all.
         kl_in_reward: coefficient of the KL to the initial policy in the reward, fixed or adaptive; 0.001 by default. A
             coefficient of 0 keeps no reference.

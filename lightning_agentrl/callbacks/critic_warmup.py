@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.rollout import OnPolicy, RolloutDataModule, RolloutSource, RolloutStream
+from lightning_agentrl.rollout import RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread
+from lightning_agentrl.rollout.saved import pooled, rows_of
 from lightning_agentrl.rollout.seeds import derive_seed
-from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
+from lightning_agentrl.types import Rollout, rollout_from_plain
 
 
 class CriticWarmup(L.Callback, RolloutSource):
@@ -67,7 +66,9 @@ class CriticWarmup(L.Callback, RolloutSource):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep this rank's rows of a checkpoint, which sharded strategies load only after ``on_fit_start``."""
         envs = cast(RolloutDataModule, cast(Any, trainer).datamodule).own_envs
-        self.buffer, self.prepared = _rows_of(self.buffer, envs), _rows_of(self.prepared, envs)
+        self.buffer, self.prepared = (
+            None if rollout is None else rows_of(rollout, envs) for rollout in (self.buffer, self.prepared)
+        )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the stream while warm-up lasts, and for the first rollout after it."""
@@ -99,7 +100,7 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     def _hand_over(self, stream: RolloutStream) -> Rollout:
         """Free the buffer, collect the actor's first rollout and say how well the critic explains it."""
-        stream.source = OnPolicy()
+        stream.source = stream.usual_source
         self.buffer = self.prepared = None
         rollout = stream.source.next_rollout(stream)
         explained = stream.learner.explained_variance
@@ -117,24 +118,10 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     def state_dict(self) -> dict[str, Any]:
         """A checkpoint taken inside the warm-up holds the data of all ranks."""
-        return {"done_epochs": self.done_epochs, "buffer": _pooled(self.buffer), "prepared": _pooled(self.prepared)}
+        return {"done_epochs": self.done_epochs, "buffer": pooled(self.buffer), "prepared": pooled(self.prepared)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.done_epochs = state_dict["done_epochs"]
         buffer, prepared = state_dict["buffer"], state_dict["prepared"]
         self.buffer = None if buffer is None else rollout_from_plain(buffer)
         self.prepared = None if prepared is None else rollout_from_plain(prepared)
-
-
-def _pooled(rollout: Rollout | None) -> dict[str, Any] | None:
-    """The rows of all ranks; each collects its own environments, so nothing is there twice."""
-    parts = [part for part in all_gather(None if rollout is None else rollout_to_plain(rollout)) if part is not None]
-    return rollout_to_plain(Rollout.concat([rollout_from_plain(part) for part in parts])) if parts else None
-
-
-def _rows_of(rollout: Rollout | None, envs: Sequence[int]) -> Rollout | None:
-    """The rows of these environments."""
-    if rollout is None:
-        return None
-    own = set(envs)
-    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_agentrl.models.language_model import LanguageModel
 
@@ -53,6 +54,7 @@ class PolicyHandle:
     precision: Callable[[], AbstractContextManager]
     gathered: Callable[[], AbstractContextManager] = nullcontext
     longest: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
+    trained_meanwhile: bool = False  # the policy changes while replies are sampled
 
     @property
     def window(self) -> int:
@@ -71,6 +73,8 @@ class EngineMemory:
 
 class Engine(ABC):
     """Samples replies for many environments at a time."""
+
+    own_weights: ClassVar[bool] = False  # samples from a copy where ``PolicyHandle.trained_meanwhile`` is set
 
     def check(self) -> None:  # noqa: B027 - most need nothing
         """Look for what the engine needs, before any weights are read.
@@ -92,7 +96,10 @@ class Engine(ABC):
         """Take over the current weights of the policy. Called once before each collect, with nothing in flight."""
 
     def collecting(self) -> AbstractContextManager:
-        """Entered and left by all ranks together, around everything that is sampled between two updates."""
+        """Entered and left by all ranks together, around everything that is sampled while the trainer waits for it.
+
+        Not around a collection that goes on while the policy is trained.
+        """
         return nullcontext()
 
     @abstractmethod

@@ -10,7 +10,8 @@ import queue
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import cast
+from dataclasses import replace
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,15 +19,21 @@ from torch import Tensor, nn
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
 from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.engines.weights import copy_weights, frozen_copy
+from lightning_agentrl.models.language_model import LanguageModel
 
 
 class TransformersEngine(Engine):
     """Samples with the policy itself; nothing is copied, so new weights are there at once.
 
+    Where the policy is trained meanwhile (``max_staleness`` of the data module), it samples with a copy of it.
+
     Args:
         max_batch: most requests in one batch.
         gather_seconds: how long a batch waits for one more request before it starts.
     """
+
+    own_weights: ClassVar[bool] = True
 
     def __init__(self, max_batch: int = 64, gather_seconds: float = 0.005) -> None:
         if max_batch < 1:
@@ -34,20 +41,27 @@ class TransformersEngine(Engine):
         self.max_batch = max_batch
         self.gather_seconds = gather_seconds
         self.policy_version = 0
-        self._handle: PolicyHandle | None = None
+        self._handle: PolicyHandle | None = None  # with the policy that samples
+        self._trained: LanguageModel | None = None  # where that is a copy, what it is a copy of
         self._waiting: queue.Queue[Waiting | None] = queue.Queue()
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
     def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
-        """Keys and values of one batch of replies."""
+        """Keys and values of one batch of replies; where the policy is trained meanwhile, also its copy, all the time."""
         config = handle.policy.lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * heads * head_dim * handle.policy.lm.dtype.itemsize
-        return EngineMemory(sampling=min(at_a_time, self.max_batch) * handle.window * per_token)
+        batch = min(at_a_time, self.max_batch) * handle.window * per_token
+        if not handle.trained_meanwhile:
+            return EngineMemory(sampling=batch)
+        return EngineMemory(held=batch + sum(p.nbytes for p in handle.policy.parameters() if p.requires_grad))
 
     def start(self, handle: PolicyHandle) -> None:
+        self._trained = handle.policy if handle.trained_meanwhile else None
+        if self._trained is not None:
+            handle = replace(handle, policy=frozen_copy(self._trained))
         self._handle = handle
         self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
         if self._worker is None:
@@ -56,6 +70,8 @@ class TransformersEngine(Engine):
 
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
+        if self._trained is not None and self._handle is not None:
+            copy_weights(self._trained, to=self._handle.policy)
         if self._prefill is not None:
             self._prefill.forget()  # computed with the old weights
 
@@ -74,7 +90,7 @@ class TransformersEngine(Engine):
             if (late := self._waiting.get()) is not None:
                 late.tell(RuntimeError("the engine was stopped"))
         self._prefill = None
-        self._handle = None
+        self._handle = self._trained = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
         if self._worker is None:

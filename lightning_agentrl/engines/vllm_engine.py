@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -42,8 +42,11 @@ class VLLMEngine(Engine):
         max_batch: most replies sampled at a time; further requests wait.
         gpu_memory_utilization: share of a GPU's memory for weights, keys and values of the engine.
         kv_cache_gb: GiB of keys and values, on a CPU.
-        sleep: give a GPU's memory back between collections; weights are kept in main memory meanwhile.
+        sleep: give a GPU's memory back between collections; weights are kept in main memory meanwhile. Not where
+            rollouts are collected while the policy is trained.
     """
+
+    own_weights: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class VLLMEngine(Engine):
         self._thread: VLLMThread | None = None
         self._longest = 0
         self._has_weights = False
-        self._asleep = False
+        self._sleeps = self._asleep = False
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
 
     def check(self) -> None:
@@ -82,7 +85,8 @@ class VLLMEngine(Engine):
             weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
             return EngineMemory(held=weights + int(self.kv_cache_gb * 2**30))
         share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
-        return EngineMemory(sampling=share) if self.sleep else EngineMemory(held=share)
+        sleeps = self.sleep and not handle.trained_meanwhile
+        return EngineMemory(sampling=share) if sleeps else EngineMemory(held=share)
 
     def start(self, handle: PolicyHandle) -> None:
         """Raises ValueError when vLLM cannot run the model here, with the key to change."""
@@ -90,6 +94,7 @@ class VLLMEngine(Engine):
             return
         check_installed()
         self._longest = handle.window
+        self._sleeps = self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
         settings = VLLMSettings(
             model=str(handle.policy.lm.name_or_path),
             dtype=str(self._dtype(handle)).removeprefix("torch."),
@@ -98,7 +103,7 @@ class VLLMEngine(Engine):
             max_batch=self.max_batch,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_gb=self.kv_cache_gb,
-            sleeps=self.sleep and handle.policy.lm.device.type == "cuda",
+            sleeps=self._sleeps,
             lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
         )
         owns_processes = not has_processes()
@@ -132,10 +137,9 @@ class VLLMEngine(Engine):
         """Sampling draws from torch's own random stream too, which the trainer goes on with as if it had not."""
         thread, handle = self._started()
         device = handle.policy.lm.device
-        on_gpu = device.type == "cuda"
-        with torch.random.fork_rng([device] if on_gpu else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
-        if self.sleep and on_gpu:
+        if self._sleeps:
             thread.call(lambda engine: engine.sleep(level=1))
             self._asleep = True
 

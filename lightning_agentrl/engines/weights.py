@@ -1,10 +1,16 @@
-"""The weights of a policy under the names of its files, as other engines read them."""
+"""The weights of a policy: under the names of its files, as other engines read them, and a copy of them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
+
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.sharding import units
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -14,3 +20,26 @@ def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
+
+
+def frozen_copy(policy: LanguageModel) -> LanguageModel:
+    """A policy with trained weights of its own; frozen ones, as below adapters, never change and are shared.
+
+    Raises:
+        ValueError: the policy is sharded.
+    """
+    if units(policy):
+        raise ConfigError(
+            "TransformersEngine cannot copy a policy that is sharded over devices, which sampling while it is trained "
+            "needs (data.init_args.max_staleness above 0); use VLLMEngine (key data.init_args.engine), or 0"
+        )
+    shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
+    return copy.deepcopy(policy, shared).requires_grad_(False).eval()  # what the memo has is not copied
+
+
+@torch.no_grad()
+def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
+    """Bring the weights of a :func:`frozen_copy` up to date."""
+    for own, trained in zip(to.parameters(), policy.parameters(), strict=True):
+        if own is not trained:
+            own.copy_(trained)

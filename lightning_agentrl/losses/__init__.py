@@ -11,6 +11,7 @@ from lightning_agentrl.losses.cispo import CISPO, cispo_loss
 from lightning_agentrl.losses.correction import (
     Bypass,
     IcePop,
+    NoCorrection,
     OffPolicyCorrection,
     RejectOnly,
     TruncatedWeights,
@@ -83,6 +84,7 @@ __all__ = [
     "KLLossKind",
     "KeepCovering",
     "KeepWidest",
+    "NoCorrection",
     "OffPolicyCorrection",
     "PPOClip",
     "PolicyLoss",

@@ -238,3 +238,17 @@ class Bypass(OffPolicyCorrection):
 
     def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
         return None
+
+
+class NoCorrection(OffPolicyCorrection):
+    """Nothing is corrected, and said so: where rollouts are collected ahead, leaving it out means TruncatedWeights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @property
+    def needs_old_logps(self) -> bool:
+        return False
+
+    def weights(self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None) -> None:
+        return None

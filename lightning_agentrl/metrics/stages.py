@@ -15,6 +15,8 @@ STAGES = ("collect", "score", "update", "validate", "log")
 class StageClock:
     """Tells listeners the running stage and how far it is; adds up seconds, turns and tokens per stage until read.
 
+    Work that goes on beside the stages is counted with the seconds that it took.
+
     Listeners are called with the stage, what is done and the total of it, in whatever thread the work is done.
     """
 
@@ -24,6 +26,7 @@ class StageClock:
         self._done = self._total = 0
         self._read_at = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._beside: defaultdict[str, float] = defaultdict(float)
         self._turns: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
 
@@ -49,8 +52,17 @@ class StageClock:
         for listener in self.listeners:
             listener(self.running, self._done, self._total)
 
-    def count(self, name: str, turns: int, tokens: int) -> None:
-        """Say how much stage ``name`` worked through. Tokens are those of the samples: prompt and reply."""
+    def count(self, name: str, turns: int, tokens: int, beside: float | None = None) -> None:
+        """Say how much stage ``name`` worked through. Tokens are those of the samples: prompt and reply.
+
+        Args:
+            name: of the stage.
+            turns: how many.
+            tokens: how many.
+            beside: seconds that this took in the background, where it did.
+        """
+        if beside is not None:
+            self._beside[name] += beside
         self._turns[name] += turns
         self._tokens[name] += tokens
 
@@ -61,12 +73,16 @@ class StageClock:
         for name, seconds in self._seconds.items():
             numbers[f"time/{name}_seconds"] = Mean(seconds, 1)
             if name in self._turns:
-                numbers[f"time/{name}_turns_per_second"] = Mean(self._turns[name] * world_size, seconds)
-                numbers[f"time/{name}_tokens_per_second"] = Mean(self._tokens[name] * world_size, seconds)
+                worked = self._beside.get(name, seconds)
+                numbers[f"time/{name}_turns_per_second"] = Mean(self._turns[name] * world_size, worked)
+                numbers[f"time/{name}_tokens_per_second"] = Mean(self._tokens[name] * world_size, worked)
+        for name, seconds in self._beside.items():
+            numbers[f"time/{name}_beside_seconds"] = Mean(seconds, 1)
         if self._seconds["collect"] and self._seconds["update"]:
             numbers["time/collect_to_update"] = Mean(self._seconds["collect"], self._seconds["update"])
         self._read_at = now
         self._seconds.clear()
+        self._beside.clear()
         self._turns.clear()
         self._tokens.clear()
         return numbers

@@ -8,7 +8,7 @@ from lightning_agentrl.rollout.memory import ActionsOnlyMemory, ClearingMemory, 
 from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.rollout.reward_model import RewardModel
 from lightning_agentrl.rollout.session import EnvConfig, Session
-from lightning_agentrl.rollout.stream import MiniBatch, OnPolicy, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.rollout.validation import ValidationConfig
 
@@ -25,6 +25,7 @@ __all__ = [
     "Memory",
     "MiniBatch",
     "OnPolicy",
+    "OneStepOffPolicy",
     "OneTurn",
     "PatternMatch",
     "PromptFormat",

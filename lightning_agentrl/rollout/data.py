@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
+from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.rollout.ahead import NextRollout
 from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.collection import Collection, FixedTurns
+from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.groups import GroupRollout, Groups
+from lightning_agentrl.rollout.groups import GroupRollout
 from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
+from lightning_agentrl.rollout.learner import RolloutLearner
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.memory import Memory, WindowMemory
 from lightning_agentrl.rollout.mix import EnvMix, all_sources
@@ -28,27 +30,12 @@ from lightning_agentrl.rollout.seeds import held_out_seeds
 from lightning_agentrl.rollout.session import EnvConfig, Session
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, RolloutSizes
-from lightning_agentrl.rollout.stream import Learner, RolloutStream
+from lightning_agentrl.rollout.staleness import check_staleness
+from lightning_agentrl.rollout.stream import OneStepOffPolicy, RolloutStream
 from lightning_agentrl.rollout.tasks import TaskSet
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
-
-
-class RolloutLearner(Learner, Protocol):
-    """What the data module asks of the agent it is connected to."""
-
-    clock: StageClock
-    tokenizer: PreTrainedTokenizerBase
-    temperature: float
-
-    @property
-    def needs_greedy_baseline(self) -> bool: ...
-
-    @property
-    def policy_version(self) -> int: ...
-
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle: ...
 
 
 class RolloutDataModule(RolloutSizes):
@@ -56,6 +43,7 @@ class RolloutDataModule(RolloutSizes):
 
     An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
     long episodes never hold up a step. With ``groups`` it collects whole episodes instead, several from each start.
+    With ``max_staleness`` it collects the next rollout while the current one is trained on.
 
     Args:
         env: the environment, as gymnasium.make takes it. May be left out where there are tasks.
@@ -73,6 +61,8 @@ class RolloutDataModule(RolloutSizes):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
+            collect, then train. From 1 on: collect the next rollout while this one trains.
         stall_seconds: when no environment has moved for so long, warn and say what is waited for; again after each
             further so many seconds. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
@@ -93,6 +83,7 @@ class RolloutDataModule(RolloutSizes):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        max_staleness: int = 0,
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -101,9 +92,11 @@ class RolloutDataModule(RolloutSizes):
         if stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.mix = mix
+        self.max_staleness = max_staleness
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
+        check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
@@ -114,6 +107,7 @@ class RolloutDataModule(RolloutSizes):
         self._loop: LoopThread | None = None
         self._executor: ThreadPoolExecutor | None = None
         self._saved = SavedRollouts()
+        self._next = NextRollout(max_staleness)
         self._trained: RolloutLearner | None = None  # whose training the saved episodes belong to
 
     @property
@@ -150,17 +144,28 @@ class RolloutDataModule(RolloutSizes):
         """Stop engine, event loop and environments. Their state was saved by ``state_dict`` where it was asked for."""
         if self._loop is None:
             return
+        self._settle()
         self.engine.stop()
         self._loop.stop()
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         self._saved = self._current()
+        if error := self._next.untold:
+            rank_zero_warn(f"the rollout that nobody waits for any more has failed: {type(error).__name__}: {error}")
         if self.collection is not None:
             self.collection.close()
         self.collection, self._loop, self._executor, self._learner = None, None, None, None
+        self._next = NextRollout(self.max_staleness)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """End what is collected in the background."""
+        self._next.cancel()
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
+
+        What is collected in the background is waited for and saved. If that fails, the environments are saved as they
+        were when it began.
 
         Raises:
             RuntimeError: inside an iteration, whose scored rollout would be lost.
@@ -170,6 +175,7 @@ class RolloutDataModule(RolloutSizes):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
+        self._settle()
         return replace(self._current(), origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -184,7 +190,10 @@ class RolloutDataModule(RolloutSizes):
         iteration = self.stream.iteration if self.stream else self._saved.iteration
         if self.collection is None:
             return replace(self._saved, iteration=iteration)
-        return SavedRollouts(self.collection.state_dict(), iteration, self._saved.collected, self._origin)
+        before, ready = self._next.before, self._next.collected
+        own = self.collection.state_dict() if before is None else before  # where it goes on, if the next one failed
+        ahead = None if ready is None else ready.rollout
+        return SavedRollouts(own, iteration, self._saved.collected, self._origin, ahead)
 
     @property
     def _origin(self) -> str:
@@ -197,7 +206,9 @@ class RolloutDataModule(RolloutSizes):
     def connect(self, learner: RolloutLearner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Harmless when called again."""
         if self._learner is learner:
-            return
+            if not self._next.cancelled:
+                return
+            self.teardown("fit")  # an interrupt ended a collection; go on from where it had begun
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = SavedRollouts()
         renderer = ChatRenderer(learner.tokenizer, self.prompt)
@@ -205,7 +216,8 @@ class RolloutDataModule(RolloutSizes):
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
         self._session_maker = SessionMaker(self.mix, self.groups, renderer, self.memory, self._executor, self.seed)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
-        handle = replace(learner.policy_handle(renderer.close_ids), longest=longest)
+        handle = learner.policy_handle(renderer.close_ids)
+        handle = replace(handle, longest=longest, trained_meanwhile=self.max_staleness > 0)
         self._session_maker.check_prompts(self.interaction, handle.policy.context_length)
         for source in self.mix.sources:
             source.start(next(handle.policy.parameters()).device)
@@ -218,13 +230,25 @@ class RolloutDataModule(RolloutSizes):
             mini_batches=self.mini_batches,
             update_epochs=self.update_epochs,
             seed=self.seed,
+            source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
         )
         self.stream.iteration = self._saved.iteration
         self._learner = learner  # last: a refused configuration leaves nothing connected
 
     def collect(self) -> Rollout:
-        """The next rollout of this rank, sampled with the current weights."""
-        learner, loop = self._connected()
+        """The next rollout of this rank: the one that was begun before, or one sampled with the current weights."""
+        learner, _ = self._connected()
+        self._begin_training(learner)
+        self._settle()
+        ready = self._next.take(learner.policy_version, self.steps_per_iteration)
+        rollout = self._collect_now(learner) if ready is None else ready.rollout
+        tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
+        beside = None if ready is None else ready.seconds
+        learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
+        return rollout
+
+    def _collect_now(self, learner: RolloutLearner) -> Rollout:
+        _, loop = self._connected()
         collection = self._begin_training(learner)
         with learner.clock.stage("collect", total=collection.total):
             self.engine.sync(learner.policy_version)
@@ -232,34 +256,35 @@ class RolloutDataModule(RolloutSizes):
             with self._guarded(collector):
                 rollout = loop.run(collection.collect(collector))
         self._saved.collected += 1
-        tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
-        learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens)
         return rollout
+
+    def begin_next(self) -> None:
+        """Begin to collect the next rollout with the current weights, while the agent goes on."""
+        learner, loop = self._connected()
+        collection = self._begin_training(learner)
+        with learner.clock.stage("collect"):
+            self.engine.sync(learner.policy_version)
+        collector = self._collector(learner.temperature, learner.clock, "collect")
+        self._next.begin(collection, collector, loop, learner.clock)
+
+    def _settle(self) -> None:
+        """Wait for what is collected in the background."""
+        if self._next.settle():
+            self._saved.collected += 1
 
     def _begin_training(self, learner: RolloutLearner) -> Collection:
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
         if self.collection is not None:
             return self.collection
         self._saved.check_origin(self._origin)
-        collection = self._new_collection(learner)
+        collection = self._new_collection(self._maker, learner.needs_greedy_baseline, self._saved.collected)
         collection.load_state_dict(self._saved.sessions)
+        if self._saved.ahead is not None:
+            turns = self.turns_per_rollout if self.groups is None else None
+            self._next.adopt(self._saved.ahead, self.own_envs, self.envs_per_rollout, turns)
+            self._saved.ahead = None
         self.collection, self._trained = collection, learner
         return collection
-
-    def _new_collection(self, learner: RolloutLearner) -> Collection:
-        if self.groups is None:
-            sessions = [self._maker.fixed(i, pictures=True) for i in self.own_envs]
-            return FixedTurns(sessions, self.turns_per_env)
-        return Groups(
-            self.groups,
-            self._maker.of_group,
-            self.mix.kind,
-            *self._place,
-            at_a_time=self.at_a_time,
-            grows=self.memory.grows,
-            greedy=learner.needs_greedy_baseline,
-            collected=self._saved.collected,
-        )
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -283,6 +308,7 @@ class RolloutDataModule(RolloutSizes):
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""
         learner, loop = self._connected()
+        self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):
             self.engine.sync(learner.policy_version)
             collector = self._collector(self.validation.temperature, learner.clock)
@@ -300,8 +326,8 @@ class RolloutDataModule(RolloutSizes):
         assert self._session_maker is not None
         return self._session_maker
 
-    def _collector(self, temperature: float, clock: StageClock) -> Collector:
-        watchdog = Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: clock.running)
+    def _collector(self, temperature: float, clock: StageClock, stage: str = "") -> Collector:
+        watchdog = Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
         return Collector(
             self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +52,11 @@ class GroupRollout:
     def episodes(self) -> int:
         """Episodes of an iteration over all ranks. Each has a place, the number of its environment in a rollout."""
         return self.size * self.per_rollout
+
+    @property
+    def longest_ahead(self) -> int:
+        """Iterations from the first turn of a group to the end of its own, at most."""
+        return math.ceil(self.ahead / self.per_rollout)
 
     def place(self, group: int, member: int) -> int:
         """Of an episode among those of its iteration."""

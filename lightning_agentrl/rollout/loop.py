@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -18,28 +19,67 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True)
         self._thread.start()
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Running[T]:
+        """Let it run while the caller does something else."""
+        return Running(asyncio.run_coroutine_threadsafe(coroutine, self._loop), self._loop)
 
-        Raises:
-            Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
-        """
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseExceptionGroup as group:
-            error = _first(group)
-            raise error from (error.__cause__ or group)
-        except BaseException:
-            if future.cancel():  # was still running
-                asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
-            raise
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for the result; see :meth:`Running.result`."""
+        return self.begin(coroutine).result()
 
     def stop(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+class Running(Generic[T]):
+    """A coroutine on its way in the thread of a loop."""
+
+    def __init__(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
+        self._future = future
+        self._loop = loop
+
+    def failed(self) -> bool:
+        """Whether it has ended without a result."""
+        return self._future.done() and (self.cancelled or self._future.exception() is not None)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._future.cancelled()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it has ended with, of a group its first; None for a result or a cancellation, and while it runs."""
+        error = self._future.exception() if self.failed() and not self.cancelled else None
+        return None if error is None else _first(error)
+
+    def wait(self) -> None:
+        """Until it has ended, however it did; an interrupt cancels it."""
+        try:
+            wait([self._future])
+        except BaseException:
+            self.cancel()
+            raise
+
+    def result(self) -> T:
+        """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
+
+        Raises:
+            Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
+        """
+        self.wait()
+        try:
+            return self._future.result()
+        except BaseExceptionGroup as group:
+            error = _first(group)
+            raise error from (error.__cause__ or group)
+
+    def cancel(self) -> None:
+        """End it, and wait until nothing else runs on the loop. Harmless when it has ended."""
+        if self._future.cancel():  # was still running
+            asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
 
 
 async def _others_ended() -> None:

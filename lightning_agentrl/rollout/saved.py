@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plain
 
 
 @dataclass
 class SavedRollouts:
-    """Where collecting goes on, as plain types."""
+    """Where collecting goes on."""
 
     sessions: dict[int, Any] = field(default_factory=dict)  # what :meth:`Collection.state_dict` gives
     iteration: int = 0  # iterations begun
     collected: int = 0  # rollouts
     origin: str = ""  # what the episodes follow from
+    ahead: Rollout | None = None  # collected and not trained on yet
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> SavedRollouts:
-        return cls(state["sessions"], state["iteration"], state.get("collected", 0), state["origin"])
+        """Of all ranks."""
+        ahead = state.get("ahead")
+        return cls(
+            state["sessions"],
+            state["iteration"],
+            state.get("collected", 0),
+            state["origin"],
+            None if ahead is None else rollout_from_plain(ahead),
+        )
 
     def to_plain(self) -> dict[str, Any]:
-        """That of all ranks; every rank must call it."""
+        """Plain types and tensors of all ranks; every rank must call it."""
         return {
             "sessions": {index: state for part in all_gather(self.sessions) for index, state in part.items()},
             "iteration": self.iteration,
             "collected": self.collected,
             "origin": self.origin,
+            "ahead": pooled(self.ahead),
         }
 
     def check_origin(self, origin: str) -> None:
@@ -42,3 +53,23 @@ class SavedRollouts:
                 f"the checkpoint's environments are {self.origin}; this run has {origin}, so their "
                 "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
             )
+
+
+def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
+    """The rows of all ranks, each once, as plain types; every rank must call it."""
+    plain = all_gather(None if rollout is None else rollout_to_plain(rollout))
+    parts = [rollout_from_plain(part) for part in plain if part is not None]
+    if not parts:
+        return None
+    every = Rollout.concat(parts)
+    rows: dict[tuple[int, int, int], int] = {}
+    for row, sample in enumerate(every.samples):
+        first = sample.turns[0]
+        rows.setdefault((first.env, first.episode, first.index), row)
+    return rollout_to_plain(every.select(list(rows.values())))
+
+
+def rows_of(rollout: Rollout, envs: Sequence[int]) -> Rollout:
+    """The rows of these environments."""
+    own = set(envs)
+    return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import lightning as L
 
-from lightning_agentrl.rollout.collection import FixedTurns
+from lightning_agentrl.rollout.collection import Collection, FixedTurns
 from lightning_agentrl.rollout.groups import GroupRollout, Groups
 from lightning_agentrl.rollout.memory import Memory
+from lightning_agentrl.rollout.session_maker import SessionMaker
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128
 
@@ -101,6 +102,27 @@ class RolloutSizes(L.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         """Rank and number of ranks."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    def _new_collection(self, make: SessionMaker, greedy: bool, collected: int) -> Collection:
+        """What this rank collects.
+
+        Args:
+            make: makes its sessions.
+            greedy: with a greedy episode for each group.
+            collected: rollouts that were collected before.
+        """
+        if self.groups is None:
+            return FixedTurns([make.fixed(i, pictures=True) for i in self.own_envs], self.turns_per_env)
+        return Groups(
+            self.groups,
+            make.of_group,
+            make.mix.kind,
+            *self._place,
+            at_a_time=self.at_a_time,
+            grows=self.memory.grows,
+            greedy=greedy,
+            collected=collected,
+        )
 
     def _check_turns(self) -> None:
         if self.turns_per_rollout % self.mini_batch_turns:

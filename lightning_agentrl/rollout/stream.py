@@ -42,6 +42,22 @@ class OnPolicy(RolloutSource):
         return stream.learner.prepare(stream.collect())
 
 
+class OneStepOffPolicy(RolloutSource):
+    """Begin the next rollout with the current weights, then prepare the one that was collected meanwhile.
+
+    Args:
+        begin_next: begins to collect in the background; the stream's next ``collect`` waits for that rollout.
+    """
+
+    def __init__(self, begin_next: Callable[[], None]) -> None:
+        self.begin_next = begin_next
+
+    def next_rollout(self, stream: RolloutStream) -> Rollout:
+        rollout = stream.collect()
+        self.begin_next()
+        return stream.learner.prepare(rollout)
+
+
 class RolloutStream:
     """Iterates over the mini-batches of one iteration. Collecting starts when the first one is asked for.
 
@@ -52,6 +68,7 @@ class RolloutStream:
         mini_batches: mini-batches per pass over a rollout.
         update_epochs: passes over a rollout.
         seed: of the shuffling, the same on all ranks.
+        source: where rollouts come from when no callback gives them; OnPolicy when not given.
     """
 
     def __init__(
@@ -62,6 +79,7 @@ class RolloutStream:
         mini_batches: int,
         update_epochs: int,
         seed: int,
+        source: RolloutSource | None = None,
     ) -> None:
         self.collect = collect
         self.learner = learner
@@ -69,7 +87,7 @@ class RolloutStream:
         self.mini_batches = mini_batches
         self.update_epochs = update_epochs
         self.seed = seed
-        self.source: RolloutSource = OnPolicy()
+        self.source = self.usual_source = source or OnPolicy()
         self.iteration = 0  # iterations begun
         self.inside_iteration = False  # mini-batches of the current iteration are still to come
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agents.processes import assert_same, fit, metrics, read
+from tests.agents.processes import assert_alike, assert_same, fit, metrics, read
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
@@ -25,6 +25,18 @@ def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exac
     stopped = fit(tmp_path / "stopped", exact_folder, "SeparateCritic", 2, "--trainer.max_epochs", "1")
     resumed = fit(tmp_path / "stopped", exact_folder, "SeparateCritic", 2, "--ckpt_path", str(stopped))
     assert_same(read(one), read(resumed))
+
+
+def test_two_processes_collect_ahead_like_one_and_go_on_with_it(tmp_path, exact_folder):
+    """Stopped with a rollout of both processes that was collected ahead; one process goes on with it."""
+    ahead = ("--data.init_args.max_staleness", "1")
+    one = read(fit(tmp_path / "one", exact_folder, "SharedCritic", 1, *ahead))
+    stopped = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, *ahead, "--trainer.max_epochs", "4")
+    samples = read(stopped)["RolloutDataModule"]["ahead"]["samples"]
+    assert {turn["env"] for sample in samples for turn in sample["turns"]} == {0, 1, 2, 3}
+    resumed = read(fit(tmp_path / "two", exact_folder, "SharedCritic", 1, *ahead, "--ckpt_path", str(stopped)))
+    assert_same(one, resumed)
+    assert_alike(one["RolloutDataModule"]["ahead"]["samples"], resumed["RolloutDataModule"]["ahead"]["samples"])
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from lightning_agentrl.losses import (
     Bypass,
     DivergenceRejection,
     IcePop,
+    NoCorrection,
     OffPolicyCorrection,
     PolicyLoss,
     RatioRejection,
@@ -293,6 +294,7 @@ CORRECTIONS: list[OffPolicyCorrection] = [
         for normalise in (False, True)
     ),
     *(IcePop(level, 0.6, 1.9, normalise) for level in ("token", "sequence") for normalise in (False, True)),
+    NoCorrection(),
     *(RejectOnly([rejection]) for rejection in REJECTIONS),
     RejectOnly([RatioRejection("token", 0.6, 1.6), DivergenceRejection(0.3, "k3", "max")]),
     Bypass(),

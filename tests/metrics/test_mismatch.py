@@ -11,8 +11,10 @@ import torch
 from lightning_agentrl.agents.describe import describe
 from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
+from tests.types.samples import turn
 
 # Log-ratios trainer to engine, sample by sample:
 #   A 0 1 -1    B 1 0    C 0    D 0 0 -1 0 -2    E 0 1    F, G, H 0 -1, 0 0 0, -1 1
@@ -33,6 +35,11 @@ OF_CORRECTION = {
     "mismatch/rejected": 7 / 20,
     "mismatch/weight": (0 + 2 + 4 + 10) / 13,
     "mismatch/ess": (6 + 10) ** 2 / (20 * (4 + 16 + 10)),
+}
+# Five turns of the versions 9, 8, 8, 6, 4, trained from version 10 on, 4 steps in an iteration
+OF_STALENESS = {
+    "mismatch/staleness_mean": (1 + 2 + 2 + 4 + 6) / 4 / 5,
+    "mismatch/staleness_max": 6 / 4,
 }
 
 
@@ -69,3 +76,9 @@ def test_everything_rejected():
 
 def test_what_was_not_scored_is_left_out():
     assert computed(replace(by_hand(), scores=Scores())) == {}
+
+
+def test_staleness_by_hand():
+    turns = [turn(policy_version=version) for version in (9, 8, 8, 6, 4)]
+    numbers = over_ranks(staleness_numbers(turns, policy_version=10, steps_per_iteration=4), torch.device("cpu"))
+    assert numbers == pytest.approx(OF_STALENESS, rel=1e-12)

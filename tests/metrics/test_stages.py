@@ -24,6 +24,14 @@ EXPECTED = {
     "time/validate_seconds": 6,
     "time/collect_to_update": (2 + 3) / 4,
 }
+# Of a collection of 8 seconds that was waited for for 2
+OF_BACKGROUND = {
+    "time/iteration_seconds": 2,
+    "time/collect_seconds": 2,
+    "time/collect_beside_seconds": 8,
+    "time/collect_turns_per_second": 20 / 8,
+    "time/collect_tokens_per_second": 1000 / 8,
+}
 
 
 @pytest.fixture
@@ -78,6 +86,14 @@ def test_time_before_the_first_reading_of_an_iteration_belongs_to_none(now):
     read(clock)
     iteration(clock, now)
     assert read(clock) == pytest.approx(EXPECTED)
+
+
+def test_work_in_the_background_is_measured_by_its_own_seconds(now):
+    clock = StageClock()
+    work(clock, now, "collect", 2)
+    clock.count("collect", turns=20, tokens=1000, beside=8.0)
+    assert read(clock) == pytest.approx(OF_BACKGROUND)
+    assert read(clock) == {"time/iteration_seconds": 0}
 
 
 def test_a_stage_that_fails_still_took_its_time(now):

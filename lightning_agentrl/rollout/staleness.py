@@ -1,0 +1,58 @@
+"""The bound on how old a turn may be when it is trained on, in iterations."""
+
+from __future__ import annotations
+
+from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.metrics.staleness import staleness
+from lightning_agentrl.rollout.groups import GroupRollout
+from lightning_agentrl.types import Rollout
+
+
+def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Engine) -> None:
+    """Refuse a bound that cannot be kept, and engines that would sample from weights in the middle of an update.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    key = "data.init_args.max_staleness"
+    if max_staleness < 0:
+        raise ValueError(f"{key} must be at least 0, got {max_staleness}")
+    if max_staleness == 0:
+        return
+    if not engine.own_weights:
+        raise ValueError(
+            f"{type(engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), so it "
+            f"cannot sample while the policy is trained; use VLLMEngine or TransformersEngine (key "
+            f"data.init_args.engine), or {key} 0"
+        )
+    oldest = 1 if groups is None else 1 + groups.longest_ahead
+    if max_staleness < oldest:
+        raise ValueError(
+            f"groups that are begun {oldest - 1} iterations ahead, in rollouts that are collected 1 iteration ahead, "
+            f"have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} or lower "
+            "data.init_args.groups.ahead"
+        )
+
+
+def too_old(rollout: Rollout, policy_version: int, steps_per_iteration: int, max_staleness: int) -> str:
+    """Why a rollout that was collected ahead must not be trained on; empty: it may. Every rank must call it."""
+    own = staleness(rollout.turns, policy_version, steps_per_iteration)
+    oldest = max_over_ranks(max(own, default=0.0))
+    if oldest <= max_staleness:
+        return ""
+    return f"has turns that are {oldest:g} iterations old, and data.init_args.max_staleness is {max_staleness}"
+
+
+def misfit(rollout: Rollout, num_envs: int, turns: int | None) -> str:
+    """Why a rollout out of a checkpoint is none of this run; empty: it is one.
+
+    Args:
+        rollout: of all ranks.
+        num_envs: environments that turns of a rollout name.
+        turns: of a rollout, where their number is fixed.
+    """
+    envs = {turn.env for turn in rollout.turns}
+    if envs == set(range(num_envs)) and turns in (None, len(rollout.turns)):
+        return ""
+    return f"has {len(rollout.turns)} turns of {len(envs)} environments, other sizes than those of this run"

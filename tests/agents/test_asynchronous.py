@@ -1,0 +1,282 @@
+"""The next rollout is collected while the current one trains: order of events, versions, learning, resume, errors."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import threading
+import warnings
+from typing import Any
+
+import gymnasium
+import lightning as L
+import pytest
+import torch
+
+from lightning_agentrl.advantages import GRPO, DualDiscountGAE
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.agents.scoring import action_rows, row_logps
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
+from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.plan import DryRun, PlanShown, memory_plan, plan_text
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    GroupRollout,
+    PromptFormat,
+    RawParser,
+    RolloutDataModule,
+    TurnInteraction,
+    WindowMemory,
+)
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.test_learning import bandit_folder  # noqa: F401 - a fixture
+from tests.rollout.scripted import FREE_TEXT, Scripted
+
+VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+ENGINES = [TransformersEngine, pytest.param(lambda: VLLMEngine(kv_cache_gb=0.05), marks=VLLM, id="VLLMEngine")]
+EVENTS: list[str] = []
+LOCK = threading.Lock()
+STEPPED, UPDATED = threading.Event(), threading.Event()
+TURNS = 16  # of an iteration
+
+
+class Noted(Scripted):
+    """Counts the steps of all its instances. Those of the second rollout wait for the first optimizer step."""
+
+    def step(self, action: str) -> Any:
+        with LOCK:
+            number = sum(event.startswith("turn") for event in EVENTS) + 1
+            EVENTS.append(f"turn {number}")
+        if number > TURNS:
+            STEPPED.set()
+            assert UPDATED.wait(60)
+        if number == BREAKS_AT[0]:
+            raise OSError("the game has crashed")
+        return super().step(action)
+
+
+gymnasium.register("Noted-v0", Noted)
+BREAKS_AT = [0]
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    EVENTS.clear()
+    BREAKS_AT[0] = 0
+    STEPPED.clear()
+    UPDATED.clear()
+
+
+def noted_data(engine: Engine | None = None, **settings: Any) -> RolloutDataModule:
+    return make_data(
+        env=EnvConfig("Noted-v0", {"length": 3}, retries=0),
+        prompt=FREE_TEXT,
+        interaction=TurnInteraction(4, RawParser()),
+        engine=engine,
+        **({"max_staleness": 1} | settings),
+    )
+
+
+class Meet(L.Callback):
+    """The second optimizer step waits for a turn of the next rollout, which waits for the first step."""
+
+    def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+        if trainer.current_epoch == 0 and batch_idx == 1:
+            assert STEPPED.wait(60), "nothing is collected while the policy is trained"
+        EVENTS.append(f"step {trainer.global_step} begins")
+
+    def on_train_batch_end(self, trainer, agent, outputs, batch, batch_idx):
+        EVENTS.append(f"step {trainer.global_step} is over")
+        UPDATED.set()
+
+
+class Keep(RolloutCallback):
+    """Rollouts with the version that trains on them, the weights of each version, and what was logged."""
+
+    def __init__(self) -> None:
+        self.rollouts, self.versions, self.weights, self.logged = [], [], {}, []
+
+    def on_rollout(self, trainer, agent, rollout):
+        self.rollouts.append(rollout)
+        self.versions.append(agent.policy_version)
+        self.weights[agent.policy_version] = copy.deepcopy(agent.actor.state_dict())
+
+    def on_train_epoch_end(self, trainer, agent):
+        self.logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_next_rollout_is_collected_between_two_optimizer_steps(tmp_path, served_folder, engine):
+    """Each waits for the other, so neither can be over before the other has begun."""
+    data = noted_data(engine())
+    make_trainer(tmp_path, 2, [Meet()], precision="32-true").fit(make_agent(served_folder), data)
+    when = {event: place for place, event in enumerate(EVENTS)}
+    assert when["turn 16"] < when["turn 17"] < when["step 1 begins"]
+    assert when["step 1 is over"] < when["turn 21"] < when["turn 32"] < when["step 2 begins"]  # which trains on it
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_turns_are_of_the_weights_one_iteration_before(tmp_path, served_folder, engine):
+    """By their version, and by their log-probs under the weights of that version."""
+    keep, agent = Keep(), make_agent(served_folder)
+    make_trainer(tmp_path, 4, [keep], precision="32-true").fit(agent, make_data(engine=engine(), max_staleness=1))
+    assert keep.versions == [0, 2, 4, 6]
+    assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{0}, {0}, {2}, {4}]
+    for name in ("mismatch/staleness_mean", "mismatch/staleness_max"):
+        assert [logged[name] for logged in keep.logged] == [0, 1, 1, 1]
+    policy = copy.deepcopy(agent.actor)
+    for number, rollout in enumerate(keep.rollouts):
+        policy.load_state_dict(keep.weights[rollout.turns[0].policy_version])
+        logps = torch.cat(row_logps(policy, action_rows(rollout), agent.reader()))
+        sampled = rollout.rollout_logps[rollout.action_mask]
+        assert (logps - sampled).abs().max() < 5e-4
+        moved = (rollout.scores.old_logps[rollout.action_mask] - sampled).abs().max()
+        assert (moved > 5e-3) == (number > 0)
+        weights = (rollout.scores.old_logps - rollout.rollout_logps).exp().clamp(max=2.0)
+        assert torch.allclose(rollout.weights[rollout.action_mask], weights[rollout.action_mask])
+
+
+def test_it_learns_what_the_synchronous_mode_learns(tmp_path, bandit_folder):  # noqa: F811
+    """At a learning rate that suits older turns: at this one both modes take the same 50 iterations."""
+    keep = Keep()
+    agent = make_agent(
+        bandit_folder, SharedCritic(), kl_in_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
+    )
+    data = make_data(
+        env=EnvConfig("agentrl_envs:Bandit-v0"),
+        num_envs=32,
+        turns_per_env=2,
+        mini_batch_turns=32,
+        memory=WindowMemory(0),
+        prompt=PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64),
+        interaction=TurnInteraction(max_reply_tokens=1),
+        max_staleness=1,
+    )
+    make_trainer(tmp_path, 60, [keep], precision="32-true").fit(agent, data)
+    success = [sum(bool(turn.success) for turn in r.turns) / len(r.turns) for r in keep.rollouts]
+    assert sum(success[:2]) / 2 < 0.4
+    assert sum(success[-6:]) / 6 >= 0.9
+
+
+GROUPS = {
+    "groups": GroupRollout(size=2, per_rollout=4, mini_batches=2, ahead=4, ahead_turns=1),
+    "turns_per_env": 8,
+    "mini_batch_turns": 128,
+    "max_staleness": 2,
+}
+
+
+@pytest.mark.parametrize(("stop_after", "settings"), [(1, {}), (2, {}), (3, {}), (3, GROUPS)])
+def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settings):
+    """Stopped inside the warm-up, at its end, and with a rollout that was collected ahead."""
+
+    def run(epochs, *callbacks, ckpt_path=None):
+        agent = make_agent(exact_folder, SeparateCritic(), advantage=GRPO() if settings else DualDiscountGAE())
+        warmup = CriticWarmup(rollouts=2, rounds=1, fraction=1.0)
+        data = make_data(**({"max_staleness": 1} | settings))
+        trainer = make_trainer(tmp_path, epochs, [warmup, *callbacks], enable_checkpointing=bool(callbacks))
+        trainer.fit(agent, data, ckpt_path=ckpt_path)
+        return agent
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole_keep, resumed_keep = Keep(), Keep()
+        whole = run(5, whole_keep)
+        run(stop_after, L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="stop", save_on_train_epoch_end=True))
+        resumed = run(5, resumed_keep, ckpt_path=str(tmp_path / "stop.ckpt"))
+    assert (torch.load(tmp_path / "stop.ckpt")["RolloutDataModule"]["ahead"] is None) == (stop_after < 3)
+    for a, b in zip(reversed(whole_keep.rollouts), reversed(resumed_keep.rollouts), strict=False):
+        assert [t.reply for t in a.turns] == [t.reply for t in b.turns]
+        assert [t.policy_version for t in a.turns] == [t.policy_version for t in b.turns]
+    for (name, a), (_, b) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-9), name
+
+
+def test_the_warm_up_collects_with_the_policy_that_does_not_move(tmp_path, tiny_folder):
+    """In its own time; the first rollout of the actor is fresh, and from then on they are collected ahead."""
+    keep = Keep()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        callbacks = [keep, CriticWarmup(rollouts=2, rounds=1, fraction=1.0)]
+        make_trainer(tmp_path, 4, callbacks).fit(make_agent(tiny_folder), make_data(max_staleness=1))
+    assert keep.versions == [0, 4, 6]
+    assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{0}, {4}, {4}]
+
+
+def test_an_error_in_the_background_ends_the_run_after_its_iteration_was_saved(tmp_path, tiny_folder):
+    UPDATED.set()
+    BREAKS_AT[0] = TURNS + 3
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True)
+    trainer = make_trainer(tmp_path, 3, [checkpoint], enable_checkpointing=True)
+    data = noted_data()
+    with pytest.raises(OSError, match="the game has crashed") as error:
+        trainer.fit(make_agent(tiny_folder), data)
+    data.teardown("fit")
+    assert any(note.startswith("environment ") for note in error.value.__notes__)
+    saved = torch.load(tmp_path / "last.ckpt")
+    assert saved["global_step"] == 2
+    assert all(session["turns_taken"] == 4 for session in saved["RolloutDataModule"]["sessions"].values())
+    BREAKS_AT[0] = 0
+    keep = Keep()
+    trainer = make_trainer(tmp_path, 2, [keep])
+    trainer.fit(make_agent(tiny_folder), noted_data(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{2}]
+
+
+def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder):
+    """Its turns wait for an optimizer step that never comes."""
+
+    class Stop(L.Callback):
+        def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+            assert STEPPED.wait(60)
+            threading.Timer(0.2, UPDATED.set).start()  # an environment's own call cannot be interrupted
+            raise KeyboardInterrupt
+
+    data = noted_data()
+    with pytest.raises(SystemExit):
+        make_trainer(tmp_path, 2, [Stop()]).fit(make_agent(tiny_folder), data)
+    data.teardown("fit")
+    assert not data.sessions
+    assert not [thread for thread in threading.enumerate() if thread.name in ("rollout-loop", "transformers-engine")]
+    state = data._saved
+    assert all(session["turns_taken"] == 4 for session in state.sessions.values())
+
+
+@pytest.mark.parametrize(
+    ("staleness", "given", "kind"),
+    [
+        (0, None, type(None)),
+        (1, None, TruncatedWeights),
+        (1, NoCorrection(), NoCorrection),
+        (1, Bypass(), Bypass),
+    ],
+)
+def test_importance_weights_correct_unless_the_config_says_otherwise(tmp_path, tiny_folder, staleness, given, kind):
+    keep, agent = Keep(), make_agent(tiny_folder, correction=given)
+    make_trainer(tmp_path, 2, [keep]).fit(agent, make_data(max_staleness=staleness))
+    assert type(agent.correction) is kind
+    assert ("mismatch/weight" in keep.logged[1]) == (kind is TruncatedWeights)
+    assert ("mismatch/staleness_mean" in keep.logged[1]) == (staleness > 0)
+
+
+def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, tiny_folder):
+    texts, plans = [], []
+    for bound in (0, 1):
+        trainer, agent = make_trainer(tmp_path, 2, [DryRun()]), make_agent(tiny_folder)
+        with pytest.raises(PlanShown):
+            trainer.fit(agent, make_data(max_staleness=bound))
+        data = agent.datamodule
+        texts.append(plan_text(trainer, agent, 0))
+        plans.append(memory_plan(agent, data, data.first_prompts(), program_bytes=0))
+        data.teardown("fit")
+    told = "while the iteration before trains; turns at most 1 iterations old"
+    assert [told in text for text in texts] == [False, True]
+    weights = sum(p.nbytes for p in agent.actor.parameters())
+    assert (plans[0].engine, plans[1].sampling) == (0, 0)
+    assert plans[1].engine == plans[0].sampling + weights

@@ -1,0 +1,82 @@
+"""A copy of the policy that an engine samples from while the policy is trained."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.engines.weights import copy_weights, frozen_copy
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.sharding import shard
+from lightning_agentrl.verify import move
+
+
+def equal(a: LanguageModel, b: LanguageModel) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_a_copy_has_weights_of_its_own_until_they_are_copied(tiny_folder):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder))).train()
+    copied = frozen_copy(policy)
+    assert equal(policy, copied)
+    assert not {id(p) for p in policy.parameters()} & {id(p) for p in copied.parameters()}
+    assert copied.lm.get_output_embeddings().weight is copied.lm.get_input_embeddings().weight  # tied as before
+    assert not copied.training
+    assert not any(p.requires_grad for p in copied.parameters())
+    assert policy.training
+    assert all(p.requires_grad for p in policy.parameters())
+    move(policy, seed=0, share=0.1)
+    assert not equal(policy, copied)
+    copy_weights(policy, to=copied)
+    assert equal(policy, copied)
+
+
+def test_below_adapters_the_base_is_shared(tiny_folder):
+    pytest.importorskip("peft")
+    policy = LanguageModel(LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor"))
+    copied = frozen_copy(policy)
+    for (name, own), (_, trained) in zip(copied.named_parameters(), policy.named_parameters(), strict=True):
+        assert (own is trained) == (".lora_" not in name)
+    move(policy, seed=0, share=0.1)
+    copy_weights(policy, to=copied)
+    assert equal(policy, copied)
+
+
+def test_a_sharded_policy_is_refused(tmp_path, tiny_folder):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+        shard(policy, init_device_mesh("cpu", (1,)), None)
+        with pytest.raises(ValueError, match=r"cannot copy a policy that is sharded .*max_staleness .*use VLLMEngine"):
+            frozen_copy(policy)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("trained_meanwhile", [False, True])
+def test_an_engine_samples_from_the_weights_of_its_last_update(tiny_folder, trained_meanwhile):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)).double())
+    engine = TransformersEngine()
+    engine.start(PolicyHandle(policy, (2,), nullcontext, trained_meanwhile=trained_meanwhile))
+
+    def sample() -> Reply:
+        return asyncio.run(engine.generate(SamplingRequest((5, 6, 7, 8), max_tokens=8, temperature=0.0, seed=0)))
+
+    try:
+        engine.sync(0)
+        before = sample()
+        move(policy, seed=0, share=0.5)
+        assert (sample() == before) == trained_meanwhile
+        engine.sync(1)
+        after = sample()
+        assert after.policy_version == 1
+        assert after.logps != before.logps
+    finally:
+        engine.stop()
