@@ -23,8 +23,9 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test starts from the same random state, in whatever order tests run."""
+    """Every test starts from the same random state and type of numbers, in whatever order tests run."""
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(autouse=True)

@@ -95,8 +95,9 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     with pytest.raises(PlanShown):
         make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
     without = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
-    data.engine = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
+    started, data.engine = data.engine, VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
     plan = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
+    data.engine = started
     own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
     assert (plan.engine, plan.sampling) == (own + 2**28, 0)
     assert plan.peak == without.peak + plan.engine

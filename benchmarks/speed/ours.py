@@ -107,6 +107,7 @@ class GivenData(L.LightningDataModule):
 
     steps_per_iteration = 1
     groups = None
+    max_staleness = 0
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
