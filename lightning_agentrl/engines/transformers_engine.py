@@ -48,7 +48,7 @@ class TransformersEngine(Engine):
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
     def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
-        """Keys and values of one batch of replies; where the policy is trained meanwhile, also its copy, all the time."""
+        """Keys and values of one batch of replies; where the policy is trained meanwhile, also its copy."""
         config = handle.policy.lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
-from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, row_logps
 from lightning_agentrl.callbacks import CriticWarmup
