@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds ablations test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 
 ablations: install ## choices of the recipe taken back one by one, then docs/results/ablations.md; goes on where it stopped
 	$(BIN)/python benchmarks/ablations/run.py $(ABLATION_ARGS)
+
+table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
+	$(BIN)/python benchmarks/estimators/table.py
 
 test: install ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)

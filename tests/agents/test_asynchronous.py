@@ -31,8 +31,8 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.agents.test_learning import bandit_folder  # noqa: F401 - a fixture
 from tests.rollout.scripted import FREE_TEXT, Scripted
+from tests.tiny import word_model_folder
 
 VLLM = [
     pytest.mark.vllm,
@@ -141,11 +141,12 @@ def test_turns_are_of_the_weights_one_iteration_before(tmp_path, served_folder, 
         assert torch.allclose(rollout.weights[rollout.action_mask], weights[rollout.action_mask])
 
 
-def test_it_learns_what_the_synchronous_mode_learns(tmp_path, bandit_folder):  # noqa: F811
+def test_it_learns_what_the_synchronous_mode_learns(tmp_path):
     """At a learning rate that suits older turns: at this one both modes take the same 50 iterations."""
     keep = Keep()
+    folder = word_model_folder(tmp_path / "words", ("Weather", "sun", "rain", "snow", "hat", "umbrella", "gloves"))
     agent = make_agent(
-        bandit_folder, SharedCritic(), kl_in_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
+        folder, SharedCritic(), kl_in_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
     )
     data = make_data(
         env=EnvConfig("agentrl_envs:Bandit-v0"),

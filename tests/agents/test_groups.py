@@ -1,4 +1,4 @@
-"""Agents on group rollouts: learning without a critic, warm-up, exact resume, and what is refused."""
+"""Agents on group rollouts: training without a critic, warm-up, exact resume, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,17 +21,14 @@ from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.plan import DryRun, PlanShown, plan_text
 from lightning_agentrl.rollout import (
-    EnvConfig,
     FullMemory,
     GroupRollout,
-    PromptFormat,
     RolloutDataModule,
     TurnInteraction,
     WindowMemory,
 )
 from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
 from tests.agents.harness import make_data, make_trainer
-from tests.agents.test_learning import bandit_folder  # noqa: F401 - a fixture
 
 ESTIMATORS = [
     cls
@@ -57,25 +54,6 @@ def group_data(groups: GroupRollout | None = AHEAD, **kwargs) -> RolloutDataModu
 
 def agent_of(folder, advantage: AdvantageEstimator, **kwargs) -> PPOAgent:
     return PPOAgent(str(folder), **{"advantage": advantage, "kl_in_reward": 0.0, "lr_actor": 1e-3} | kwargs)
-
-
-def test_grpo_solves_a_contextual_bandit(tmp_path, bandit_folder):  # noqa: F811
-    """As PPO does, with groups in the place of a critic."""
-    keep = Keep()
-    agent = agent_of(bandit_folder, GRPO(), lr_actor=3e-3, entropy_bonus=0.01)
-    data = group_data(
-        GroupRollout(size=8, per_rollout=8, mini_batches=2),
-        env=EnvConfig("agentrl_envs:Bandit-v0"),
-        num_envs=32,
-        memory=WindowMemory(0),
-        prompt=PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64),
-        interaction=TurnInteraction(max_reply_tokens=1),
-    )
-    make_trainer(tmp_path, 80, [keep], precision="32-true").fit(agent, data)
-    assert agent.critic is None
-    success = [sum(bool(turn.success) for turn in r.turns) / len(r.turns) for r in keep.rollouts]
-    assert sum(success[:2]) / 2 < 0.4
-    assert sum(success[-6:]) / 6 >= 0.9
 
 
 class ByLength(ActionParser):

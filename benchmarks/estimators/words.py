@@ -1,0 +1,52 @@
+"""Random models whose vocabulary is the words of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+
+PAD, START, END = "<pad>", "<start>", "<end>"  # all that a vocabulary holds beside words; others are read as padding
+TEMPLATE = (
+    f"{{% for message in messages %}}{START}{{{{ message['content'] }}}}{END}{{% endfor %}}"
+    f"{{% if add_generation_prompt %}}{START}{{% endif %}}"
+)
+
+
+def word_model(words: Sequence[str], folder: Path, seed: int = 0) -> Path:
+    """Write a random Llama of two layers and its tokenizer.
+
+    Its weights are large enough that what it says depends on what it reads: with weights near 0 the policies of all
+    observations move together at first, and words that are right for few of them are lost before they are found.
+    """
+    ids = {word: i for i, word in enumerate([PAD, START, END, *words])}
+    tokens = Tokenizer(models.WordLevel(ids, unk_token=PAD))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        unk_token=PAD,
+        chat_template=TEMPLATE,
+    )
+    config = LlamaConfig(
+        vocab_size=len(ids),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        pad_token_id=ids[PAD],
+        bos_token_id=ids[START],
+        eos_token_id=ids[END],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
