@@ -22,6 +22,7 @@ commands
   view           look at a run    agentrl view runs/quickstart
   export         write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
   verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
+  serve          start vLLM       agentrl serve demo --port 8001
 
   agentrl COMMAND --help      what a command takes
   agentrl fit --print_config  a config with every key and its default
@@ -60,9 +61,25 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
     print(f"written to {folder}")
 
 
+def serve(model: str, port: int = 8001, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
+    """Start a vLLM server for VLLMServerEngine; options behind -- go to vLLM, as -- --tensor-parallel-size 2.
+
+    Args:
+        model: hub id or folder of the model, or demo, as in the config of the run.
+        port: where it listens.
+        host: where it listens. Whoever reaches it can run methods of its workers and give it weights, so let it be
+            this machine or a network that is yours alone.
+        options: of vLLM.
+    """
+    from lightning_agentrl.serve import serve_model
+
+    serve_model(model, port, host, options)
+
+
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY = "verify-engine"  # takes the config of a run, as those do
-OWN: dict[str, Callable[..., None]] = {"view": view, "export": export}
+OWN: dict[str, Callable[..., None]] = {"view": view, "export": export, "serve": serve}
+OPTIONS = "options"  # of another program, behind --
 
 
 def main() -> None:
@@ -104,9 +121,13 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
 
     function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
-    parser.add_function_arguments(function, as_positional=True)
-    settings = parser.parse_args(list(arguments))
+    parser.add_function_arguments(function, as_positional=True, skip={OPTIONS})
+    own, options = list(arguments), {}
+    if OPTIONS in inspect.signature(function).parameters and "--" in own:
+        at = own.index("--")
+        own, options = own[:at], {OPTIONS: own[at + 1 :]}
+    settings = parser.parse_args(own)
     try:
-        function(**settings.as_dict())
+        function(**settings.as_dict(), **options)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error

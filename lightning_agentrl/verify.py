@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.scoring import row_logps
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.engines import Engine, Reply, SamplingRequest, VLLMEngine
+from lightning_agentrl.engines import Engine, Reply, SamplingRequest, VLLMEngine, VLLMServerEngine
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout.loop import LoopThread
 from lightning_agentrl.rollout.seeds import derive_seed
@@ -109,7 +109,7 @@ class VerifyEngine(L.Callback):
 
 def default_bound(trainer: L.Trainer, engine: Engine) -> float:
     """Rounding alone stays well below it."""
-    rough_engine = isinstance(engine, VLLMEngine) and engine.dtype not in ("auto", "float32")
+    rough_engine = isinstance(engine, VLLMEngine | VLLMServerEngine) and engine.dtype not in ("auto", "float32")
     return ROUGH_BOUND if rough_engine or "16" in str(trainer.precision) else BOUND
 
 

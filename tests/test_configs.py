@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_agentrl import commands
 from lightning_agentrl.agents.checks import check_trainer
+from tests.engines.servers import ServerProcess
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
@@ -27,6 +28,21 @@ needs_vllm = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) for path in CONFIGS]
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, served_folder: Path, tmp_path: Path) -> Iterator[ServerProcess | None]:
+    """Of the tiny model, for configs that need one."""
+    if "server" not in request.getfixturevalue("path").stem:
+        yield None
+        return
+    server = ServerProcess(served_folder, tmp_path / "server.log")
+    try:
+        server.start()
+        server.wait()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture
@@ -123,9 +139,16 @@ def test_a_config_is_understood(
 @pytest.mark.parametrize("path", TO_RUN, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_config_runs(
-    path: Path, served_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path,
+    served_folder: Path,
+    server: ServerProcess | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = made_small(yaml.safe_load(path.read_text()), served_folder)
+    if server is not None:
+        config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)  # a config writes below runs/ of the folder it is started in
     agentrl(monkeypatch, "fit", "--config", "small.yaml")

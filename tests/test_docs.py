@@ -293,6 +293,7 @@ def test_commands_are_known(path: Path, parser: Any) -> None:
             assert not arguments or arguments[0].replace("-", "_") in options("fit")
             continue
         command, *rest = arguments
+        rest = rest[: rest.index("--")] if "--" in rest else rest  # what follows is for another program
         assert answer(command, "--help"), f"there is no command '{command}': {arguments}"
         keys = []
         for name, following in zip_longest(rest, rest[1:], fillvalue=""):

@@ -15,7 +15,7 @@ import yaml
 from torch import nn
 
 from lightning_agentrl import commands
-from lightning_agentrl.engines import TransformersEngine, VLLMEngine
+from lightning_agentrl.engines import TransformersEngine, VLLMEngine, VLLMServerEngine
 from lightning_agentrl.verify import BOUND, ROUGH_BOUND, ROUNDS, Gaps, default_bound, move
 from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
 
@@ -137,6 +137,13 @@ def test_every_trained_weight_is_moved_by_a_share_of_its_size() -> None:
     assert all(torch.equal(p, again[name]) for name, p in module.named_parameters())
 
 
+def computing_in(dtype: str) -> VLLMServerEngine:
+    """As servers told it."""
+    engine = VLLMServerEngine(["http://127.0.0.1:9"])
+    engine.dtype = dtype
+    return engine
+
+
 @pytest.mark.parametrize(
     ("precision", "engine", "bound"),
     [
@@ -145,6 +152,8 @@ def test_every_trained_weight_is_moved_by_a_share_of_its_size() -> None:
         ("bf16-mixed", VLLMEngine(), ROUGH_BOUND),
         ("32-true", VLLMEngine(dtype="bfloat16"), ROUGH_BOUND),
         ("32-true", VLLMEngine(dtype="float32"), BOUND),
+        ("32-true", computing_in("float32"), BOUND),
+        ("32-true", computing_in("bfloat16"), ROUGH_BOUND),
     ],
 )
 def test_fewer_digits_get_a_wider_bound(precision: str, engine: Any, bound: float) -> None:

@@ -3,5 +3,15 @@
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers_engine import TransformersEngine
 from lightning_agentrl.engines.vllm_engine import VLLMEngine
+from lightning_agentrl.engines.vllm_server_engine import VLLMServerEngine
 
-__all__ = ["Engine", "EngineMemory", "PolicyHandle", "Reply", "SamplingRequest", "TransformersEngine", "VLLMEngine"]
+__all__ = [
+    "Engine",
+    "EngineMemory",
+    "PolicyHandle",
+    "Reply",
+    "SamplingRequest",
+    "TransformersEngine",
+    "VLLMEngine",
+    "VLLMServerEngine",
+]

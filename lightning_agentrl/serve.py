@@ -1,0 +1,58 @@
+"""`agentrl serve`: a vLLM server as `VLLMServerEngine` needs it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+import torch
+
+from lightning_agentrl.engines.server_answers import MODE
+from lightning_agentrl.engines.vllm_start import CPU_BLOCK, check_installed
+from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.server_worker import EXTENSION
+
+DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
+KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
+
+
+def server_command(model: str, port: int, host: str, options: Sequence[str], on_cpu: bool) -> list[str]:
+    """The command of a server; later options win over earlier ones.
+
+    Args:
+        model: folder or hub id.
+        port: to listen on.
+        host: to listen on.
+        options: further ones of ``vllm serve``.
+        on_cpu: whether it has no GPU.
+    """
+    fixed = ["--host", host, "--port", str(port), "--enable-scale-out", "--logprobs-mode", MODE]
+    fixed += ["--worker-extension-cls", EXTENSION, "--disable-log-stats", "--disable-uvicorn-access-log"]
+    for_cpu = ["--enforce-eager", "--dtype", "float32", "--block-size", str(CPU_BLOCK)]
+    for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+    return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
+
+
+def _entry(model: str) -> list[str]:
+    """``vllm serve`` as a module, or its server alone: the command itself does not run in the build for CPUs."""
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return ["vllm.entrypoints.launchers.api_server.entry", "--model", model]
+    return ["vllm.entrypoints.cli.main", "serve", model]
+
+
+def serve_model(model: str, port: int, host: str, options: Sequence[str]) -> None:
+    """Become the server; does not come back.
+
+    Raises:
+        ImportError: vLLM is not there.
+        ValueError: it has another version than was tested.
+    """
+    check_installed()
+    command = server_command(resolve_model(model), port, host, options, on_cpu=not torch.cuda.is_available())
+    print(f"{DEV_MODE}=1 {shlex.join(command)}", flush=True)
+    os.execve(command[0], command, os.environ | {DEV_MODE: "1"})

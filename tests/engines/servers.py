@@ -1,0 +1,83 @@
+"""Real vLLM servers for tests, as `agentrl serve` starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "64")
+
+
+class ServerProcess:
+    """A server on a port of its own, with all its processes in a group that can be ended at once.
+
+    Args:
+        model: folder of the model.
+        log: file that it writes to.
+        options: of vLLM.
+    """
+
+    def __init__(self, model: Path, log: Path, options: Sequence[str] = SMALL) -> None:
+        self.model, self.log, self.options = model, log, options
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Begin to start; see :meth:`wait`."""
+        command = [sys.executable, "-m", "lightning_agentrl", "serve", str(self.model), "--port", str(self.port)]
+        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--", *self.options],
+                env=os.environ | variables | {"VLLM_LOGGING_LEVEL": "WARNING"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float = 300) -> None:
+        """Until it answers."""
+        end = time.monotonic() + seconds
+        while not self.answers():
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            assert time.monotonic() < end, self.log.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def post(self, path: str, body: Any) -> None:
+        """As somebody else than the engine would."""
+        data, head = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(self.url + path, data, head), timeout=60).close()
+
+    def kill(self) -> None:
+        """All of its processes at once, as when a machine fails."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None

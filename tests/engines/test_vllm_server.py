@@ -1,0 +1,401 @@
+"""Two real vLLM servers: they sample from the policy as it is now, and a run survives when one of them is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool, shared_weights, vllm_server
+from lightning_agentrl.engines.shared_weights import SharedWeights
+from lightning_agentrl.engines.vllm_server import VLLMServer
+from lightning_agentrl.engines.weights import named_weights
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.verify import BOUND, move
+from tests.callbacks.test_loggers import fit
+from tests.engines.servers import ServerProcess
+from tests.engines.test_vllm_engine import (
+    CLOSE,
+    MIXED,
+    PREFIX,
+    handle_of,
+    policy_of,
+    pytestmark,  # noqa: F401
+    request,
+    serve,
+    tokens,
+    trained_logps,
+)
+from tests.engines.test_vllm_runs import played, run
+from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+
+Pair = tuple[ServerProcess, ServerProcess]
+
+
+@pytest.fixture(scope="module")
+def pair(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("servers")
+    first, second = (ServerProcess(served_folder, folder / f"{name}.log") for name in ("first", "second"))
+    try:
+        first.start()
+        second.start()
+        first.wait()
+        second.wait()
+        yield first, second
+    finally:
+        first.kill()
+        second.kill()
+
+
+@pytest.fixture
+def policy(served_folder: Path) -> LanguageModel:
+    return policy_of(served_folder)
+
+
+@pytest.fixture
+def engine(pair: Pair, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerEngine]:
+    """Servers are looked at so often that this also happens while they take weights."""
+    monkeypatch.setattr(server_pool, "LOOK_SECONDS", 0.01)
+    engine = VLLMServerEngine([server.url for server in pair])
+    try:
+        engine.start(handle_of(policy))
+        engine.sync(0)
+        yield engine
+    finally:
+        engine.stop()
+
+
+def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Address of the server of each request, as they come."""
+    asked: list[str] = []
+    generate = VLLMServer.generate
+
+    async def noted(self: VLLMServer, *args: Any) -> Any:
+        asked.append(self.url)
+        return await generate(self, *args)
+
+    monkeypatch.setattr(VLLMServer, "generate", noted)
+    return asked
+
+
+# What is sampled
+
+
+def test_logps_are_the_trainers_before_and_after_updates(
+    engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On both servers, of mixed temperatures, with prefix caches that were filled under the old weights."""
+    asked, seen = places(monkeypatch), []
+    for version in range(3):
+        engine.sync(version)
+        replies = serve(engine, MIXED)
+        for one, reply in zip(MIXED, replies, strict=True):
+            assert reply.logps == pytest.approx(trained_logps(policy, one, reply), abs=2e-4)
+            assert reply.policy_version == version
+            assert reply.closed == (reply.ids[-1] == CLOSE)
+            assert reply.closed or len(reply.ids) == one.max_tokens
+        seen.append([reply.ids for reply in replies])
+        move(policy, seed=version, share=0.1)
+    assert seen[0] != seen[1] != seen[2]
+    assert set(asked) == {server.url for server in pair}
+
+
+def test_replies_follow_from_their_seeds_whichever_server_samples_them(engine: VLLMServerEngine) -> None:
+    together = [reply.ids for reply in serve(engine, MIXED)]
+    engine.sync(1)
+    alone = [serve(engine, [one])[0].ids for one in MIXED]
+    assert together == alone
+
+
+def test_a_growing_episode_stays_on_its_server(engine: VLLMServerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = places(monkeypatch)
+
+    async def episode(number: int) -> list[str]:
+        prompt, where = PREFIX + tokens(number, 200), []
+        for turn in range(4):
+            before = len(asked)
+            reply = asyncio.create_task(engine.generate(request(prompt, seed=turn, max_tokens=4)))
+            while len(asked) == before:
+                await asyncio.sleep(0.001)
+            where.append(asked[before])
+            prompt += (await reply).ids + tokens(turn, 30)
+        return where
+
+    async def one_after_the_other() -> list[list[str]]:
+        return [await episode(number) for number in range(3)]
+
+    for where in asyncio.run(one_after_the_other()):
+        assert len(set(where)) == 1
+
+
+def test_adapters_are_sampled_with(pair: Pair, served_folder: Path) -> None:
+    policy = LanguageModel(LoRA(rank=4).adapt(policy_of(served_folder).lm, "actor"))
+    engine = VLLMServerEngine([server.url for server in pair])
+    try:
+        engine.start(handle_of(policy))
+        for version in range(2):
+            move(policy, seed=version, share=0.1)
+            engine.sync(version)
+            for one, reply in zip(MIXED, serve(engine, MIXED), strict=True):
+                assert reply.logps == pytest.approx(trained_logps(policy, one, reply), abs=2e-4)
+    finally:
+        engine.stop()
+
+
+# Weights that an update leaves out
+
+
+@pytest.fixture
+def given(config: Config, served_folder: Path, pair: Pair) -> Config:  # noqa: F811
+    engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": [server.url for server in pair]}}
+    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
+    return changed(given, "data.init_args.interaction.init_args.max_reply_tokens", 24)
+
+
+def test_the_servers_sample_from_what_is_trained(verify: Verify, given: Config) -> None:  # noqa: F811
+    code, lines = verify(changed(given, "model.init_args.temperature", 0.8))
+    assert (code, judged(lines)[2]) == (0, "ok")
+    assert judged(lines)[0] < 3e-4
+
+
+@pytest.mark.parametrize("kind", ["layers.1.self_attn.q_proj", "layers.1.input_layernorm", "lm_head"])
+def test_a_weight_that_is_withheld_is_found_out(
+    kind: str,
+    verify: Verify,  # noqa: F811
+    given: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first update is whole, as what a server starts with is; the later ones lack one tensor."""
+    updates: list[list[str]] = []
+
+    def withholding(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        first, left_out = not updates, []
+        updates.append(left_out)
+        for name, weight in named_weights(lm):
+            if not first and kind in name:
+                left_out.append(name)
+            else:
+                yield name, weight
+
+    monkeypatch.setattr(shared_weights, "named_weights", withholding)
+    code, lines = verify(given)
+    assert [len(left_out) for left_out in updates] == [0, 1, 1]
+    assert (code, judged(lines)[2]) == (1, "FAILED")
+    assert not judged(lines)[0] <= BOUND
+
+
+# What is refused
+
+
+def test_a_server_with_another_model_is_refused(pair: Pair, tiny_folder: Path) -> None:
+    engine = VLLMServerEngine([pair[0].url])
+    with pytest.raises(ValueError, match=r"another model than the policy, '.*served' \(head_dim 32 and not 8\).*urls"):
+        engine.start(handle_of(policy_of(tiny_folder)))
+    engine.stop()
+
+
+def test_a_server_for_shorter_prompts_is_refused(pair: Pair, served_folder: Path) -> None:
+    policy = policy_of(served_folder)
+    policy.lm.config.max_position_embeddings = 4096
+    engine = VLLMServerEngine([pair[0].url])
+    with pytest.raises(ValueError, match=r"takes 2048 tokens .* up to 3000 are needed.*--max-model-len 3000"):
+        engine.start(PolicyHandle(policy, (CLOSE,), nullcontext, longest=3000))
+    engine.stop()
+
+
+def test_a_server_that_was_not_started_by_our_command_is_refused(
+    pair: Pair, served_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the worker extension."""
+    monkeypatch.setattr(vllm_server, "TELLS_SIZES", "no_such_method")
+    engine = VLLMServerEngine([pair[0].url])
+    with pytest.raises(ValueError, match=r"tells no sizes of its model .*start it with `agentrl serve`"):
+        engine.start(handle_of(policy_of(served_folder)))
+    engine.stop()
+
+
+def test_requests_that_would_be_changed_or_end_a_server_are_refused(engine: VLLMServerEngine) -> None:
+    for asked, told in (
+        (request(tokens(1, 400), max_tokens=1), r"prompt of 400 tokens and a reply of up to 1 .*max_prompt_tokens"),
+        (request(tokens(1, 3), temperature=2.5), "temperature 0, or 0.01 to 2, got 2.5"),
+        (request((5, 9999)), "ids outside of the"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            serve(engine, [asked])
+    assert serve(engine, [MIXED[0]])
+
+
+def test_weights_that_a_server_does_not_see_are_told_and_others_are_taken_afterwards(
+    pair: Pair, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the folder is not shared."""
+    engine = VLLMServerEngine([pair[1].url])
+    write = SharedWeights.write
+    try:
+        engine.start(handle_of(policy))
+        monkeypatch.setattr(SharedWeights, "write", lambda *args: write(*args) / "elsewhere")
+        with pytest.raises(ValueError, match=r"cannot take the weights of the policy.*weights_folder"):
+            engine.sync(0)
+        monkeypatch.undo()
+        engine.sync(1)
+        (reply,) = serve(engine, MIXED[:1])
+        assert reply.logps == pytest.approx(trained_logps(policy, MIXED[0], reply), abs=2e-4)
+    finally:
+        engine.stop()
+
+
+def test_weights_of_another_run_are_found_in_the_reply(engine: VLLMServerEngine, pair: Pair) -> None:
+    for server in pair:
+        server.post("/update_weight_version", {"new_version": "other-1"})
+    with pytest.raises(ValueError, match=r"version other-1, and not \w+-1; another run .*urls"):
+        serve(engine, [MIXED[0]])
+    engine.sync(1)
+    assert serve(engine, [MIXED[0]])[0].policy_version == 1
+
+
+def test_an_engine_that_was_not_started_or_has_no_weights_says_so(pair: Pair, policy: LanguageModel) -> None:
+    engine = VLLMServerEngine([pair[0].url])
+    with pytest.raises(RuntimeError, match="not started"):
+        serve(engine, [MIXED[0]])
+    with pytest.raises(RuntimeError, match="not started"):
+        engine.sync(0)
+    engine.stop()
+    engine.start(handle_of(policy))
+    try:
+        with pytest.raises(RuntimeError, match="no weights yet"):
+            serve(engine, [MIXED[0]])
+    finally:
+        engine.stop()
+
+
+# Servers that come and go
+
+
+def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine) -> None:
+    async def cancel_one() -> None:
+        late = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
+        await engine.generate(request(tokens(6, 3), max_tokens=1))
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+
+    asyncio.run(cancel_one())
+    engine.sync(5)  # impossible while something is sampled
+    assert serve(engine, [MIXED[0]])[0].policy_version == 5
+
+
+def test_those_who_wait_are_told_when_the_engine_is_stopped(engine: VLLMServerEngine) -> None:
+    async def stop() -> Any:
+        waiting = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
+        await asyncio.sleep(0.05)
+        await asyncio.get_running_loop().run_in_executor(None, engine.stop)
+        return await asyncio.gather(waiting, return_exceptions=True)
+
+    (told,) = asyncio.run(stop())
+    assert str(told) == "the engine was stopped"
+
+
+def test_a_server_that_was_started_again_gets_the_weights_before_it_is_used(
+    engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, served_folder: Path
+) -> None:
+    """It has those of its start, and the version of a start."""
+    move(policy, seed=1, share=0.1)
+    engine.sync(1)
+    first, _ = pair
+    first.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(served_folder)}})
+    first.post("/update_weight_version", {"new_version": "default"})
+    with pytest.warns(UserWarning, match=f"{first.url} is not used: it was started again .* 1 of 2 are left"):
+        replies = serve(engine, MIXED)
+    assert engine._pool is not None
+    end = time.monotonic() + 30
+    while not engine._pool.replicas[0].used:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    replies += serve(engine, MIXED)
+    for asked, reply in zip(MIXED * 2, replies, strict=True):
+        assert reply.logps == pytest.approx(trained_logps(policy, asked, reply), abs=2e-4)
+
+
+@pytest.fixture
+def training(given: Config, tmp_path: Path) -> Config:
+    given["seed_everything"] = 3
+    given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
+    given["trainer"]["default_root_dir"] = str(tmp_path / "run")
+    given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
+    return given
+
+
+def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> None:
+    training["trainer"] |= {"devices": 2, "strategy": "ddp", "max_epochs": 2}
+    done = run(training, tmp_path)
+    out, _ = done.communicate(timeout=400)
+    assert done.returncode == 0, out[-3000:]
+    turns = played(tmp_path / "run")
+    assert {turn["env"] for turn in turns} == {0, 1, 2, 3}
+    assert len(turns) == 2 * 8
+
+
+def kill_while_it_samples(
+    monkeypatch: pytest.MonkeyPatch, server: ServerProcess, reply: int, then: Callable[[], None] = lambda: None
+) -> list[int]:
+    """While it samples so many of its replies; gives how many it was asked for."""
+    asked, generate = [0], VLLMServer.generate
+
+    async def killing(self: VLLMServer, *args: Any) -> Any:
+        if self.url != server.url:
+            return await generate(self, *args)
+        asked[0] += 1
+        if asked[0] != reply:
+            return await generate(self, *args)
+        sampling = asyncio.create_task(generate(self, *args))
+        await asyncio.sleep(0.02)
+        server.kill()
+        then()
+        return await sampling
+
+    monkeypatch.setattr(VLLMServer, "generate", killing)
+    return asked
+
+
+def test_a_run_goes_on_with_the_other_server_when_one_is_killed(
+    training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No environment and no turn is lost, and all turns are those of a run in which nothing happened."""
+    fit(training, tmp_path, monkeypatch)
+    undisturbed = played(tmp_path / "run")
+    asked = kill_while_it_samples(monkeypatch, pair[1], reply=6)
+    second = changed(training, "trainer.default_root_dir", str(tmp_path / "second"))
+    with pytest.warns(UserWarning, match=f"{pair[1].url} is not used: .* 1 of 2 are left") as told:
+        fit(second, tmp_path, monkeypatch)
+    assert asked[0] >= 6
+    assert sum("is not used" in str(warning.message) for warning in told) == 1
+    turns = played(tmp_path / "second")
+    assert len(turns) == 3 * 8
+    assert turns == undisturbed
+
+
+def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
+    training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair
+    training["data"]["init_args"]["engine"]["init_args"]["urls"] = [first.url]
+    asked = kill_while_it_samples(monkeypatch, first, reply=12, then=first.start)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(training, tmp_path, monkeypatch)
+    assert asked[0] > 12
+    messages = [str(warning.message) for warning in told]
+    assert sum("no vLLM server is left" in message for message in messages) == 1
+    assert sum(f"{first.url} is not used" in message for message in messages) == 1
+    turns = played(tmp_path / "run")
+    assert len(turns) == 3 * 8
+    assert all(turn["reply_ids"] for turn in turns)

@@ -1,0 +1,294 @@
+"""What the engine with servers decides, without any server: routing, which answers count, who is refused and why."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lightning_agentrl.engines import SamplingRequest, VLLMServerEngine
+from lightning_agentrl.engines.prefix_routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks
+from lightning_agentrl.engines.server_answers import Lost, complaint, read_facts, read_reply
+from lightning_agentrl.engines.server_pool import back_off
+from lightning_agentrl.engines.shared_weights import SharedWeights
+from lightning_agentrl.models.language_model import load_causal_lm
+from lightning_agentrl.models.lora import LoRA, merge_adapters
+from lightning_agentrl.serve import server_command
+from lightning_agentrl.server_worker import sizes_of
+from tests.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+
+
+def tokens(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(300), k=count))
+
+
+# Which server
+
+
+def test_a_block_is_known_by_all_that_stands_before_it() -> None:
+    prompt = tokens(1, 3 * BLOCK + 5)
+    keys = block_keys(prompt)
+    assert len(keys) == 3
+    assert block_keys(prompt[: 2 * BLOCK]) == keys[:2]
+    assert block_keys(prompt[: BLOCK - 1]) == []
+    other = (prompt[0] + 1, *prompt[1:])
+    assert not set(block_keys(other)) & set(keys)
+    assert common_blocks(keys, set(keys[:2])) == 2
+    assert common_blocks(keys, {keys[1], keys[2]}) == 0
+    assert common_blocks(keys, set(keys)) == 3
+    assert common_blocks([], set(keys)) == 0
+
+
+def test_a_growing_episode_stays_where_it_was_read_unless_that_server_is_much_busier() -> None:
+    blocks, read = 40, 38  # 2 left there, 40 elsewhere
+    assert choose(blocks, [0, read], [0, 0]) == 1
+    assert choose(blocks, [0, read], [0, 9]) == 1  # 2 + 9 * 4 = 38 < 40
+    assert choose(blocks, [0, read], [0, 10]) == 0
+    assert choose(blocks, [0, read], [3, 10]) == 1
+
+
+def test_what_all_servers_have_read_spreads_evenly() -> None:
+    """A short beginning in common, which one server has read first."""
+    in_flight = [0, 0, 0]
+    common = [3, 0, 0]
+    for _ in range(30):
+        place = choose(5, common, in_flight)
+        in_flight[place] += 1
+        common[place] = 3
+    assert in_flight == [10, 10, 10]
+    assert choose(0, [0, 0], [0, 0]) == 0
+    assert IN_FLIGHT >= 3  # else the first server would get the first two
+
+
+def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:
+    assert [back_off(faults) for faults in range(1, 7)] == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0])
+
+
+# Which answers
+
+ASKED = SamplingRequest(prompt_ids=(5, 6), max_tokens=3, temperature=1.0, seed=0)
+CLOSE, VERSION = (9,), "abc-2"
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    """As vLLM 0.32 gives it, of what is read."""
+    ids, logps = [4, 7, 8], [-0.5, -1.25, -0.0]
+    choice = {
+        "finish_reason": "length",
+        "token_ids": ids,
+        "weight_versions": [{"version": VERSION, "start": 0, "end": 3}],
+        "logprobs": {"content": [{"token_id": i, "logprob": x} for i, x in zip(ids, logps, strict=True)]},
+    }
+    return {"choices": [choice | changes]}
+
+
+def read(given: dict[str, Any]) -> Any:
+    return read_reply(given, ASKED, CLOSE, VERSION, policy_version=7)
+
+
+def test_a_whole_answer_is_a_reply() -> None:
+    reply = read(answer())
+    assert (reply.ids, reply.logps, reply.closed, reply.policy_version) == ((4, 7, 8), (-0.5, -1.25, 0.0), False, 7)
+    content = [{"token_id": 9, "logprob": -2.0}]
+    closed = read(answer(finish_reason="stop", token_ids=[9], logprobs={"content": content}))
+    assert (closed.ids, closed.closed) == ((9,), True)
+
+
+def with_logps(*logps: Any, ids: tuple[int, ...] = (4, 7, 8)) -> dict[str, Any]:
+    return {"content": [{"token_id": i, "logprob": x} for i, x in zip(ids, logps, strict=False)]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"token_ids": []}, "0 ids and 3 log-probs"),
+        ({"token_ids": None}, "0 ids"),
+        ({"token_ids": [4, 7]}, "2 ids and 3 log-probs"),
+        ({"logprobs": None}, "3 ids and 0 log-probs.*agentrl serve"),
+        ({"logprobs": {"content": None}}, "3 ids and 0 log-probs"),
+        ({"logprobs": with_logps(-1.0, -1.0)}, "3 ids and 2 log-probs"),
+        ({"logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, 8, 7))}, "3 ids and 3 log-probs"),
+        ({"logprobs": with_logps(-1.0, -1.0, -9999.0)}, "3 ids and 2 log-probs"),  # vLLM's word for none
+        ({"logprobs": with_logps(-1.0, math.nan, -1.0)}, "3 ids and 2 log-probs"),
+        ({"logprobs": with_logps(-1.0, None, -1.0)}, "3 ids and 2 log-probs"),
+        ({"logprobs": with_logps(-1.0, 0.5, -1.0)}, "3 ids and 3 log-probs"),
+        ({"finish_reason": "repetition"}, "ended a reply with 'repetition'"),
+        (
+            {"token_ids": [4, 7], "logprobs": with_logps(-1.0, -1.0), "finish_reason": "length"},
+            "ended a reply with 'length' after 2 of 3 tokens",
+        ),
+        ({"weight_versions": [{"version": "abc-1", "start": 0, "end": 3}]}, "version abc-1, and not abc-2.*urls"),
+        ({"weight_versions": [{"version": VERSION}, {"version": "x-9"}]}, "version abc-2, x-9, and not abc-2"),
+        ({"weight_versions": None}, "version none, and not abc-2"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        read(answer(**changes))
+
+
+@pytest.mark.parametrize("given", [{}, {"choices": []}, {"choices": [{}]}])
+def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="version none"):
+        read(given)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"finish_reason": "abort", "token_ids": [4]},
+        {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},  # started again
+        {"weight_versions": [{"version": "loading abc-2", "start": 0, "end": 3}]},
+    ],
+)
+def test_what_another_server_may_do_better_is_asked_again(changes: dict[str, Any]) -> None:
+    with pytest.raises(Lost):
+        read(answer(**changes))
+
+
+# Which servers
+
+SIZES = {"model_type": "llama", "head_dim": 32, "rope_theta": 10000.0}
+TOLD: dict[str, Any] = {
+    "version": {"version": "0.32.0"},
+    "models": {"data": [{"id": "/models/tiny", "root": "/models/tiny", "max_model_len": 100}]},
+    "info": {"vllm_config": {"model_config": {"dtype": "torch.bfloat16", "logprobs_mode": "processed_logprobs"}}},
+    "sizes": {"results": [{**SIZES, "hidden_size": 64}]},
+}
+
+
+def told_with(part: str, **changes: Any) -> str | None:
+    told = copy.deepcopy(TOLD)
+    if part == "version":
+        told["version"] |= changes
+    elif part == "models":
+        told["models"]["data"][0] |= changes
+    elif part == "sizes":
+        told["sizes"]["results"][0] |= changes
+    else:
+        told["info"]["vllm_config"]["model_config"] |= changes
+    return complaint(read_facts(**told), SIZES, longest=100)
+
+
+def test_a_server_that_fits() -> None:
+    facts = read_facts(**TOLD)
+    assert (facts.dtype, facts.longest) == ("bfloat16", 100)
+    assert complaint(facts, SIZES, 100) is None
+    assert complaint(facts, {**SIZES, "num_experts": 4}, 1) is None  # which the server does not tell
+    assert complaint(facts, {}, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "parts"),
+    [
+        ("version", {"version": "0.33.1"}, ["runs vLLM 0.33.1", "0.32"]),
+        ("sizes", {"head_dim": 64}, ["'/models/tiny' (head_dim 64 and not 32)", "agentrl serve", "urls"]),
+        ("sizes", {"rope_theta": 1e6}, ["rope_theta 1000000.0 and not 10000.0"]),
+        ("models", {"max_model_len": 99}, ["99 tokens", "--max-model-len 100", "max_prompt_tokens", "reply_tokens"]),
+        ("info", {"logprobs_mode": "raw_logprobs"}, ["raw_logprobs", "--logprobs-mode processed_logprobs"]),
+    ],
+)
+def test_one_that_does_not_is_refused_with_what_to_do(part: str, changes: dict[str, Any], parts: list[str]) -> None:
+    told = told_with(part, **changes)
+    assert told is not None
+    for expected in parts:
+        assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("urls", "told"),
+    [([], "at least one"), (["http://a:1", "http://a:1/"], "different"), (["127.0.0.1:8001"], "as http://127.0.0.1")],
+)
+def test_impossible_addresses_are_refused(urls: list[str], told: str, config: Config, agentrl: Command) -> None:  # noqa: F811
+    with pytest.raises(ValueError, match=told):
+        VLLMServerEngine(urls)
+    engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": urls}}
+    said = sentence(agentrl(config=changed(config, "data.init_args.engine", engine)))
+    assert told in said
+    assert "data.init_args.engine.init_args.urls" in said
+
+
+@pytest.mark.parametrize("command", ["fit", "verify-engine"])
+def test_no_server_ends_in_a_sentence_with_the_command_that_starts_one(
+    config: Config,  # noqa: F811
+    agentrl: Command,  # noqa: F811
+    command: str,
+) -> None:
+    engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": ["http://127.0.0.1:9"]}}
+    said = sentence(agentrl(config=changed(config, "data.init_args.engine", engine), command=command))
+    assert "no vLLM server answers (http://127.0.0.1:9: Cannot connect" in said
+    assert "agentrl serve" in said
+    assert "data.init_args.engine.init_args.urls" in said
+
+
+def test_sizes_are_those_that_a_model_has(tiny_folder: Path) -> None:
+    lm = load_causal_lm(str(tiny_folder))
+    sizes = sizes_of(lm.config)
+    assert {name: sizes[name] for name in ("head_dim", "num_hidden_layers", "model_type")} == {
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "model_type": "llama",
+    }
+    assert sizes["rope_theta"] == lm.config.rope_parameters["rope_theta"]
+    assert "num_experts" not in sizes
+
+
+def test_the_command_of_a_server() -> None:
+    command = server_command("/models/tiny", 8002, "127.0.0.1", ["--dtype", "bfloat16"], on_cpu=True)
+    text = " ".join(command)
+    for part in (" /models/tiny ", "--port 8002", "--host 127.0.0.1", "--enable-scale-out", "processed_logprobs"):
+        assert part in text
+    assert command.index("float32") < command.index("bfloat16")  # what is given wins
+    assert "--enforce-eager" not in server_command("m", 1, "h", [], on_cpu=False)
+
+
+# The weights
+
+
+def test_weights_are_written_whole_and_the_newest_only(tiny_folder: Path, tmp_path: Path) -> None:
+    lm = load_causal_lm(str(tiny_folder))
+    shared = SharedWeights(str(tmp_path / "made"))
+    first = shared.write(lm, "a-1")
+    written = load_file(first / "model.safetensors")
+    assert {"model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"} < set(written)
+    for name, weight in lm.named_parameters(remove_duplicate=False):
+        assert torch.equal(written[name], weight)
+    with torch.no_grad():
+        lm.get_input_embeddings().weight.add_(1.0)
+    second = shared.write(lm, "a-2")
+    assert [path.name for path in shared.folder.iterdir()] == ["a-2"]
+    again = load_file(second / "model.safetensors")
+    assert torch.equal(again["lm_head.weight"], written["lm_head.weight"] + 1.0)
+    shared.remove()
+    assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_adapters_are_written_as_part_of_the_weights(tiny_folder: Path) -> None:
+    lm = LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor")
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    shared = SharedWeights(None)
+    try:
+        written = load_file(shared.write(lm, "a-1") / "model.safetensors")
+    finally:
+        shared.remove()
+    expected = dict(merge_adapters(lm).named_parameters(remove_duplicate=False))
+    assert set(written) == set(expected)
+    assert all(torch.equal(written[name], expected[name]) for name in written)
+    base = load_causal_lm(str(tiny_folder)).state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(written[name], base[name])
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cannot be written into .*engine\.init_args\.weights_folder"):
+        SharedWeights(str(tmp_path / "file" / "below"))
