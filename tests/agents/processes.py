@@ -1,4 +1,4 @@
-"""Runs of one and of several processes on the CPU, through the command that a user types."""
+"""Runs on the CPU: of several processes through the command that a user types, of one in the process of the test."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
+
+from lightning_agentrl import commands
 
 CONFIG = """
 seed_everything: 0
@@ -78,9 +83,15 @@ def fit(
     path.mkdir(exist_ok=True)
     config = path / "config.yaml"
     config.write_text(config_text(path, folder, critic, plugins))
-    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(config)]
-    command += ["--trainer.devices", str(devices)]
+    command = ["fit", "--config", str(config), "--trainer.devices", str(devices)]
     command += ["--trainer.strategy", strategy or ("ddp" if devices > 1 else "auto"), *arguments]
+    if devices == 1:  # a process of its own would spend most of its time on imports
+        with chdir(path), mock.patch.dict(os.environ), pytest.MonkeyPatch.context() as patch:  # a rank is left there
+            patch.setattr(sys, "argv", ["agentrl", *command])
+            patch.setattr(commands, "keep_freed_memory", lambda: True)
+            commands.main()
+        return path / "last.ckpt"
+    command = [sys.executable, "-m", "lightning_agentrl", *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port())}
     done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
