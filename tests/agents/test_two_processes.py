@@ -27,6 +27,7 @@ def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exac
     assert_same(read(one), read(resumed))
 
 
+@pytest.mark.slow
 def test_two_processes_collect_ahead_like_one_and_go_on_with_it(tmp_path, exact_folder):
     """Stopped with a rollout of both processes that was collected ahead; one process goes on with it."""
     ahead = ("--data.init_args.max_staleness", "1")
