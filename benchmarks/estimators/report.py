@@ -72,13 +72,16 @@ gradient of a rollout is that of the sum over tokens of advantage times log-prob
 default. Products of means are taken over pairs of different rollouts, so that noise does not count as signal. The
 cosine compares the mean gradients; being an estimate, it can lie above 1.
 """
-READING = "{best} has the lowest relative variance. As far as intervals tell, {lower} below RLOO and {higher} above it. {baseline}"
+READING = (
+    "{best} has the lowest relative variance. "
+    "As far as intervals tell, {lower} below RLOO and {higher} above it. {baseline}"
+)
 BASELINE = "optimal token baseline"
 KEPT = "So the optimal token baseline has the lower variance that it was made for."
 NOT_KEPT = (
-    "So the optimal token baseline does not have the lower variance that it was made for, neither with an episode's own "
-    "return in its baseline nor without; groups of four tell little about each place in an episode, and where only the "
-    "longest one is left it has no baseline."
+    "So the optimal token baseline does not have the lower variance that it was made for, neither with an episode's "
+    "own return in its baseline nor without; groups of four tell little about each place in an episode, and where only "
+    "the longest one is left it has no baseline."
 )
 
 
