@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,16 +70,27 @@ trained half-way (mean reward {reward:.2f}) and a critic that was fitted to it f
 to 4 tokens, episodes {turns[0]:.0f} to {turns[2]:.0f} turns (5th to 95th percentile, median {turns[1]:.0f}). The
 gradient of a rollout is that of the sum over tokens of advantage times log-prob, per episode; GAE is whitened, as by
 default. Products of means are taken over pairs of different rollouts, so that noise does not count as signal. The
-cosine compares the mean gradients.
+cosine compares the mean gradients; being an estimate, it can lie above 1.
 """
-READING = "{best} has the lowest relative variance; {lower} below RLOO and {higher} above it, as far as intervals tell."
+READING = (
+    "{best} has the lowest relative variance. "
+    "As far as intervals tell, {lower} below RLOO and {higher} above it. {baseline}"
+)
+BASELINE = "optimal token baseline"
+KEPT = "So the optimal token baseline has the lower variance that it was made for."
+NOT_KEPT = (
+    "So the optimal token baseline does not have the lower variance that it was made for, neither with an episode's "
+    "own return in its baseline nor without; groups of four tell little about each place in an episode, and where only "
+    "the longest one is left it has no baseline."
+)
 
 
 def told(names: Sequence[str]) -> str:
     """The names as the subject of a sentence, with its verb."""
     if not names:
         return "none is"
-    joined = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    quoted = [f"*{name}*" for name in names]  # some have commas
+    joined = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} and {quoted[-1]}"
     return f"{joined} {'is' if len(names) == 1 else 'are'}"
 
 
@@ -124,7 +136,9 @@ def reading(rows: Mapping[str, Any]) -> str:
     best = min(rows, key=lambda name: rows[name]["variance"]["value"])
     lower = [name for name, row in rows.items() if row["ratio"]["high"] < 1]
     higher = [name for name, row in rows.items() if row["ratio"]["low"] > 1]
-    return READING.format(best=best[0].upper() + best[1:], lower=told(lower), higher=told(higher))
+    baseline = KEPT if any(name.startswith(BASELINE) for name in lower) else NOT_KEPT
+    text = READING.format(best=f"*{best}*", lower=told(lower), higher=told(higher), baseline=baseline)
+    return textwrap.fill(text, 120)
 
 
 def first_reward(runs: Mapping[str, Mapping[str, Any]], task: Task) -> float:
