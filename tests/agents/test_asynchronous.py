@@ -238,12 +238,13 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
             threading.Timer(0.2, UPDATED.set).start()  # an environment's own call cannot be interrupted
             raise KeyboardInterrupt
 
-    data = noted_data()
+    data, others = noted_data(), set(threading.enumerate())  # what other tests left
     with pytest.raises(SystemExit):
         make_trainer(tmp_path, 2, [Stop()]).fit(make_agent(tiny_folder), data)
     data.teardown("fit")
     assert not data.sessions
-    assert not [thread for thread in threading.enumerate() if thread.name in ("rollout-loop", "transformers-engine")]
+    left = {thread.name for thread in set(threading.enumerate()) - others}
+    assert not left & {"rollout-loop", "transformers-engine"}
     state = data._saved
     assert all(session["turns_taken"] == 4 for session in state.sessions.values())
 

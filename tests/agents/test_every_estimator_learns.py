@@ -9,12 +9,8 @@ from benchmarks.estimators.report import IN_ROOMS
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SharedCritic
 
-ALWAYS = (
-    "DualDiscountGAE",
-    "GRPO",
-    "ReMax",
-    "ReinforcePlusPlus",
-)  # a critic, groups, greedy episodes, none
+# With a critic, with groups, with greedy episodes, and with none of them
+ALWAYS = ("DualDiscountGAE", "GRPO", "ReMax", "ReinforcePlusPlus")
 NAMES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in estimators()]
 
 

@@ -19,6 +19,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     assert any(row.get("val/episodes") == 6 for row in logged[1])
 
 
+@pytest.mark.slow  # CI runs it by itself
 def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exact_folder):
     """The warm-up's data of both processes are in the checkpoint. With a critic of its own backbone."""
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1)

@@ -31,7 +31,7 @@ class Held(Scripted):
 
 
 gymnasium.register("Held-v0", Held)
-gymnasium.register("Counted-v0", Scripted)
+gymnasium.register("Scripted-v0", Scripted)
 
 
 @pytest.fixture(autouse=True)
@@ -265,7 +265,7 @@ def test_no_turn_of_a_group_is_older_than_the_bound(connected, tiny_folder, ahea
     learner = Learner(tiny_folder)
     groups = GroupRollout(size=2, per_rollout=2, mini_batches=1, ahead=ahead, ahead_turns=1)
     settings = {"turns_per_env": 8, "mini_batch_turns": 128, "groups": groups, "max_staleness": bound}
-    data = connected(data_module(env=EnvConfig("Counted-v0", {"length": 4}), **settings), learner)
+    data = connected(data_module(env=EnvConfig("Scripted-v0", {"length": 4}), **settings), learner)
     oldest = []
     for version in range(5):
         learner.policy_version = version
