@@ -23,7 +23,7 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
     if not engine.own_weights:
         raise ValueError(
             f"{type(engine).__name__} does not say that it samples from weights of its own (Engine.own_weights), so it "
-            f"cannot sample while the policy is trained; use VLLMEngine or TransformersEngine (key "
+            f"cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine (key "
             f"data.init_args.engine), or {key} 0"
         )
     oldest = 1 if groups is None else 1 + groups.longest_ahead

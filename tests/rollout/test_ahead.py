@@ -247,7 +247,7 @@ class Foreign(Engine):
     ("settings", "message"),
     [
         ({"max_staleness": -1}, r"data\.init_args\.max_staleness must be at least 0, got -1"),
-        ({"engine": Foreign()}, r"^Foreign does not say .* use VLLMEngine or TransformersEngine"),
+        ({"engine": Foreign()}, r"^Foreign does not say .* use VLLMEngine, VLLMServerEngine or TransformersEngine"),
         (
             {"groups": GroupRollout(2, 2, 1, ahead=3), "turns_per_env": 8, "mini_batch_turns": 128},
             r"begun 2 iterations ahead.* raise data\.init_args\.max_staleness from 1 to 3 or lower .*groups\.ahead",
