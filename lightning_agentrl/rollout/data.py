@@ -251,7 +251,7 @@ class RolloutDataModule(RolloutSizes):
         _, loop = self._connected()
         collection = self._begin_training(learner)
         with learner.clock.stage("collect", total=collection.total):
-            self.engine.sync(learner.policy_version)
+            self._send_weights(learner)
             collector = self._collector(learner.temperature, learner.clock)
             with self._guarded(collector):
                 rollout = loop.run(collection.collect(collector))
@@ -263,9 +263,13 @@ class RolloutDataModule(RolloutSizes):
         learner, loop = self._connected()
         collection = self._begin_training(learner)
         with learner.clock.stage("collect"):
-            self.engine.sync(learner.policy_version)
+            self._send_weights(learner)
         collector = self._collector(learner.temperature, learner.clock, "collect")
         self._next.begin(collection, collector, loop, learner.clock)
+
+    def _send_weights(self, learner: RolloutLearner) -> None:
+        with learner.clock.part("sync"):
+            self.engine.sync(learner.policy_version)
 
     def _settle(self) -> None:
         """Wait for what is collected in the background."""
@@ -310,7 +314,7 @@ class RolloutDataModule(RolloutSizes):
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):
-            self.engine.sync(learner.policy_version)
+            self._send_weights(learner)
             collector = self._collector(self.validation.temperature, learner.clock)
             with self._guarded(collector):
                 return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker.held_out, collector))

@@ -229,3 +229,5 @@ def test_times_are_those_of_the_same_iteration(fit):
         assert numbers["time/collect_to_update"] == pytest.approx(ratio, rel=1e-4)
         stages = sum(numbers.get(f"time/{stage}_seconds", 0.0) for stage in STAGES)
         assert numbers["time/iteration_seconds"] >= stages * (1 - 1e-6)
+        of_weights = numbers["time/collect_seconds"] + numbers.get("time/validate_seconds", 0.0)
+        assert 0 < numbers["time/sync_seconds"] <= of_weights

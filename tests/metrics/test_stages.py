@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.stages import STAGES, StageClock
+from lightning_agentrl.metrics.stages import PARTS, STAGES, StageClock
 from tests.metrics.clock import FakeClock
 
 EXPECTED = {
     "time/iteration_seconds": 2 + 1 + 3 + (1 + 3) + 5 + 2 + 6,  # also the 5 that lie between stages
-    "time/collect_seconds": 2 + 3,
+    "time/collect_seconds": 2 + 3,  # the weights are sent in these
+    "time/sync_seconds": 0.5 + 1.5,
     "time/collect_turns_per_second": 20 / 5,
     "time/collect_tokens_per_second": 1000 / 5,
     "time/score_seconds": 1,
@@ -26,8 +27,9 @@ EXPECTED = {
 }
 # Of a collection of 8 seconds that was waited for for 2
 OF_BACKGROUND = {
-    "time/iteration_seconds": 2,
-    "time/collect_seconds": 2,
+    "time/iteration_seconds": 2 + 0.25,
+    "time/collect_seconds": 2 + 0.25,
+    "time/sync_seconds": 0.25,
     "time/collect_beside_seconds": 8,
     "time/collect_turns_per_second": 20 / 8,
     "time/collect_tokens_per_second": 1000 / 8,
@@ -43,16 +45,20 @@ def read(clock: StageClock) -> dict[str, float]:
     return over_ranks(clock.read(), torch.device("cpu"))
 
 
-def work(clock: StageClock, now: FakeClock, name: str, seconds: float) -> None:
+def work(clock: StageClock, now: FakeClock, name: str, seconds: float, sync: float = 0.0) -> None:
+    """Of the seconds, ``sync`` are spent on sending weights."""
     with clock.stage(name):
-        now.wait(seconds)
+        if sync:
+            with clock.part("sync"):
+                now.wait(sync)
+        now.wait(seconds - sync)
 
 
 def iteration(clock: StageClock, now: FakeClock) -> None:
     """23 seconds, 5 of them between stages."""
-    work(clock, now, "collect", 2)
+    work(clock, now, "collect", 2, sync=0.5)
     work(clock, now, "score", 1)
-    work(clock, now, "collect", 3)
+    work(clock, now, "collect", 3, sync=1.5)
     clock.count("collect", turns=20, tokens=1000)
     clock.count("score", turns=20, tokens=900)
     for seconds, turns, tokens in ((1, 8, 400), (3, 12, 500)):
@@ -89,9 +95,11 @@ def test_time_before_the_first_reading_of_an_iteration_belongs_to_none(now):
 
 
 def test_work_in_the_background_is_measured_by_its_own_seconds(now):
+    """2 seconds are waited for it, then the weights are sent and the next one is begun."""
     clock = StageClock()
     work(clock, now, "collect", 2)
     clock.count("collect", turns=20, tokens=1000, beside=8.0)
+    work(clock, now, "collect", 0.25, sync=0.25)
     assert read(clock) == pytest.approx(OF_BACKGROUND)
     assert read(clock) == {"time/iteration_seconds": 0}
 
@@ -107,6 +115,19 @@ def test_a_stage_that_fails_still_took_its_time(now):
     with pytest.raises(KeyboardInterrupt):
         collect()
     assert read(clock) == {"time/iteration_seconds": 2, "time/collect_seconds": 2}
+
+
+def test_so_does_a_part_that_fails(now):
+    clock = StageClock()
+
+    def validate() -> None:
+        with clock.stage("validate"), clock.part("sync"):
+            now.wait(2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        validate()
+    assert read(clock) == {"time/iteration_seconds": 2, "time/validate_seconds": 2, "time/sync_seconds": 2}
 
 
 def test_without_an_update_there_is_nothing_to_compare_collecting_with(now):
@@ -150,6 +171,12 @@ def test_an_unknown_stage_is_refused():
     with pytest.raises(ValueError, match="'rest' is none of"), StageClock().stage("rest"):
         pass
     assert STAGES == ("collect", "score", "update", "validate", "log")
+
+
+def test_an_unknown_part_is_refused():
+    with pytest.raises(ValueError, match="'collect' is none of"), StageClock().part("collect"):
+        pass
+    assert PARTS == ("sync",)
 
 
 def test_rates_count_the_seconds_of_a_process_without_turns(monkeypatch):

@@ -11,8 +11,10 @@ import gymnasium
 import pytest
 import torch
 
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, RolloutDataModule, TurnInteraction
+from tests.metrics.clock import FakeClock
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, story
 
 GO, ARRIVED = threading.Event(), threading.Event()
@@ -228,6 +230,32 @@ def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
             time.sleep(0.01)
     data.collect()
     assert told == [("collect", 0, 0), ("update", 0, 9), ("collect", 4, 4)]
+
+
+def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_folder, monkeypatch):
+    """Of those before a rollout that is waited for, before one in the background, and before held-out episodes."""
+    now = FakeClock(monkeypatch)
+
+    class Slow(TransformersEngine):
+        def sync(self, policy_version: int) -> None:
+            now.wait(0.5)
+            super().sync(policy_version)
+
+    def read() -> dict[str, float]:
+        return over_ranks(learner.clock.read(), torch.device("cpu"))
+
+    learner = Learner(tiny_folder)
+    data = connected(data_module(engine=Slow()), learner)
+    data.collect()
+    assert read()["time/sync_seconds"] == 0.5
+    data.begin_next()
+    assert read() == {"time/iteration_seconds": 0.5, "time/collect_seconds": 0.5, "time/sync_seconds": 0.5}
+    data.collect()
+    assert "time/sync_seconds" not in read()
+    data.begin_next()
+    data.play_held_out(data.validation_seeds()[:2])
+    numbers = read()
+    assert (numbers["time/validate_seconds"], numbers["time/sync_seconds"]) == (0.5, 1.0)
 
 
 class Foreign(Engine):
