@@ -1,0 +1,85 @@
+"""The page `docs/results/vllm.md`, made of what the benchmarks of this folder keep in `vllm.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "vllm.json"
+Record = dict[str, Any]
+
+
+def keep(kind: str, record: Record) -> None:
+    """Put a record in the place of an older one of its kind with as many environments, and write the page."""
+    records: dict[str, list[Record]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    others = [other for other in records.get(kind, []) if other["envs"] != record["envs"]]
+    records[kind] = sorted([*others, record], key=lambda other: other["envs"])
+    RESULTS.write_text(json.dumps(records, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(page(records))
+
+
+def page(records: dict[str, list[Record]]) -> str:
+    lines = [
+        "# Rollouts with vLLM",
+        "",
+        "`VLLMEngine` on a CPU with two threads, the model `demo` in float32. Written by the scripts in",
+        "`benchmarks/engines` from `vllm.json`; a ratio is of two neighbours in time, given as median (range).",
+        "",
+        *_throughput(records.get("throughput", [])),
+        *_heavy_tail(records.get("heavy_tail", [])),
+    ]
+    return "\n".join(lines)
+
+
+def spread(numbers: Sequence[float]) -> str:
+    return f"**{median(numbers):.2f}** ({min(numbers):.2f} to {max(numbers):.2f})"
+
+
+def _throughput(records: Sequence[Record]) -> list[str]:
+    if not records:
+        return []
+    lines = [
+        "## Against vLLM alone",
+        "",
+        "Tokens per second of a rollout whose environments take no time, over those of vLLM driven by a loop of its",
+        "own, which has all prompts from the start: the same prompts and reply lengths, as many rows at a time.",
+        "",
+        "| environments | turns of each | reply tokens at most | tokens | tokens/s, vLLM alone | rollout / alone |",
+        "|---|---|---|---|---|---|",
+    ]
+    for record in records:
+        pairs = record["pairs"]
+        alone = median(pair["tokens"] / pair["alone_seconds"] for pair in pairs)
+        shares = [pair["alone_seconds"] / pair["rollout_seconds"] for pair in pairs]
+        tokens = median(pair["tokens"] for pair in pairs)
+        lines.append(
+            f"| {record['envs']} | {record['turns']} | {record['reply']} | {tokens:.0f} | {alone:.0f} "
+            f"| {spread(shares)}, {len(pairs)} pairs |"
+        )
+    return [*lines, ""]
+
+
+def _heavy_tail(records: Sequence[Record]) -> list[str]:
+    if not records:
+        return []
+    lines = [
+        "## Environments of which some steps take long",
+        "",
+        "One step in ten takes 1 s, the others 20 ms. The ideal is a simulation of events in which nothing but those",
+        "delays and the engine's steps takes time, with the seconds of a step as measured by its rows and new prompts.",
+        "In lockstep, no environment goes on before all have stepped; it meets the same delays.",
+        "",
+        "| environments | turns of each | seconds | ideal / measured | lockstep / measured |",
+        "|---|---|---|---|---|",
+    ]
+    for record in records:
+        runs = record["runs"]
+        lines.append(
+            f"| {record['envs']} | {record['turns']} | {median(run['free_seconds'] for run in runs):.1f} "
+            f"| {spread([run['ideal_seconds'] / run['free_seconds'] for run in runs])} "
+            f"| {spread([run['lockstep_seconds'] / run['free_seconds'] for run in runs])}, {len(runs)} runs |"
+        )
+    return [*lines, ""]

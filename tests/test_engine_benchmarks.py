@@ -1,0 +1,45 @@
+"""The benchmarks of engines: the ideal that rollouts are held against."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engines.alone import interpolated
+from benchmarks.engines.simulation import simulated_seconds
+
+
+def test_one_environment_takes_turns_with_the_engine() -> None:
+    seconds = simulated_seconds([[2, 3]], [[5.0, 7.0]], lambda rows, new: 1.0 + 10.0 * new)
+    assert seconds == (11 + 1) + 5 + (11 + 1 + 1) + 7
+
+
+def test_a_request_that_comes_inside_a_step_waits_for_its_end() -> None:
+    # 0-2: both begin; 2-4: env 0 ends. It comes back at 4.5, inside the step 4-6, and joins in 6-8; env 1 ends at 6.
+    seconds = simulated_seconds([[2, 1], [3]], [[0.5, 1.0], [0.0]], lambda rows, new: 2.0)
+    assert seconds == 8 + 1.0
+
+
+def test_an_idle_engine_begins_when_the_next_request_comes() -> None:
+    assert simulated_seconds([[1, 1], [1]], [[100.0, 0.0], [3.0]], lambda rows, new: 1.0) == 102.0
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 9)), min_size=1, max_size=5), min_size=1, max_size=5),
+    st.floats(0.1, 2),
+)
+def test_no_environment_is_done_before_its_own_delays_and_steps(
+    turns: list[list[tuple[int, float]]], step: float
+) -> None:
+    replies = [[tokens for tokens, _ in env] for env in turns]
+    delays = [[delay for _, delay in env] for env in turns]
+    seconds = simulated_seconds(replies, delays, lambda rows, new: step)
+    own = [sum(map(sum, ([step * n for n in r], d))) for r, d in zip(replies, delays, strict=True)]
+    assert seconds >= max(own) - 1e-9
+    assert seconds <= sum(own) + step * sum(map(len, replies)) + 1e-9  # never idle while somebody could go on
+
+
+def test_between_measured_rows() -> None:
+    assert interpolated({1: 10.0, 4: 16.0}, 2) == pytest.approx(12.0)
+    assert interpolated({1: 10.0, 4: 16.0}, 4) == 16.0
