@@ -75,6 +75,9 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
         trainer["strategy"]["init_args"]["data_parallel_size"] = 1
+    engine = data.get("engine", {}).get("init_args", {})
+    if "tensor_parallel" in engine:
+        engine |= {"tensor_parallel": 1, "kv_cache_gb": 0.1}
     for callback in trainer["callbacks"]:
         if callback["class_path"] == "CriticWarmup":
             callback["init_args"] = {"rollouts": 1, "rounds": 1, "fraction": 1.0}
@@ -119,6 +122,7 @@ def test_a_config_fits_its_processes(path: Path, tmp_path: Path) -> None:
     check_trainer(trainer, steps, lora="lora" in config["model"]["init_args"])
     assert isinstance(trainer.strategy, ModelParallelStrategy) == (processes(keys) > 1)
     assert trainer.num_devices * trainer.num_nodes == processes(keys)
+    assert processes(keys) % data.get("engine", {}).get("init_args", {}).get("tensor_parallel", 1) == 0
     shared = groups["per_rollout"] if groups else data["mini_batch_turns"]
     assert data["num_envs"] % processes(keys) == shared % processes(keys) == 0
 

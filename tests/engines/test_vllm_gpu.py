@@ -11,6 +11,8 @@ from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.verify import move
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_engine import pytestmark as vllm_marks
+from tests.engines.test_vllm_tensor_parallel import gap_of, shared
+from tests.test_cli import Config
 
 pytestmark = [*vllm_marks, pytest.mark.gpu]
 
@@ -34,3 +36,11 @@ def test_memory_is_given_back_while_it_sleeps(served_folder: Path, sleep: bool) 
             move(policy.cuda(), seed=version, share=0.1)
     finally:
         engine.stop()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_that_share_one_engine_sample_from_what_is_trained(vllm_config: Config, tmp_path: Path) -> None:
+    config = shared(vllm_config, tmp_path)
+    config["trainer"]["accelerator"] = "gpu"
+    config["data"]["init_args"]["engine"]["init_args"] |= {"dtype": "float32", "gpu_memory_utilization": 0.2}
+    assert gap_of(config, tmp_path) < 5e-3

@@ -81,10 +81,10 @@ def test_ctrl_c_ends_it_with_one_line(given: Config, tmp_path: Path) -> None:
     assert "agentrl: stopped after iteration " in out
 
 
-def run(given: Config, folder: Path) -> subprocess.Popen[str]:
+def run(given: Config, folder: Path, command: str = "fit") -> subprocess.Popen[str]:
     (folder / "given.yaml").write_text(yaml.safe_dump(given))
     return subprocess.Popen(
-        [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "given.yaml"],
+        [sys.executable, "-m", "lightning_agentrl", command, "--config", "given.yaml"],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
