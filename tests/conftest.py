@@ -13,6 +13,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import pytest
 import torch
 
+from tests.engines.servers import Pair, ServerProcess
 from tests.tiny import tiny_model_folder
 
 
@@ -58,3 +59,23 @@ def exact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Llama that vLLM can run. Do not write to it."""
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "served", head_dim=32)
+
+
+@pytest.fixture(scope="session")
+def servers(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("servers")
+    first, second = (ServerProcess(served_folder, folder / f"{name}.log") for name in ("first", "second"))
+    yield first, second
+    first.kill()
+    second.kill()
+
+
+@pytest.fixture
+def pair(servers: Pair) -> Pair:
+    """Two vLLM servers that run; they are started when they are first needed, and after a test has killed one."""
+    for server in servers:
+        if server.process is None:
+            server.start()
+    for server in servers:
+        server.wait()
+    return servers

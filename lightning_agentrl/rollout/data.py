@@ -63,8 +63,8 @@ class RolloutDataModule(RolloutSizes):
         validation: what validation plays; the defaults of ValidationConfig when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
-        stall_seconds: when no environment has moved for so long, warn and say what is waited for; again after each
-            further so many seconds. 0: never.
+        stall_seconds: when no environment has moved for so long, or the engine has not taken over the weights, warn and
+            say what is waited for; again after each further so many seconds. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
@@ -268,7 +268,7 @@ class RolloutDataModule(RolloutSizes):
         self._next.begin(collection, collector, loop, learner.clock)
 
     def _send_weights(self, learner: RolloutLearner) -> None:
-        with learner.clock.part("sync"):
+        with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():
             self.engine.sync(learner.policy_version)
 
     def _settle(self) -> None:
@@ -331,10 +331,13 @@ class RolloutDataModule(RolloutSizes):
         return self._session_maker
 
     def _collector(self, temperature: float, clock: StageClock, stage: str = "") -> Collector:
-        watchdog = Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
+        watchdog = self._watchdog(clock, stage)
         return Collector(
             self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog
         )
+
+    def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
+        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
 
     @contextmanager
     def _guarded(self, collector: Collector) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""A watchdog over a collection: says what is waited for when nothing moves. It warns and ends nothing."""
+"""A watchdog over collections and their engine: says what is waited for when nothing moves. It ends nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NAMED = 8  # environments that a warning lists by number
 class Watchdog:
     """Warns when no session has moved for a while, and again after each further while.
 
-    A session moves when its environment is called or answers, and when it begins or ends a collection.
+    A session moves when its environment is called or answers, and when it begins or ends a collection. An engine that
+    takes over the weights moves when it has them.
 
     Args:
         seconds: how long that while is; 0: never warn.
@@ -30,6 +31,7 @@ class Watchdog:
         self.stage = stage
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
+        self._taking_weights = False
         self._changed_at = time.monotonic()
 
     @contextmanager
@@ -57,6 +59,16 @@ class Watchdog:
         finally:
             self._change(self._sessions.remove, session)
 
+    @contextmanager
+    def taking_weights(self) -> Iterator[None]:
+        """While inside, the engine is taking the weights over."""
+        with self.on_guard():
+            self._taking_weights = True
+            try:
+                yield
+            finally:
+                self._taking_weights = False
+
     def _change(self, change: Callable[[Session], None], session: Session) -> None:
         with self._lock:
             change(session)
@@ -69,7 +81,7 @@ class Watchdog:
                 sessions, moved_at = list(self._sessions), self._changed_at
             moved_at = max([moved_at, *(session.moved_at for session in sessions)])
             left = max(moved_at, told_at) + self.seconds - time.monotonic()
-            if left <= 0 and sessions:
+            if left <= 0 and (sessions or self._taking_weights):
                 told_at = time.monotonic()
                 warnings.warn(self._message(sessions, told_at - moved_at), stacklevel=1)
             if over.wait(left if left > 0 else self.seconds):
@@ -81,6 +93,8 @@ class Watchdog:
             calls.setdefault(session.env_call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
+        if self._taking_weights:
+            held.append(f"{self.engine} to take over the weights")
         if engine:
             held.append(f"replies of {self.engine} to {_environments(engine)}")
         return f"nothing has moved for {seconds:.0f} s in stage {self.stage()}; waiting for {' and for '.join(held)}"

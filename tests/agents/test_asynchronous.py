@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
+from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, row_logps
 from lightning_agentrl.callbacks import CriticWarmup
@@ -64,12 +66,16 @@ gymnasium.register("Noted-v0", Noted)
 BREAKS_AT = [0]
 
 
-@pytest.fixture(autouse=True)
-def afresh() -> None:
+def forget() -> None:
     EVENTS.clear()
     BREAKS_AT[0] = 0
     STEPPED.clear()
     UPDATED.clear()
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    forget()
 
 
 def noted_data(engine: Engine | None = None, **settings: Any) -> RolloutDataModule:
@@ -112,9 +118,12 @@ class Keep(RolloutCallback):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_next_rollout_is_collected_between_two_optimizer_steps(tmp_path, served_folder, engine):
+    collects_between_steps(tmp_path, served_folder, engine())
+
+
+def collects_between_steps(path: Path, folder: Path, engine: Engine) -> None:
     """Each waits for the other, so neither can be over before the other has begun."""
-    data = noted_data(engine())
-    make_trainer(tmp_path, 2, [Meet()], precision="32-true").fit(make_agent(served_folder), data)
+    make_trainer(path, 2, [Meet()], precision="32-true").fit(make_agent(folder), noted_data(engine))
     when = {event: place for place, event in enumerate(EVENTS)}
     assert when["turn 16"] < when["turn 17"] < when["step 1 begins"]
     assert when["step 1 is over"] < when["turn 21"] < when["turn 32"] < when["step 2 begins"]  # which trains on it
@@ -122,13 +131,25 @@ def test_the_next_rollout_is_collected_between_two_optimizer_steps(tmp_path, ser
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_turns_are_of_the_weights_one_iteration_before(tmp_path, served_folder, engine):
-    """By their version, and by their log-probs under the weights of that version."""
-    keep, agent = Keep(), make_agent(served_folder)
-    make_trainer(tmp_path, 4, [keep], precision="32-true").fit(agent, make_data(engine=engine(), max_staleness=1))
+    trains_on_the_weights_before(tmp_path, served_folder, engine())
+
+
+def trains_on_the_weights_before(path: Path, folder: Path, engine: Engine) -> None:
+    """By the version of turns, and by their log-probs under the weights of that version."""
+    keep, agent = Keep(), make_agent(folder)
+    make_trainer(path, 4, [keep], precision="32-true").fit(agent, make_data(engine=engine, max_staleness=1))
     assert keep.versions == [0, 2, 4, 6]
     assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{0}, {0}, {2}, {4}]
     for name in ("mismatch/staleness_mean", "mismatch/staleness_max"):
         assert [logged[name] for logged in keep.logged] == [0, 1, 1, 1]
+    check_weights(keep, agent)
+    for rollout in keep.rollouts:
+        weights = (rollout.scores.old_logps - rollout.rollout_logps).exp().clamp(max=2.0)
+        assert torch.allclose(rollout.weights[rollout.action_mask], weights[rollout.action_mask])
+
+
+def check_weights(keep: Keep, agent: PPOAgent) -> None:
+    """Log-probs of turns are those under the weights of their version, and all but the first rollout are older."""
     policy = copy.deepcopy(agent.actor)
     for number, rollout in enumerate(keep.rollouts):
         policy.load_state_dict(keep.weights[rollout.turns[0].policy_version])
@@ -137,8 +158,6 @@ def test_turns_are_of_the_weights_one_iteration_before(tmp_path, served_folder, 
         assert (logps - sampled).abs().max() < 5e-4
         moved = (rollout.scores.old_logps[rollout.action_mask] - sampled).abs().max()
         assert (moved > 5e-3) == (number > 0)
-        weights = (rollout.scores.old_logps - rollout.rollout_logps).exp().clamp(max=2.0)
-        assert torch.allclose(rollout.weights[rollout.action_mask], weights[rollout.action_mask])
 
 
 def test_it_learns_what_the_synchronous_mode_learns(tmp_path):

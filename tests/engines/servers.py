@@ -81,3 +81,6 @@ class ServerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+
+
+Pair = tuple[ServerProcess, ServerProcess]

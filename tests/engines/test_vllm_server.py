@@ -1,27 +1,23 @@
-"""Two real vLLM servers: they sample from the policy as it is now, and a run survives when one of them is killed."""
+"""Two real vLLM servers: they sample from the policy as it is now, and what does not fit is refused."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
 
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool, shared_weights, vllm_server
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.vllm_server import VLLMServer
-from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import BOUND, move
-from tests.callbacks.test_loggers import fit
-from tests.engines.servers import ServerProcess
+from lightning_agentrl.verify import move
+from tests.engines.servers import Pair
 from tests.engines.test_vllm_engine import (
     CLOSE,
     MIXED,
@@ -34,26 +30,9 @@ from tests.engines.test_vllm_engine import (
     tokens,
     trained_logps,
 )
-from tests.engines.test_vllm_runs import played, run
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
-from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
-
-Pair = tuple[ServerProcess, ServerProcess]
-
-
-@pytest.fixture(scope="module")
-def pair(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("servers")
-    first, second = (ServerProcess(served_folder, folder / f"{name}.log") for name in ("first", "second"))
-    try:
-        first.start()
-        second.start()
-        first.wait()
-        second.wait()
-        yield first, second
-    finally:
-        first.kill()
-        second.kill()
+from tests.engines.withheld import check_each_kind
+from tests.test_cli import Config, changed
+from tests.test_verify import Verify, verify  # noqa: F401 - a fixture
 
 
 @pytest.fixture
@@ -155,42 +134,16 @@ def test_adapters_are_sampled_with(pair: Pair, served_folder: Path) -> None:
 
 
 @pytest.fixture
-def given(config: Config, served_folder: Path, pair: Pair) -> Config:  # noqa: F811
-    engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": [server.url for server in pair]}}
-    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
-    return changed(given, "data.init_args.interaction.init_args.max_reply_tokens", 24)
+def given(server_config: Config) -> Config:
+    return changed(server_config, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
-def test_the_servers_sample_from_what_is_trained(verify: Verify, given: Config) -> None:  # noqa: F811
-    code, lines = verify(changed(given, "model.init_args.temperature", 0.8))
-    assert (code, judged(lines)[2]) == (0, "ok")
-    assert judged(lines)[0] < 3e-4
-
-
-@pytest.mark.parametrize("kind", ["layers.1.self_attn.q_proj", "layers.1.input_layernorm", "lm_head"])
-def test_a_weight_that_is_withheld_is_found_out(
-    kind: str,
+def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,  # noqa: F811
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first update is whole, as what a server starts with is; the later ones lack one tensor."""
-    updates: list[list[str]] = []
-
-    def withholding(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        first, left_out = not updates, []
-        updates.append(left_out)
-        for name, weight in named_weights(lm):
-            if not first and kind in name:
-                left_out.append(name)
-            else:
-                yield name, weight
-
-    monkeypatch.setattr(shared_weights, "named_weights", withholding)
-    code, lines = verify(given)
-    assert [len(left_out) for left_out in updates] == [0, 1, 1]
-    assert (code, judged(lines)[2]) == (1, "FAILED")
-    assert not judged(lines)[0] <= BOUND
+    check_each_kind(verify, given, shared_weights, monkeypatch)
 
 
 # What is refused
@@ -323,79 +276,3 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_used(
     replies += serve(engine, MIXED)
     for asked, reply in zip(MIXED * 2, replies, strict=True):
         assert reply.logps == pytest.approx(trained_logps(policy, asked, reply), abs=2e-4)
-
-
-@pytest.fixture
-def training(given: Config, tmp_path: Path) -> Config:
-    given["seed_everything"] = 3
-    given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
-    given["trainer"]["default_root_dir"] = str(tmp_path / "run")
-    given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
-    return given
-
-
-def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> None:
-    training["trainer"] |= {"devices": 2, "strategy": "ddp", "max_epochs": 2}
-    done = run(training, tmp_path)
-    out, _ = done.communicate(timeout=400)
-    assert done.returncode == 0, out[-3000:]
-    turns = played(tmp_path / "run")
-    assert {turn["env"] for turn in turns} == {0, 1, 2, 3}
-    assert len(turns) == 2 * 8
-
-
-def kill_while_it_samples(
-    monkeypatch: pytest.MonkeyPatch, server: ServerProcess, reply: int, then: Callable[[], None] = lambda: None
-) -> list[int]:
-    """While it samples so many of its replies; gives how many it was asked for."""
-    asked, generate = [0], VLLMServer.generate
-
-    async def killing(self: VLLMServer, *args: Any) -> Any:
-        if self.url != server.url:
-            return await generate(self, *args)
-        asked[0] += 1
-        if asked[0] != reply:
-            return await generate(self, *args)
-        sampling = asyncio.create_task(generate(self, *args))
-        await asyncio.sleep(0.02)
-        server.kill()
-        then()
-        return await sampling
-
-    monkeypatch.setattr(VLLMServer, "generate", killing)
-    return asked
-
-
-def test_a_run_goes_on_with_the_other_server_when_one_is_killed(
-    training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No environment and no turn is lost, and all turns are those of a run in which nothing happened."""
-    fit(training, tmp_path, monkeypatch)
-    undisturbed = played(tmp_path / "run")
-    asked = kill_while_it_samples(monkeypatch, pair[1], reply=6)
-    second = changed(training, "trainer.default_root_dir", str(tmp_path / "second"))
-    with pytest.warns(UserWarning, match=f"{pair[1].url} is not used: .* 1 of 2 are left") as told:
-        fit(second, tmp_path, monkeypatch)
-    assert asked[0] >= 6
-    assert sum("is not used" in str(warning.message) for warning in told) == 1
-    turns = played(tmp_path / "second")
-    assert len(turns) == 3 * 8
-    assert turns == undisturbed
-
-
-def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
-    training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, _ = pair
-    training["data"]["init_args"]["engine"]["init_args"]["urls"] = [first.url]
-    asked = kill_while_it_samples(monkeypatch, first, reply=12, then=first.start)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        fit(training, tmp_path, monkeypatch)
-    assert asked[0] > 12
-    messages = [str(warning.message) for warning in told]
-    assert sum("no vLLM server is left" in message for message in messages) == 1
-    assert sum(f"{first.url} is not used" in message for message in messages) == 1
-    turns = played(tmp_path / "run")
-    assert len(turns) == 3 * 8
-    assert all(turn["reply_ids"] for turn in turns)

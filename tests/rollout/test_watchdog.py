@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 
+from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.watchdog import Watchdog
-from tests.rollout.scripted import Scripted, Workplace, workplace
+from tests.rollout.scripted import Learner, Scripted, Workplace, workplace
 
 LIMIT = 0.2
 
@@ -76,6 +77,25 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
         with guarded(place) as collector:
             place.loop.run(collector.fixed_turns(place.sessions, 2))
     assert told(caught)[0].endswith("waiting for replies of LoggingEngine to environments 0, 1")
+
+
+def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
+    """While nothing is collected yet; what comes afterwards is."""
+
+    class Slow(TransformersEngine):
+        def sync(self, policy_version: int) -> None:
+            wait_for(lambda: bool(told(caught)))
+            super().sync(policy_version)
+
+    sizes = {"num_envs": 2, "turns_per_env": 1, "mini_batch_turns": 2}
+    data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), engine=Slow(), stall_seconds=LIMIT, **sizes)
+    data.setup("fit")
+    data.connect(Learner(tiny_folder))
+    try:
+        assert len(data.collect().turns) == 2
+    finally:
+        data.teardown("fit")
+    assert told(caught)[0].endswith("in stage collect; waiting for Slow to take over the weights")
 
 
 def test_nothing_is_said_where_something_moves(tiny_folder, caught):

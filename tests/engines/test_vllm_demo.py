@@ -1,0 +1,52 @@
+"""SmolLM2 in float32, as users start it: both engines of vLLM sample from what is trained, after three updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.engines.servers import ROOT, ServerProcess
+from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
+from tests.test_cli import Config
+from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+
+BOUND = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Begins to start before the first test, which does not need it."""
+    options = ("--kv-cache-memory-bytes", str(200 * 2**20), "--max-model-len", "1024")
+    server = ServerProcess(Path("demo"), tmp_path_factory.mktemp("demo") / "server.log", options)
+    server.start()
+    yield server
+    server.kill()
+
+
+def shipped(name: str, tmp_path: Path) -> Config:
+    config: Any = yaml.safe_load((ROOT / "configs" / name).read_text())
+    config["trainer"] |= {"precision": "32-true", "default_root_dir": str(tmp_path)}
+    config["model"]["init_args"]["temperature"] = 0.8
+    return config
+
+
+def check(result: tuple[int, list[str]]) -> None:
+    code, lines = result
+    largest, _, judgement = judged(lines)
+    assert (code, judgement) == (0, "ok")
+    assert 0 < largest < BOUND
+
+
+def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> None:  # noqa: F811
+    check(verify(shipped("quickstart_vllm.yaml", tmp_path)))
+
+
+def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:  # noqa: F811
+    config = shipped("quickstart_vllm_server.yaml", tmp_path)
+    config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
+    server.wait()
+    check(verify(config))
