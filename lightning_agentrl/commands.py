@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from lightning_agentrl import __version__
 from lightning_agentrl.errors import ConfigError, check_files, explain, one_line_errors, unknown_command
@@ -61,7 +62,13 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
     print(f"written to {folder}")
 
 
-def serve(model: str, port: int = 8001, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
+def serve(
+    model: str,
+    port: int = 8001,
+    host: str = "127.0.0.1",
+    transfer: Literal["folder", "nccl", "gloo"] = "folder",
+    options: Sequence[str] = (),
+) -> None:
     """Start a vLLM server for VLLMServerEngine; options behind -- go to vLLM, as -- --tensor-parallel-size 2.
 
     Args:
@@ -69,11 +76,12 @@ def serve(model: str, port: int = 8001, host: str = "127.0.0.1", options: Sequen
         port: where it listens.
         host: where it listens. Whoever reaches it can run methods of its workers and give it weights, so let it be
             this machine or a network that is yours alone.
+        transfer: how weights come to it, as data.init_args.engine.init_args.transfer of the run says.
         options: of vLLM.
     """
     from lightning_agentrl.serve import serve_model
 
-    serve_model(model, port, host, options)
+    serve_model(model, port, host, options, transfer)
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -10,16 +11,18 @@ from importlib import metadata
 
 import torch
 
-from lightning_agentrl.engines.server_answers import MODE
+from lightning_agentrl.engines.server_answers import MODE, Transfer
 from lightning_agentrl.engines.vllm_start import CPU_BLOCK, check_installed
 from lightning_agentrl.models.language_model import resolve_model
-from lightning_agentrl.server_worker import EXTENSION
+from lightning_agentrl.server_worker import EXTENSION, RECEIVER
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
 KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
 
 
-def server_command(model: str, port: int, host: str, options: Sequence[str], on_cpu: bool) -> list[str]:
+def server_command(
+    model: str, port: int, host: str, options: Sequence[str], on_cpu: bool, transfer: Transfer = "folder"
+) -> list[str]:
     """The command of a server; later options win over earlier ones.
 
     Args:
@@ -28,9 +31,13 @@ def server_command(model: str, port: int, host: str, options: Sequence[str], on_
         host: to listen on.
         options: further ones of ``vllm serve``.
         on_cpu: whether it has no GPU.
+        transfer: how weights come to it.
     """
+    sent = transfer != "folder"
     fixed = ["--host", host, "--port", str(port), "--enable-scale-out", "--logprobs-mode", MODE]
-    fixed += ["--worker-extension-cls", EXTENSION, "--disable-log-stats", "--disable-uvicorn-access-log"]
+    fixed += ["--worker-extension-cls", RECEIVER if sent else EXTENSION]
+    fixed += ["--weight-transfer-config", json.dumps({"backend": transfer})] if sent else []
+    fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     for_cpu = ["--enforce-eager", "--dtype", "float32", "--block-size", str(CPU_BLOCK)]
     for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
@@ -45,14 +52,17 @@ def _entry(model: str) -> list[str]:
     return ["vllm.entrypoints.cli.main", "serve", model]
 
 
-def serve_model(model: str, port: int, host: str, options: Sequence[str]) -> None:
+def serve_model(model: str, port: int, host: str, options: Sequence[str], transfer: Transfer) -> None:
     """Become the server; does not come back.
 
     Raises:
         ImportError: vLLM is not there.
-        ValueError: it has another version than was tested.
+        ValueError: it has another version than was tested, or weights cannot come that way.
     """
     check_installed()
-    command = server_command(resolve_model(model), port, host, options, on_cpu=not torch.cuda.is_available())
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu and transfer == "nccl":
+        raise ValueError("--transfer nccl needs a GPU, and there is none; take gloo, or folder")
+    command = server_command(resolve_model(model), port, host, options, on_cpu, transfer)
     print(f"{DEV_MODE}=1 {shlex.join(command)}", flush=True)
     os.execve(command[0], command, os.environ | {DEV_MODE: "1"})

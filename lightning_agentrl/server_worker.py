@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 EXTENSION = f"{__name__}.TellsSizes"
+RECEIVER = "lightning_agentrl.server_receiver.ReceivesWeights"  # instead, where weights come over the network
+FORGET_TRAINER = "forget_trainer"  # its method
 SIZES = (
     "model_type",
     "vocab_size",

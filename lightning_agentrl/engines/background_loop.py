@@ -1,10 +1,10 @@
-"""One event loop in a thread of its own, for what several other loops and plain code wait for."""
+"""Threads of their own: one event loop that several other loops and plain code wait for, and plain code for a loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -42,6 +42,22 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Begin plain code that may wait for ever, in a thread that does not keep the process."""
+    outcome: Future[T] = Future()
+
+    outcome.set_running_or_notify_cancel()  # it cannot be taken back
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
 
 
 async def _cancel_others() -> None:

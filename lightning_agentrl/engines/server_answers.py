@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm_start import GET, KEY, NEWEST, is_supported
 
+Transfer = Literal["folder", "nccl", "gloo"]  # how weights come to a server
 MODE = "processed_logprobs"  # of the distribution that is sampled from, after temperature
 NO_LOGP = -9998.0  # vLLM gives -9999 where there is none
 NO_VERSION = "default"  # of the weights that a server started with
@@ -30,6 +31,7 @@ class ServerFacts:
     longest: int  # tokens of a prompt and its reply
     dtype: str
     logprobs_mode: str
+    transfer: str | None  # over the network, that it was started for
 
 
 def read_facts(
@@ -38,6 +40,7 @@ def read_facts(
     """Out of ``/version``, ``/v1/models``, ``/server_info`` and what the first worker tells."""
     (model, *_) = models["data"]
     config = info["vllm_config"]["model_config"]
+    transfer = info["vllm_config"].get("weight_transfer_config") or {}
     return ServerFacts(
         vllm=str(version["version"]),
         model=str(model["root"]),
@@ -45,10 +48,11 @@ def read_facts(
         longest=int(model["max_model_len"]),
         dtype=str(config["dtype"]).removeprefix("torch."),
         logprobs_mode=str(config["logprobs_mode"]),
+        transfer=transfer.get("backend"),
     )
 
 
-def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int) -> str | None:
+def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int, transfer: Transfer = "folder") -> str | None:
     """Why a server cannot be used, with what to do; None if it can.
 
     A server may have been started with other weights, since it gets those of the policy.
@@ -57,6 +61,7 @@ def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int) -> str
         facts: of the server.
         sizes: of the policy; those that both tell are compared.
         longest: tokens that a prompt and its reply have at most.
+        transfer: how weights are to come to it.
     """
     if not is_supported(facts.vllm):
         known = ".".join(map(str, NEWEST))
@@ -65,6 +70,11 @@ def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int) -> str
         return (
             f"gives log-probs in the mode '{facts.logprobs_mode}', which are not of what is sampled; start it with "
             f"`agentrl serve`, or with --logprobs-mode {MODE}"
+        )
+    if (found := facts.transfer or "folder") != transfer:
+        return (
+            f"was started to take weights by '{found}', and they are to come by '{transfer}'; start it with "
+            f"`agentrl serve MODEL --transfer {transfer}`, or set {KEY}.transfer to {found}"
         )
     if other := [name for name in sizes if facts.sizes.get(name, sizes[name]) != sizes[name]]:
         differs = ", ".join(f"{name} {facts.sizes[name]} and not {sizes[name]}" for name in other)

@@ -7,14 +7,13 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.prefix_routing import block_keys, choose, common_blocks
-from lightning_agentrl.engines.server_answers import Lost, ServerFacts, complaint
+from lightning_agentrl.engines.server_answers import Lost, ServerFacts, Transfer, complaint
 from lightning_agentrl.engines.vllm_server import VLLMServer
 from lightning_agentrl.engines.vllm_start import KEY
 from lightning_agentrl.errors import ConfigError
@@ -23,13 +22,24 @@ LOOK_SECONDS = 2.0  # between two looks at servers that are not used
 TRIES = 5  # of a request that fails although a server is there
 
 
+class Delivery(Protocol):
+    """A way of weights to servers."""
+
+    @property
+    def needs(self) -> str:
+        """What a server must have for it, for those who read that one took no weights."""
+
+    async def bring(self, server: VLLMServer, before: str) -> None:
+        """Let a server load them, whose weights have the version ``before``. Raises Lost or ValueError."""
+
+
 @dataclass(frozen=True)
 class Weights:
     """The weights that all servers have to have."""
 
     version: str
     policy_version: int
-    folder: Path | None  # where to load them from; None: another process tells the servers to
+    delivery: Delivery | None  # None: another process lets the servers load them
 
 
 @dataclass(eq=False)
@@ -52,13 +62,19 @@ class ServerPool:
         sizes: of the policy, see :func:`complaint`; none to take any model.
         longest: tokens of a prompt and its reply, at most.
         close_ids: tokens that end a reply.
+        transfer: how weights come to them.
     """
 
     def __init__(
-        self, servers: Sequence[VLLMServer], sizes: Mapping[str, Any], longest: int, close_ids: Sequence[int]
+        self,
+        servers: Sequence[VLLMServer],
+        sizes: Mapping[str, Any],
+        longest: int,
+        close_ids: Sequence[int],
+        transfer: Transfer = "folder",
     ) -> None:
         self.replicas = [Replica(server) for server in servers]
-        self.sizes, self.longest, self.close_ids = sizes, longest, close_ids
+        self.sizes, self.longest, self.close_ids, self.transfer = sizes, longest, close_ids, transfer
         self._weights: Weights | None = None
         self._some_used = asyncio.Event()
         self._told_waiting = False
@@ -162,7 +178,7 @@ class ServerPool:
             facts = await replica.server.facts()
         except ValueError as error:
             raise ConfigError(f"the server {replica.server.url} {error}") from error
-        if told := complaint(facts, self.sizes, self.longest):
+        if told := complaint(facts, self.sizes, self.longest, self.transfer):
             raise ConfigError(f"the server {replica.server.url} {told}")
         return facts
 
@@ -179,8 +195,8 @@ class ServerPool:
             assert weights is not None
             try:
                 await self._facts(replica)
-                if weights.folder is not None:
-                    await self._load(replica, weights.folder, weights.version)
+                if weights.delivery is not None:
+                    await self._load(replica, weights.delivery, weights.version)
                 elif not await _has(replica.server, weights.version):
                     raise Lost("it does not have the current weights yet")
             except Lost as error:
@@ -197,15 +213,15 @@ class ServerPool:
             replica.used, replica.why, self._told_waiting = True, None, False
             self._some_used.set()
 
-    async def _load(self, replica: Replica, folder: Path, version: str) -> None:
+    async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
         try:
-            await replica.server.load(folder, version)
+            await replica.server.load(delivery.bring, version)
         except (Lost, ValueError) as error:
             if isinstance(error, Lost) and not await replica.server.is_healthy():
                 raise
             raise ConfigError(
                 f"the server {replica.server.url} cannot take the weights of the policy: {error}; it must serve the "
-                f"same model and see the folder {folder} ({KEY}.weights_folder)"
+                f"same model and {delivery.needs}"
             ) from error
 
     async def _try_again(self, replica: Replica) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,10 +12,24 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from lightning_agentrl.engines.vllm_server import VLLMServer
 from lightning_agentrl.engines.vllm_start import KEY
-from lightning_agentrl.engines.weights import named_weights
+from lightning_agentrl.engines.weights import named_weights, whole
 from lightning_agentrl.errors import ConfigError, one_line
-from lightning_agentrl.models.lora import has_adapters, merge_adapters
+
+
+@dataclass(frozen=True)
+class Written:
+    """Weights in a folder."""
+
+    folder: Path
+
+    @property
+    def needs(self) -> str:
+        return f"see the folder {self.folder} ({KEY}.weights_folder)"
+
+    async def bring(self, server: VLLMServer, before: str) -> None:
+        await server.call_workers("reload_weights", weights_path=str(self.folder))
 
 
 class SharedWeights:
@@ -36,6 +51,10 @@ class SharedWeights:
         except OSError as error:
             raise _no_place(parent, error) from error
 
+    def deliver(self, lm: PreTrainedModel, version: str) -> Written:
+        """Write all weights, for servers to load. Raises ConfigError as :meth:`write` does."""
+        return Written(self.write(lm, version))
+
     def write(self, lm: PreTrainedModel, version: str) -> Path:
         """Write all weights, with adapters added to what they belong to; gives the folder to load.
 
@@ -44,11 +63,10 @@ class SharedWeights:
         Raises:
             ConfigError: the folder is full or gone.
         """
-        whole = merge_adapters(lm) if has_adapters(lm) else lm
         draft = self.folder / f".{version}"
         try:
             draft.mkdir()
-            save_file(_apart(whole), draft / "model.safetensors", metadata={"format": "pt", "version": version})
+            save_file(_apart(whole(lm)), draft / "model.safetensors", metadata={"format": "pt", "version": version})
             done = draft.rename(self.folder / version)
         except (OSError, SafetensorError) as error:
             raise _no_place(self.folder, error) from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal
 
 import aiohttp
@@ -84,20 +83,36 @@ class VLLMServer:
         """The version of its weights, as it was last told."""
         return str((await self._call("GET", "/weight_info", ANSWER_SECONDS)).get("weight_version"))
 
-    async def load(self, folder: Path, version: str) -> None:
-        """Let it read the weights in a folder, forget what it computed with the old ones, and check the version.
+    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
+        """Let it take weights, forget what it computed with the old ones, and check the version.
+
+        Args:
+            bring: gives it the weights; called with the server and the version that it has before.
+            version: of the weights.
 
         Raises:
             Lost: it went away meanwhile.
-            ValueError: it cannot read them, or has others afterwards.
+            ValueError: it cannot take them, or has others afterwards.
         """
-        loading = f"{LOADING}{version}"
+        before, loading = await self.weight_version(), f"{LOADING}{version}"
         await self._post("/update_weight_version", {"new_version": loading})
-        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await bring(self, before)
         await self._forget_prefixes()
         await self._expect(loading)  # the same process as before, and nobody else's weights
         await self._post("/update_weight_version", {"new_version": version})
         await self._expect(version)
+
+    async def call_workers(self, method: str, **arguments: Any) -> None:
+        """Call a method of all its workers."""
+        await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
+
+    async def workers(self) -> int:
+        """How many processes of it hold weights."""
+        return int((await self._call("GET", "/get_world_size", ANSWER_SECONDS))["world_size"])
+
+    async def transfer(self, step: str, told: dict[str, Any]) -> None:
+        """A step of vLLM's transfer of weights, by the name of its route."""
+        await self._post(f"/{step}", told)
 
     async def generate(
         self, request: SamplingRequest, close_ids: Collection[int], version: str, policy_version: int

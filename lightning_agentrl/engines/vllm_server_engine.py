@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import aiohttp
 import torch.distributed as dist
@@ -12,10 +12,12 @@ import torch.distributed as dist
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines.background_loop import BackgroundLoop
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.sent_weights import SentWeights
+from lightning_agentrl.engines.server_answers import Transfer
 from lightning_agentrl.engines.server_pool import ServerPool, Weights
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.vllm_server import VLLMServer, open_session
-from lightning_agentrl.engines.vllm_start import check_request
+from lightning_agentrl.engines.vllm_start import KEY, check_installed, check_request
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.server_worker import sizes_of
 
@@ -25,39 +27,54 @@ THREAD = "vllm-servers"
 class VLLMServerEngine(Engine):
     """Samples with one or more vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; vLLM is needed there only.
 
-    Before each collection the weights are written once into a folder that the servers read, those of a policy with
-    LoRA with the adapters added. Each server tells the version of its weights, and so does each reply. A request goes
-    to the server that has read the most of its prompt, unless that one is much busier. A server that dies is dropped
-    with a warning, its requests go to the others, and it is used again when it is back; while none is there, requests
-    wait. All processes of a run share the servers.
+    Before each collection the weights are written once into a folder that the servers read, or sent to each of them
+    over the network, those of a policy with LoRA with the adapters added. Each server tells the version of its weights,
+    and so does each reply. A request goes to the server that has read the most of its prompt, unless that one is much
+    busier. A server that dies is dropped with a warning, its requests go to the others, and it is used again when it is
+    back; while none is there, requests wait. All processes of a run share the servers.
 
     Args:
         urls: addresses of the servers, as http://127.0.0.1:8001. Each run needs servers of its own.
         weights_folder: where weights are written, a folder that the servers see under the same path; by default a
             folder for temporary files, for servers on the trainer's machine.
+        transfer: how weights come to the servers, which must be started with the same ``--transfer``: ``folder``;
+            ``nccl``, over the network from GPU to GPU, with vLLM beside the trainer too; ``gloo``, the same between
+            main memories. The latter two keep a copy of the weights in the trainer's main memory.
     """
 
     own_weights: ClassVar[bool] = True
 
-    def __init__(self, urls: list[str], weights_folder: str | None = None) -> None:
+    def __init__(
+        self,
+        urls: list[str],
+        weights_folder: str | None = None,
+        transfer: Literal["folder", "nccl", "gloo"] = "folder",
+    ) -> None:
         self.urls = [url.rstrip("/") for url in urls]
         if not self.urls or len(set(self.urls)) < len(self.urls):
             raise ValueError(f"urls must be different addresses, at least one, got {urls}")
         if wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
             raise ValueError(f"urls must be as http://127.0.0.1:8001, got {wrong[0]}")
+        if transfer not in get_args(Transfer):
+            raise ValueError(f"transfer must be one of {', '.join(get_args(Transfer))}, got '{transfer}'")
+        if weights_folder is not None and transfer != "folder":
+            raise ValueError(f"weights_folder is for the transfer 'folder', got it with '{transfer}'; leave one out")
         self.weights_folder = weights_folder
+        self.transfer: Transfer = transfer
         self.policy_version = 0
         self.dtype = "auto"  # what the servers compute in, once they were asked
         self._handle: PolicyHandle | None = None
         self._loop: BackgroundLoop | None = None
         self._pool: ServerPool | None = None
-        self._weights: SharedWeights | None = None
+        self._weights: SharedWeights | SentWeights | None = None
         self._minding: asyncio.Task[None] | None = None
         self._run = ""  # begins all versions of weights, so that those of another run are told apart
         self._updates = 0
 
     def check(self) -> None:
         """Raises ConfigError when no server answers, or one does not fit; its model is looked at when it starts."""
+        if self.transfer == "nccl":
+            _check_vllm()
         loop = BackgroundLoop(THREAD)
         try:
             loop.run(self._look())
@@ -73,7 +90,7 @@ class VLLMServerEngine(Engine):
         try:
             self._loop.run(self._open(handle))
             if _first():
-                self._weights = SharedWeights(self.weights_folder)
+                self._weights = self._way(handle)
         except BaseException:
             self.stop()
             raise
@@ -82,13 +99,13 @@ class VLLMServerEngine(Engine):
         """Raises ConfigError when servers answer and none takes the weights."""
         loop, pool, handle = self._started()
         self._updates += 1
-        version, folder, fault = f"{self._run}-{self._updates}", None, None
+        version, delivery, fault = f"{self._run}-{self._updates}", None, None
         try:
             with handle.gathered():
                 if self._weights is not None:
-                    folder = self._weights.write(handle.policy.lm, version)
-            if folder is not None:
-                loop.run(pool.update(Weights(version, policy_version, folder)))
+                    delivery = self._weights.deliver(handle.policy.lm, version)
+            if delivery is not None:
+                loop.run(pool.update(Weights(version, policy_version, delivery)))
         except ConfigError as error:  # raised on all ranks, which would wait for this one
             fault = error
         if told := next(filter(None, all_gather(fault)), None):
@@ -126,17 +143,28 @@ class VLLMServerEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._loop, self._pool, self._handle
 
+    def _way(self, handle: PolicyHandle) -> SharedWeights | SentWeights:
+        if self.transfer == "folder":
+            return SharedWeights(self.weights_folder)
+        device = next(handle.policy.parameters()).device
+        if self.transfer == "nccl" and device.type != "cuda":
+            raise ConfigError(
+                f"weights go by nccl from a GPU, and the policy is on the device '{device.type}'; change "
+                f"trainer.accelerator, or set {KEY}.transfer to gloo or folder"
+            )
+        return SentWeights(self.transfer, device)
+
     # On the event loop of the servers
 
     async def _look(self) -> None:
         async with open_session() as session:
-            await ServerPool(self._servers(session), {}, longest=0, close_ids=()).inspect()
+            await ServerPool(self._servers(session), {}, 0, (), self.transfer).inspect()
 
     async def _open(self, handle: PolicyHandle) -> None:
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session()
         try:
-            pool = ServerPool(self._servers(session), sizes, handle.window, handle.close_ids)
+            pool = ServerPool(self._servers(session), sizes, handle.window, handle.close_ids, self.transfer)
             facts = await pool.inspect()
         except BaseException:
             await session.close()
@@ -155,6 +183,15 @@ async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
         await pool.mind()
 
 
+def _check_vllm() -> None:
+    try:
+        check_installed()
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"the transfer nccl needs vLLM beside the trainer too: {error}; or set {KEY}.transfer to gloo or folder"
+        ) from error
+
+
 def _first() -> bool:
-    """Whether this rank writes the weights."""
+    """Whether this rank delivers the weights."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

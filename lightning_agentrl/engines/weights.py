@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.lora import has_adapters, merge_adapters
 from lightning_agentrl.models.sharding import units
 
 
@@ -20,6 +22,11 @@ def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
+
+
+def whole(lm: PreTrainedModel) -> PreTrainedModel:
+    """A model as engines without adapters run it: with the adapters, if any, added to what they belong to."""
+    return merge_adapters(lm) if has_adapters(lm) else lm
 
 
 def frozen_copy(policy: LanguageModel) -> LanguageModel:

@@ -27,10 +27,11 @@ class ServerProcess:
         model: folder of the model.
         log: file that it writes to.
         options: of vLLM.
+        transfer: how weights come to it.
     """
 
-    def __init__(self, model: Path, log: Path, options: Sequence[str] = SMALL) -> None:
-        self.model, self.log, self.options = model, log, options
+    def __init__(self, model: Path, log: Path, options: Sequence[str] = SMALL, transfer: str = "folder") -> None:
+        self.model, self.log, self.options, self.transfer = model, log, options, transfer
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -43,6 +44,7 @@ class ServerProcess:
     def start(self) -> None:
         """Begin to start; see :meth:`wait`."""
         command = [sys.executable, "-m", "lightning_agentrl", "serve", str(self.model), "--port", str(self.port)]
+        command += ["--transfer", self.transfer]
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -1,0 +1,71 @@
+"""A group of the trainer and the workers of one server, in which the trainer sends tensors over the network by gloo."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:  # not in every build of torch
+    from torch._C._distributed_c10d import Store, TCPStore
+
+MEET_TIME = timedelta(seconds=60)
+WAIT_TIME = timedelta(seconds=300)  # of one tensor, with the time that the other side takes for the one before
+
+
+class GlooGroup:
+    """A group beside that of ``torch.distributed``; the trainer is number 0. Ends when nothing refers to it.
+
+    Args:
+        store: where members find each other.
+        rank: number of this process.
+        size: members.
+        address: of this machine, where the others reach it.
+
+    Raises:
+        RuntimeError: the others have not come in time.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, address: str) -> None:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # as torch.distributed itself makes one
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = WAIT_TIME
+        self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+        self._rank = rank
+
+    def broadcast(self, weight: Tensor) -> None:
+        """Send a tensor in main memory from the trainer, or fill one of that shape and type elsewhere.
+
+        Raises:
+            RuntimeError: another member is gone, or did not come to this call in time.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        data = weight.reshape(-1).view(torch.uint8) if self._rank == 0 else weight.view(-1).view(torch.uint8)
+        self._group.broadcast([data], options).wait()
+
+
+def open_store(address: str) -> TCPStore:
+    """Where a new group meets, in this process, on a free port."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, 0, None, True, timeout=MEET_TIME, wait_for_workers=False
+    )
+
+
+def find_store(address: str, port: int) -> TCPStore:
+    """The store that another process has opened."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address, port, None, False, timeout=MEET_TIME
+    )
+
+
+def own_address(towards: str) -> str:
+    """The address of this machine on the way to another one."""
+    family, kind, protocol, _, there = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as way:
+        way.connect(there)  # sends nothing
+        return str(way.getsockname()[0])
