@@ -12,6 +12,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.engines.servers import Pair, ServerProcess
 from tests.tiny import tiny_model_folder
@@ -41,6 +42,14 @@ def same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def no_processes_left() -> Iterator[None]:
+    """FSDP2 makes a group of processes, also of one."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

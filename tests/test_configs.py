@@ -12,10 +12,11 @@ from typing import Any
 
 import lightning as L
 import pytest
-import torch.distributed as dist
+import torch
 import yaml
 from lightning.pytorch.strategies import ModelParallelStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from lightning_agentrl import commands
 from lightning_agentrl.agents.checks import check_trainer
@@ -43,14 +44,6 @@ def server(request: pytest.FixtureRequest, served_folder: Path, tmp_path: Path) 
         yield server
     finally:
         server.kill()
-
-
-@pytest.fixture
-def no_processes_left() -> Iterator[None]:
-    """FSDP2 makes a group of processes, also of one."""
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def agentrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
@@ -102,6 +95,58 @@ def test_there_are_configs() -> None:
     }
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {  # of BabyAI
+    "model": {
+        "kl_in_reward": 0.001,
+        "kl_kind": "k1",
+        "entropy_bonus": 0.001,
+        "value_clip": 0.5,
+        "first_token_weight": 3.0,
+        "lr_actor": 1e-6,
+        "lr_critic": 1e-5,
+        "weight_decay": 0.01,
+        "max_grad_norm_actor": 1.0,
+        "max_grad_norm_critic": 1.0,
+        "temperature": 1.0,
+        "gradient_checkpointing": True,
+        "critic": {"class_path": "SeparateCritic"},
+        "advantage": {
+            "class_path": "DualDiscountGAE",
+            "init_args": {"gamma_step": 0.99, "lam_step": 0.95, "gamma_token": 1.0, "lam_token": 1.0},
+        },
+        "policy_loss": {
+            "class_path": "PPOClip",
+            "init_args": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0},
+        },
+    },
+    "data": {
+        "num_envs": 32,
+        "turns_per_env": 8,
+        "mini_batch_turns": 128,
+        "update_epochs": 1,
+        "memory": {"class_path": "WindowMemory", "init_args": {"turns": 1}},
+        "prompt": {"think": True, "max_prompt_tokens": 1024},
+    },
+}
+OF_ADAPTERS = {"lr_actor": 1e-5, "lr_critic": 1e-4}  # ten times as much
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("babyai_goto_*.yaml")), ids=lambda path: path.stem)
+def test_a_config_has_the_published_settings(path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    model, data, trainer = config["model"]["init_args"], config["data"]["init_args"], config["trainer"]
+    expected = PUBLISHED["model"] | (OF_ADAPTERS if "lora" in model else {})
+    assert {key: model.get(key) for key in expected} == expected
+    assert {key: data.get(key) for key in PUBLISHED["data"]} == PUBLISHED["data"]
+    turn = data["interaction"]["init_args"]
+    assert (turn["max_reply_tokens"], turn["invalid_penalty"]) == (512, 0.1)
+    (warmup,) = (c["init_args"] for c in trainer["callbacks"] if c["class_path"] == "CriticWarmup")
+    assert warmup == {"rollouts": 40, "rounds": 5, "fraction": 0.1}
+    assert trainer["max_epochs"] == 300 + warmup["rounds"] * warmup["rollouts"] * warmup["fraction"]
+    assert trainer["check_val_every_n_epoch"] == 30
+    assert trainer["precision"] == "bf16-mixed"
+
+
 def processes(trainer: dict[str, Any]) -> int:
     return trainer.get("devices", 1) * trainer.get("num_nodes", 1)
 
@@ -140,6 +185,16 @@ def test_a_config_is_understood(
     assert shown["data"]["init_args"]["num_envs"] == given["data"]["init_args"]["num_envs"]
 
 
+def optimizers_in(checkpoint: Path) -> set[str]:
+    """Names or numbers of the optimizers whose state is saved."""
+    if checkpoint.is_dir():
+        saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+        return {name.split(".")[0] for name in saved if name.startswith("optimizer")}
+    states = torch.load(checkpoint, weights_only=True)["optimizer_states"]
+    assert all(group["name"] in ("actor", "critic") for state in states for group in state["param_groups"])
+    return {str(number) for number, _ in enumerate(states)}
+
+
 @pytest.mark.parametrize("path", TO_RUN, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_config_runs(
@@ -161,7 +216,7 @@ def test_a_config_runs(
     summary = json.loads((run / "summary.json").read_text())
     assert summary["before"]["episodes"] == summary["after"]["episodes"] == 2
     if "ModelCheckpoint" in path.read_text():
-        assert (tmp_path / summary["checkpoint"]).exists()
+        assert len(optimizers_in(tmp_path / summary["checkpoint"])) == 1
     (events,) = run.rglob("events.out.tfevents.*")
     logged = EventAccumulator(str(events)).Reload().Scalars("rollout/reward_per_turn")
     assert len(logged) == 3

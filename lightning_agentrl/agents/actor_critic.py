@@ -21,8 +21,9 @@ from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.distributed import all_gather, sum_over_ranks
 from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.kernels import Kernels, check_kernels, use_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, unshared_layers
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.sharding import release, shard
 
@@ -99,10 +100,11 @@ class ActorCritic(L.LightningModule):
         if base is not None and self._trainer is not None and self._trainer.precision == "bf16-mixed":
             round_linear_layers(base, torch.bfloat16)
         if not self.shares_prefixes:
+            why = why_unshared(self.actor.lm.config)
+            who = f"'{self.model}' ({why})" if why else "the critic"
             rank_zero_warn(
-                f"'{self.model}' or its critic has layers that cannot read several rows as one ("
-                f"{', '.join(unshared_layers(self.actor.lm.config)) or 'those of the critic'}), so the beginnings that "
-                "prompts have in common are computed for each turn anew"
+                f"{who} cannot read several rows as one, so the beginnings that prompts have in common are computed "
+                "for each turn anew"
             )
 
     def _shard(self, model: nn.Module) -> None:

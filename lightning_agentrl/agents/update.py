@@ -55,6 +55,8 @@ def accumulate_gradients(agent: Agent, rollout: Rollout) -> dict[str, float]:
             micro = rollout.select(index).to(agent.device)
             mask = micro.trained_mask
             packed = reader.pack([rows[i] for i in index])
+            held = sum(len(rows[i].input_ids) for i in index)
+            agent.clock.count_packed(held, packed.tokens, packed.padding_tokens if index else packed.tokens)
             for losses, metrics in micro_batch_losses(agent, micro, packed):
                 parts = [
                     aggregate(x, mask, weights[index], float(agent.trainer.world_size))

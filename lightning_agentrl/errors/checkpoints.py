@@ -12,6 +12,7 @@ _RESTORING = (  # functions of Lightning
     *("_parse_ckpt_path", "load_checkpoint", "resume_start"),
     *("_restore_modules_and_callbacks", "restore_training_state"),
 )
+_NO_ADAM = re.compile(r"Missing optimizer state for parameter 'actor\.")
 _SHAPES = re.compile(r"size mismatch for (\S+): .*?torch.Size\((\[[\d, ]*\])\).*?torch.Size\((\[[\d, ]*\])\)")
 
 
@@ -26,6 +27,18 @@ def of_another_model(error: BaseException, stage: str | None) -> Problem | None:
         f"{_given(error)} is of another model: {_differences(text) if weights else one_line(text)}",
         key="ckpt_path",
         fix="give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out",
+    )
+
+
+def inside_the_warm_up(error: BaseException, stage: str | None) -> Problem | None:
+    """One process or DDP wrote it while the actor had no Adam state, which sharded optimizers do not take."""
+    if not isinstance(error, RuntimeError) or not _NO_ADAM.match(str(error)):
+        return None
+    return Problem(
+        f"{_given(error)} was written inside the critic warm-up by one process or DDP, where the actor has no Adam "
+        "state yet, and ModelParallelStrategy needs that of all weights",
+        key="ckpt_path",
+        fix="continue it with trainer.strategy 'auto' or 'ddp' to the end of the warm-up, or leave ckpt_path out",
     )
 
 

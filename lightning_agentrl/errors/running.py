@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_agentrl.errors.checkpoints import of_another_model, unreadable
+from lightning_agentrl.errors.checkpoints import inside_the_warm_up, of_another_model, unreadable
 from lightning_agentrl.errors.frames import (
     causes,
     environment_frames,
@@ -174,6 +174,7 @@ _LOOKS: tuple[Callable[[BaseException, str | None], Problem | None], ...] = (
     _out_of_memory,
     _disk_full,
     of_another_model,
+    inside_the_warm_up,
     unreadable,
     _no_access,
     _unknown_metric,

@@ -30,6 +30,7 @@ class StageClock:
         self._beside: defaultdict[str, float] = defaultdict(float)
         self._turns: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._packed: Counter[str] = Counter()
 
     @contextmanager
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
@@ -78,6 +79,10 @@ class StageClock:
         self._turns[name] += turns
         self._tokens[name] += tokens
 
+    def count_packed(self, held: int, computed: int, padding: int) -> None:
+        """Of a micro-batch of the update: the tokens that its rows hold, those computed, and the padding in these."""
+        self._packed.update(held=held, computed=computed, padding=padding)
+
     def read(self, world_size: int = 1) -> dict[str, Number]:
         """Seconds (means over ranks) and rates (of all ranks together) since the last reading; then starts anew."""
         now = time.perf_counter()
@@ -92,9 +97,14 @@ class StageClock:
             numbers[f"time/{name}_beside_seconds"] = Mean(seconds, 1)
         if self._seconds["collect"] and self._seconds["update"]:
             numbers["time/collect_to_update"] = Mean(self._seconds["collect"], self._seconds["update"])
+        if computed := self._packed["computed"]:
+            held, padding = self._packed["held"], self._packed["padding"]
+            numbers["time/update_shared"] = Mean(held - (computed - padding), held)
+            numbers["time/update_padding"] = Mean(padding, computed)
         self._read_at = now
         self._seconds.clear()
         self._beside.clear()
         self._turns.clear()
         self._tokens.clear()
+        self._packed.clear()
         return numbers

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.language_model import hidden_at_reads, unshared_layers
+from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.language_model import hidden_at_reads
 from lightning_agentrl.models.packing import Packed
 
 
@@ -107,7 +108,7 @@ class SeparateCritic(Critic):
 
     @property
     def shares_prefixes(self) -> bool:
-        return not unshared_layers(self.backbone.config)
+        return not why_unshared(self.backbone.config)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         return self.head(hidden_at_reads(self.backbone, packed))

@@ -14,12 +14,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from lightning_agentrl.models.demo import demo_model_folder
+from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.tree_attention import TREE, no_mask
 
@@ -53,11 +53,19 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     """Pretrained causal language model, with an attention that reads prefix trees where its layers can."""
     _refuse_missing_folder(model)
     folder = resolve_model(model)
-    config = AutoConfig.from_pretrained(folder)
-    _refuse_unsupported(model, config)
-    attention = "sdpa" if unshared_layers(config) else TREE
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.get_default_dtype(), attn_implementation=attention)
-    return cast(PreTrainedModel, lm)
+    config = without_dropout(AutoConfig.from_pretrained(folder))
+    check_family(model, config)
+    unshared = why_unshared(config)
+    attention = None if unshared else TREE  # None: what transformers takes for it
+    lm = cast(
+        PreTrainedModel,
+        AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.get_default_dtype(), attn_implementation=attention
+        ),
+    )
+    if unshared:
+        _try_projection(model, lm)
+    return lm
 
 
 def _refuse_unknown_id(model: str) -> None:
@@ -89,25 +97,24 @@ def _refuse_missing_folder(model: str) -> None:
         )
 
 
-def unshared_layers(config: PreTrainedConfig) -> list[str]:
-    """Kinds of layers that cannot read a prefix tree, as they carry a state through the row."""
-    return sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
+@torch.no_grad()
+def _try_projection(model: str, lm: PreTrainedModel) -> None:
+    """Compare logits with the bare vocabulary projection, for a family that is not known not to change them.
 
-
-def _refuse_unsupported(model: str, config: PreTrainedConfig) -> None:
-    """Refuse what a bare vocabulary projection, or our attention, would silently compute otherwise than the model."""
-    neutral = {
-        "logit_scale": 1.0,
-        "logits_scaling": 1.0,
-        "final_logit_softcapping": None,
-        "attn_logit_softcapping": None,
-    }
-    changed = [name for name, value in neutral.items() if getattr(config, name, value) not in (value, None)]
-    if changed:
-        raise ValueError(
-            f"the model '{model}' changes its logits after the projections ({', '.join(changed)} in its "
-            "config), which is not supported; choose another model (key model.init_args.model)"
-        )
+    Raises:
+        ValueError: when they differ.
+    """
+    ids = torch.tensor([[0, 1]])
+    logits = lm(input_ids=ids, use_cache=False).logits
+    trunk, head = lm.base_model, cast(nn.Module, lm.get_output_embeddings())
+    if trunk is not lm:
+        projected = head(trunk(input_ids=ids, use_cache=False)[0])
+        if torch.allclose(logits, projected, rtol=1e-2, atol=1e-2 * float(projected.abs().max())):
+            return
+    raise ValueError(
+        f"the logits of the model '{model}' (family {lm.config.model_type}) are more than the vocabulary projection of "
+        "its last hidden states, which is not supported; choose another model (key model.init_args.model)"
+    )
 
 
 def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
@@ -145,7 +152,7 @@ class LanguageModel(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """Whether rows may be read as a prefix tree."""
-        return not unshared_layers(self.lm.config)
+        return not why_unshared(self.lm.config)
 
     def hidden(self, packed: Packed) -> Tensor:
         """[R, H]"""

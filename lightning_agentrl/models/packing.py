@@ -53,6 +53,11 @@ class Packed:
         """Tokens that the model computes, padding included."""
         return self.ids.numel()
 
+    @property
+    def padding_tokens(self) -> int:
+        """Those of them that stand for nothing."""
+        return 0 if self.padding is None else int((self.padding == 0).sum())
+
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = True) -> Packed:
     """Rows as one, what several of them begin with only once; or beside each other if they shall not share."""

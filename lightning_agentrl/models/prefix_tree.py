@@ -15,11 +15,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
 Ids = tuple[int, ...]
 
 DENSE_TOKENS = 192  # of a small subtree
+BLOCK = 128  # side of a block of FlexAttention
+BLOCKS_AT_A_TIME = 4  # of queries, while blocks are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,37 @@ class PrefixTree:
     def block_mask(self, window: int | None = None) -> BlockMask:
         """The same for FlexAttention, which skips blocks in which nothing is seen."""
         if window not in self._block_masks:
-            ends, positions, count = self.ends, self.positions, len(self.ends)
+            ends, positions = self.ends, self.positions
 
             def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
                 inside = (query >= key) & (query < ends[key])
                 return inside if window is None else inside & (positions[query] - positions[key] < window)
 
-            self._block_masks[window] = create_block_mask(seen, None, None, count, count, device=ends.device.type)
+            pairs = self._pairs_per_block(window)
+            self._block_masks[window] = BlockMask.from_kv_blocks(
+                *_listed((pairs > 0) & (pairs < BLOCK * BLOCK)),
+                *_listed(pairs == BLOCK * BLOCK),
+                BLOCK_SIZE=BLOCK,
+                mask_mod=seen,
+                seq_lengths=(len(ends), len(ends)),
+            )
         return self._block_masks[window]
+
+    def _pairs_per_block(self, window: int | None) -> Tensor:
+        """[B, B] int64 with B = ⌈N / 128⌉: in each block of queries and keys, how many pairs see each other.
+
+        A few blocks of queries at a time: all N x N pairs at once can take more memory than the model.
+        """
+        blocks = -(-len(self.ends) // BLOCK)
+        order = torch.arange(blocks * BLOCK, device=self.ends.device)
+        ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # seen by nobody
+        counts = []
+        for queries in order.split(BLOCK * BLOCKS_AT_A_TIME):
+            seen = (queries[:, None] >= order) & (queries[:, None] < ends)
+            if window is not None:
+                seen &= positions[queries][:, None] - positions < window
+            counts.append(seen.view(-1, BLOCK, blocks, BLOCK).sum((1, 3)))
+        return torch.cat(counts)
 
     @cached_property
     def _block_masks(self) -> dict[int | None, BlockMask]:
@@ -127,6 +153,12 @@ class PrefixTree:
     def depth(self) -> int:
         """Tokens of the longest row."""
         return int(self.positions.max()) + 1
+
+
+def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each block of queries how many blocks of keys there are, and which, those first; FlexAttention's form."""
+    which = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks_QK.sum(-1).int()[None, None], which.int()[None, None]
 
 
 def common_prefix_length(rows: Sequence[Ids]) -> int:

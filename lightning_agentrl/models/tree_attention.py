@@ -61,10 +61,15 @@ def tree_attention_forward(
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale))
         return out.transpose(0, 1)[None], None
-    if query.device.type == "cuda" and not past and not dropout:
+    if query.device.type == "cuda" and not past and not dropout and _fits_flex(query):
         mask = tree.block_mask(window)
         return flex_attention_forward(module, query, key, value, mask, scaling)
     return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
+
+
+def _fits_flex(query: Tensor) -> bool:
+    """Whether the kernel of FlexAttention takes it: no double precision, no heads narrower than 16."""
+    return query.dtype != torch.float64 and query.shape[-1] >= 16
 
 
 class _TreeAttention(torch.autograd.Function):

@@ -117,11 +117,11 @@ def read(checkpoint: Path) -> dict[str, Any]:
     return torch.load(checkpoint, weights_only=True)
 
 
-def metrics(path: Path) -> list[dict[str, float]]:
-    """What was logged, by step; times left out."""
+def metrics(path: Path, times: bool = False) -> list[dict[str, float]]:
+    """What was logged, by step; with times or without."""
     (file,) = path.glob("devices/**/metrics.csv")
     rows = list(csv.DictReader(file.open()))
-    return [{k: float(v) for k, v in row.items() if v and not k.startswith("time/")} for row in rows]
+    return [{k: float(v) for k, v in row.items() if v and (times or not k.startswith("time/"))} for row in rows]
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:

@@ -64,6 +64,19 @@ def test_a_checkpoint_is_continued_on_any_number_of_processes(tmp_path, exact_fo
     assert_same(read(one), read(resumed))
 
 
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_folder, capsys):
+    """It has no Adam state of the actor, and a sharded optimizer takes no state that is missing."""
+    stopped = fit(tmp_path / "one", exact_folder, "SharedCritic", 1, "--trainer.max_epochs", "1")
+    sharded = FSDP2.replace("data_parallel_size: 2", "data_parallel_size: 1")
+    with pytest.raises(SystemExit) as ended:
+        fit(tmp_path / "sharded", exact_folder, "SharedCritic", 1, "--ckpt_path", str(stopped), strategy=sharded)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    for part in (f"the checkpoint '{stopped}' was written inside", "'auto' or 'ddp'", "(key ckpt_path"):
+        assert part in told
+
+
 @pytest.mark.slow
 def test_mixed_precision_keeps_float32_weights(tmp_path, tiny_folder):
     arguments = ("--trainer.precision", "bf16-mixed", "--model.init_args.gradient_checkpointing", "true")
@@ -109,6 +122,7 @@ def test_two_nodes_started_by_torchrun_give_the_weights_of_one_process(tmp_path,
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
 def test_gpus_give_the_weights_of_one_process_on_one_gpu(tmp_path, exact_folder, strategy, devices):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.agents.processes import assert_alike, assert_same, fit, metrics, read
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+
+from lightning_agentrl.models.language_model import DEMO
+from tests.agents.processes import assert_alike, assert_same, fit, metrics, optimizer_states, read
+from tests.tiny import tiny_tokenizer
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
@@ -81,3 +87,59 @@ def test_groups_of_two_processes_go_on_with_one_or_two(tmp_path, exact_folder, d
     stopped = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, *chosen, "--trainer.max_epochs", "3")
     resumed = fit(tmp_path / "two", exact_folder, "SharedCritic", devices, *chosen, "--ckpt_path", str(stopped))
     assert_same(one, read(resumed))
+
+
+SMALL = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
+
+
+def small_folder(path: Path, family: str) -> Path:
+    """The demo model, or a small one of another family."""
+    if family == "demo":
+        return Path(DEMO)
+    tokenizer = tiny_tokenizer()
+    config = SMALL[family](
+        vocab_size=len(tokenizer),
+        hidden_size=448,
+        intermediate_size=1216,
+        num_hidden_layers=6,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        head_dim=64,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
+def test_two_processes_that_share_prefixes_have_the_gradient_of_turns_by_themselves(tmp_path, family):
+    """In float32, with gradient checkpointing, of the first step of all: Adam's first moment is a tenth of it.
+
+    Advantages are not whitened: in a sum of gradients that cancel each other, rounding would weigh more.
+    """
+    folder = small_folder(tmp_path / "model", family)
+
+    def gradient(name, processes, tokens, *arguments):
+        saving = f"{{dirpath: {tmp_path / name}, filename: last, save_on_train_epoch_end: true}}"
+        first_step = ("--trainer.max_epochs", "1", "--data.init_args.mini_batch_turns", "16")
+        settings = ("--model.init_args.kl_in_reward", "0", "--model.init_args.max_tokens_per_micro_batch", str(tokens))
+        settings += ("--model.init_args.advantage", "{class_path: DualDiscountGAE, init_args: {whiten: false}}")
+        callbacks = ("--trainer.callbacks", f"[{{class_path: ModelCheckpoint, init_args: {saving}}}]")
+        arguments = (*first_step, *settings, *callbacks, *arguments)
+        saved = read(fit(tmp_path / name, folder, "SharedCritic", processes, *arguments, plugins="null"))
+        (logged,) = [row for row in metrics(tmp_path / name, times=True) if "time/update_shared" in row]
+        moments = torch.cat([state["exp_avg"].flatten() for state in optimizer_states(saved)])
+        return saved["RolloutDataModule"]["sessions"], moments, logged["time/update_shared"]
+
+    played, apart, shared = gradient("apart", 1, 1)  # one row in each micro-batch
+    assert shared == 0
+    also_played, together, shared = gradient("together", 2, 4096, "--model.init_args.gradient_checkpointing", "true")
+    assert shared > 0.3
+    assert_alike(played, also_played)
+    error = float((together - apart).norm() / apart.norm())
+    print(f"\n{family}: relative error {error:.1e}, {shared:.2f} of the tokens shared")
+    assert error < 1e-5

@@ -9,6 +9,8 @@ import torch
 from lightning_agentrl.agents import PPOAgent, passes
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.rollout import EnvConfig, FullMemory
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -181,6 +183,25 @@ def test_a_checkpoint_inside_an_iteration_is_refused(tmp_path, tiny_folder):
     trainer = make_trainer(tmp_path, 1, [checkpoint], enable_checkpointing=True)
     with pytest.raises(ValueError, match="inside an iteration"):
         trainer.fit(make_agent(tiny_folder), make_data())
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_it_says_how_much_was_shared_and_padded(tmp_path, tiny_folder, monkeypatch, share):
+    if not share:
+        monkeypatch.setattr(LanguageModel, "shares_prefixes", False)
+    spy = Spy()
+    agent = make_agent(tiny_folder, max_tokens_per_micro_batch=1000)
+    trainer = make_trainer(tmp_path, 1, [spy])
+    trainer.fit(agent, make_data(mini_batch_turns=16))
+    rows = action_rows(spy.rollouts[0])
+    plan = plan_micro_batches(rows, 1000, share)
+    packs = [pack([rows[i] for i in index], share=share) for index in plan]
+    held, computed = sum(len(row.input_ids) for row in rows), sum(packed.tokens for packed in packs)
+    padding = sum(int((packed.padding == 0).sum()) for packed in packs if packed.padding is not None)
+    told = {name: float(number) for name, number in trainer.callback_metrics.items()}
+    assert told["time/update_padding"] == pytest.approx(padding / computed)
+    assert told["time/update_shared"] == pytest.approx(1 - (computed - padding) / held)
+    assert told["time/update_shared"] > 0.3 if share else padding > 0
 
 
 def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):

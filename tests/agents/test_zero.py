@@ -138,6 +138,7 @@ def test_a_zero_run_is_continued_inside_the_warm_up(tmp_path, tiny_folder, monke
 
 @needs_deepspeed
 @pytest.mark.gpu
+@pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize("stage", [1, 2])
 def test_zero_on_gpus_takes_the_steps_of_one_process(tmp_path, tiny_folder, stage):
     devices = min(torch.cuda.device_count(), 2)

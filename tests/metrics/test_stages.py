@@ -24,6 +24,8 @@ EXPECTED = {
     "time/log_seconds": 2,  # there are no turns to count
     "time/validate_seconds": 6,
     "time/collect_to_update": (2 + 3) / 4,
+    "time/update_shared": 1 - (350 + 380) / (400 + 500),  # the rows hold 900 tokens, of which 730 are computed
+    "time/update_padding": 40 / (350 + 420),
 }
 # Of a collection of 8 seconds that was waited for for 2
 OF_BACKGROUND = {
@@ -64,6 +66,8 @@ def iteration(clock: StageClock, now: FakeClock) -> None:
     for seconds, turns, tokens in ((1, 8, 400), (3, 12, 500)):
         work(clock, now, "update", seconds)
         clock.count("update", turns, tokens)
+    clock.count_packed(400, 350, 0)
+    clock.count_packed(500, 420, 40)
     now.wait(5)
     work(clock, now, "log", 2)
     work(clock, now, "validate", 6)

@@ -9,9 +9,11 @@ import shutil
 import pytest
 import torch
 
+from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
+from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import VOCABULARY
 
 
@@ -43,6 +45,24 @@ def test_compiled_layers_compute_the_same(tiny_folder):
             assert (a - b).norm() <= 1e-5 * b.norm()
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert 0 < graphs <= 4  # before and after the attention, at most twice
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_run_with_compiled_layers_takes_the_steps_of_a_plain_one(tmp_path, exact_folder, checkpointing):
+    """Collecting, scoring and two steps of actor and critic."""
+
+    def weights(kernels):
+        torch.manual_seed(0)
+        agent = make_agent(exact_folder, SeparateCritic(), kernels=kernels, gradient_checkpointing=checkpointing)
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+        return agent.state_dict()
+
+    plain, compiled = weights("torch"), weights("compiled")
+    assert plain.keys() == compiled.keys()
+    for name, weight in plain.items():
+        torch.testing.assert_close(weight, compiled[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.gpu

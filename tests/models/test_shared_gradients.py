@@ -46,7 +46,7 @@ def gradient(lm: PreTrainedModel, packs: list[list[Row]]) -> torch.Tensor:
     policy = LanguageModel(lm)
     policy.zero_grad()
     for rows in packs:
-        row = pack(rows)
+        row = pack(rows, lm.device)
         scores = policy.token_scores(policy.hidden(row), row.targets, 1.0)
         (scores.logps.sum() + 0.1 * scores.entropy.sum()).div(100).backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
@@ -65,3 +65,17 @@ def test_shared_equals_unshared(family, checkpointing):
     error = float((together - apart).norm() / apart.norm())
     print(f"\n{family}, checkpointing {checkpointing}: relative error {error:.1e}")
     assert error < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
+def test_shared_equals_unshared_on_a_gpu(family, checkpointing):
+    """By FlexAttention's kernels."""
+    lm = make(family).train().cuda()
+    rows = turns(200, 60, 6, 5000)
+    apart = gradient(lm, [[row] for row in rows])
+    if checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    together = gradient(lm, [rows])
+    assert float((together - apart).norm() / apart.norm()) < 1e-4

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
@@ -102,6 +102,57 @@ def test_block_mask_of_flex_attention():
         expected = dense([q, k, v], tree.mask(window), 0.3)
         torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
         assert tree.block_mask(window) is mask
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_blocks_of_flex_attention_are_found_a_few_at_a_time(window):
+    """The same as torch finds with all pairs in memory."""
+    shared = tuple(range(500))
+    tree = lay_out([(*shared, *(1000 * k + j for j in range(70 + k))) for k in range(1, 9)]).tree
+    count = len(tree.ends)
+    assert count > 8 * 128
+    assert count % 128
+    ours = tree.block_mask(window)
+    theirs = create_block_mask(ours.mask_mod, None, None, count, count, device="cpu")
+    assert ours.seq_lengths == theirs.seq_lengths
+    for of in ("kv", "full_kv", "q", "full_q"):
+        counts = getattr(theirs, f"{of}_num_blocks")
+        assert torch.equal(getattr(ours, f"{of}_num_blocks"), counts)
+        assert (counts.sum() > 3) == (window is None or not of.startswith("full"))  # a window leaves no block whole
+        listed = torch.arange(counts.shape[-1]) < counts[..., None]
+        assert torch.equal(getattr(ours, f"{of}_indices")[listed], getattr(theirs, f"{of}_indices")[listed])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("dtype", "width", "tolerance"),
+    [(torch.float32, 64, 1e-4), (torch.bfloat16, 64, 2e-2), (torch.float64, 64, 1e-10), (torch.float32, 8, 1e-4)],
+)
+def test_a_gpu_computes_the_same(dtype, width, tolerance, window):
+    """By FlexAttention, and what its kernel does not take by dense attention."""
+    tree = random_tree(0, 60, 90)
+    on_gpu = PrefixTree(tree.segments, tree.ends.cuda(), tree.positions.cuda())
+    x = [torch.randn(1, heads, len(tree.ends), width, dtype=dtype, device="cuda") for heads in (4, 2, 2)]
+    x = [t.requires_grad_() for t in x]
+    exact = [t.detach().double().requires_grad_() for t in x]
+    out, _ = tree_attention_forward(MODULE, *x, None, scaling=0.3, tree=on_gpu, sliding_window=window)
+    expected = dense(exact, on_gpu.mask(window), 0.3)
+    out.double().square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in [(out, expected), *((a.grad, b.grad) for a, b in zip(x, exact, strict=True))]:
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+@pytest.mark.gpu
+def test_a_tree_of_many_tokens_takes_little_memory_on_a_gpu():
+    """All pairs of them would be 4 GiB of booleans."""
+    tree = lay_out([(*range(1000), *(1000 * k + j for j in range(64))) for k in range(1, 1000)], "cuda").tree
+    assert len(tree.ends) > 2**16 - 2000
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    tree.block_mask()
+    assert torch.cuda.max_memory_allocated() - before < 2**28
 
 
 def test_a_family_that_drops_the_tree_is_named():

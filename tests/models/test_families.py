@@ -1,0 +1,186 @@
+"""Each family of models gives every row what it would get alone, with a shared prefix or beside the others."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
+from lightning_agentrl.models.families import SHARING, why_unshared
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.packing import Row, pack
+
+WINDOW = 6  # shorter than the prefix
+SIZES: dict[str, Any] = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32)
+SIZES |= dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 64)  # by all the names that families have
+SIZES |= dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_experts_per_tok"), 2)
+SIZES |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 4)
+SIZES |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4)
+SIZES |= dict.fromkeys(("head_dim", "query_pre_attn_scalar", "rotary_dim", "hidden_size_per_layer_input"), 8)
+SIZES |= dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 256)
+SIZES |= dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32)
+SIZES |= dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 384)
+SIZES |= dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "bos_token_id"), 1)
+SIZES |= {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 2, "initializer_range": 0.1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+UNSHARED: dict[str, dict[str, Any]] = {  # with what sets them apart
+    "bloom": {},  # biases by distance, which it counts along the row
+    "deepseek_v3": {**LATENT, "head_dim": None, "num_key_value_heads": 4},  # keys wider than values
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},  # a state beside its attention
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW},  # windows of its own
+    "gpt_oss": {},  # sinks
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mpt": {},  # biases by distance
+    "qwen2_moe": {},  # windows that its attention is not told of
+    "stablelm": {},  # hands nothing on to its attention
+}
+
+
+def ids(seed: int, count: int) -> tuple[int, ...]:
+    return tuple(random.Random(seed).choices(range(3, 384), k=count))
+
+
+ROWS = [
+    Row(ids(0, 12) + ids(1, 9), (4, 14, 19)),
+    Row(ids(0, 12) + ids(2, 12), (8, 15, 22)),
+    Row(ids(0, 12) + ids(3, 4), (2, 13)),
+    Row(ids(4, 7), (5,)),
+]
+PROMPT_ENDS = 3  # tokens of each row that the engine tests take for a reply
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    """Two layers; windows in one of them, or in both, where the family has them."""
+    settings = SIZES | UNSHARED.get(family, {})
+    config = CONFIG_MAPPING[family](**settings)
+    if hasattr(config, "sliding_window"):
+        settings |= {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 0}
+        if getattr(config, "layer_types", None):
+            settings["layer_types"] = ["sliding_attention", "full_attention"]
+    return CONFIG_MAPPING[family](**settings)
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(family: str) -> PreTrainedModel:
+    """As transformers has it."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(tiny_config(family)).eval()
+
+
+@pytest.fixture(scope="module")
+def policy(plain: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    folder = tmp_path_factory.mktemp("family")
+    plain.save_pretrained(folder)
+    return LanguageModel(load_causal_lm(str(folder)))
+
+
+def alone(plain: PreTrainedModel, row: Row) -> torch.Tensor:
+    """Last hidden states of all tokens, [N, H]."""
+    return plain.base_model(input_ids=torch.tensor([row.ids]), use_cache=False)[0][0]
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).detach().norm() / expected.detach().norm())
+
+
+def gradient(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    """Of a sum in which every number has another weight."""
+    lm.zero_grad()
+    (hidden * torch.linspace(-1, 2, hidden.numel()).view_as(hidden)).sum().backward()
+    return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("family", sorted(SHARING), indirect=True)
+def test_a_shared_prefix_changes_nothing(family, plain, policy):
+    """Hidden states and gradients, as trained, with gradient checkpointing and without."""
+    assert policy.shares_prefixes
+    expected = torch.cat([alone(plain, row)[list(row.reads)] for row in ROWS])
+    expected_gradient = gradient(plain, expected)
+    packed = pack(ROWS)
+    assert packed.tokens == sum(len(row.input_ids) for row in ROWS) - 2 * 12
+    for checkpointing in (False, True):
+        policy.train()
+        if checkpointing and policy.lm.supports_gradient_checkpointing:
+            policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        found = policy.hidden(packed)
+        assert error(found, expected) < 1e-5
+        assert error(gradient(policy.lm, found), expected_gradient) < 1e-5
+    policy.lm.gradient_checkpointing_disable()
+
+
+def test_the_families_are_documented():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text().split("### Families of models")[1]
+    listed = page.split("sliding windows where it has them:")[1].split(".")[0]
+    assert set(re.findall(r"`([\w-]+)`", listed)) == SHARING
+
+
+@pytest.mark.parametrize("family", sorted(UNSHARED), indirect=True)
+def test_other_families_are_named_and_read_rows_beside_each_other(family, plain, policy):
+    assert not policy.shares_prefixes
+    assert family in why_unshared(policy.lm.config)
+    packed = pack(ROWS, share=False)
+    expected = torch.cat([alone(plain, row)[list(row.reads)] for row in ROWS])
+    expected_gradient = gradient(plain, expected)
+    found = policy.train().hidden(packed)
+    assert error(found, expected) < 1e-5
+    assert error(gradient(policy.lm, found), expected_gradient) < 1e-5
+
+
+@pytest.mark.parametrize("family", sorted(SHARING | UNSHARED.keys()), indirect=True)
+@torch.no_grad()
+def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
+    """Twice, the second time with the common prefix kept; then token by token."""
+    prefill = (TreePrefill if policy.shares_prefixes else PaddedPrefill)(policy.eval())
+    expected = torch.stack([alone(plain, row)[-PROMPT_ENDS - 1 : -1] for row in ROWS])
+    for _ in range(2):
+        prompts = prefill([row.ids[:-PROMPT_ENDS] for row in ROWS])
+        hidden = [prompts.hidden]
+        hidden += [decode(policy, prompts, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1)]
+        assert error(torch.stack(hidden, 1), expected) < 1e-5
+
+
+def test_layers_of_another_kind_are_named_in_a_family_that_shares():
+    config = tiny_config("qwen2")
+    assert not why_unshared(config)
+    config.layer_types = ["full_attention", "chunked_attention"]
+    assert why_unshared(config) == "layers of the kind chunked_attention"
+
+
+def test_a_model_with_images_is_judged_by_its_text_layers():
+    assert "qwen3_5_text" in why_unshared(CONFIG_MAPPING["qwen3_5"]())
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_a_model_that_is_more_than_one_of_text_is_refused(tmp_path, family):
+    CONFIG_MAPPING[family]().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"the family {family}, which has no .* \(key model\.init_args\.model\)"):
+        load_causal_lm(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["falcon_h1"], indirect=True)
+def test_logits_that_are_more_than_a_projection_are_refused(family, plain, tmp_path):
+    plain.save_pretrained(tmp_path)
+    load_causal_lm(str(tmp_path))
+    plain.config.lm_head_multiplier = 0.5
+    plain.config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"\(family falcon_h1\) are more than the vocabulary projection"):
+        load_causal_lm(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["gpt2"], indirect=True)
+def test_no_policy_has_dropout(family, plain, policy):
+    """A policy is trained as it sampled."""
+    assert plain.config.attn_pdrop == plain.config.embd_pdrop == 0.1  # a family that has it by default
+    packed = pack(ROWS)
+    assert torch.equal(policy.train().hidden(packed), policy.eval().hidden(packed))
