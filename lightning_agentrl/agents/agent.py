@@ -57,6 +57,8 @@ class Agent(ActorCritic, ABC):
         temperature: of sampling and of all log-probs.
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
+        recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
+            keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
         lora: train adapters on the frozen model; None: all weights.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
         variance_proxy: log how signal and noise of the policy's gradient develop.
@@ -80,6 +82,7 @@ class Agent(ActorCritic, ABC):
         temperature: float = 1.0,
         max_tokens_per_micro_batch: int = 16384,
         gradient_checkpointing: bool = False,
+        recompute_logits: bool = True,
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
@@ -96,6 +99,7 @@ class Agent(ActorCritic, ABC):
             lr_critic=lr_critic,
             weight_decay=weight_decay,
             gradient_checkpointing=gradient_checkpointing,
+            recompute_logits=recompute_logits,
             lora=lora,
             kernels=kernels,
         )
