@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
-from lightning_agentrl.agents.checks import check_groups, check_trainer, correction_for
+from lightning_agentrl.agents.checks import check_groups, check_scores, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -168,6 +168,11 @@ class Agent(ActorCritic, ABC):
         """
         return True
 
+    @property
+    def takes_kl_from_rewards(self) -> bool:
+        """Whether :meth:`shape_rewards` subtracts a KL, so that scores may fall below 0."""
+        return False
+
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Rollout:
@@ -263,7 +268,8 @@ class Agent(ActorCritic, ABC):
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-        check_groups(self.advantage, self.datamodule.groups, self.group_filter)
+        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.loss_aggregation)
+        check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
