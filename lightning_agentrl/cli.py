@@ -24,7 +24,7 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checks import PRECISIONS, check_groups, check_trainer
+from lightning_agentrl.agents.checks import PRECISIONS, check_groups, check_scores, check_trainer
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.errors import (
@@ -156,7 +156,8 @@ class AgentCLI(LightningCLI):
             data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
-                check_groups(agent.advantage, data.groups, agent.group_filter)
+                check_groups(agent.advantage, data.groups, agent.group_filter, agent.loss_aggregation)
+                check_scores(agent.advantage, agent.takes_kl_from_rewards, data.interaction)
             check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
             _reraise_as_sentence(error, cast(Agent, self.model))

@@ -228,7 +228,7 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
 
     The parabola through three measurements: what does not grow with the tokens (weights cast by autocast), what grows
     with them, and what grows with their square (attention, where it is dense). The scores of the read-outs grow by
-    themselves, up to one chunk of them. Tensors of a moment, within one layer, are left out.
+    themselves, up to one chunk of them if logits are recomputed. Tensors of a moment, within one layer, are left out.
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
@@ -238,7 +238,8 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
     shortest = PROBE_TOKENS[0]
     per_read = (at(shortest, shortest) - at(shortest)) / (shortest - 1)
-    return int(parabola(tokens) + per_read * (min(reads, READS_PER_CHUNK) - 1))
+    kept = min(reads, READS_PER_CHUNK) if agent.recompute_logits else reads
+    return int(parabola(tokens) + per_read * (kept - 1))
 
 
 def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:

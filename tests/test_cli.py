@@ -249,6 +249,73 @@ def test_wrong_input_is_told_in_one_sentence_with_its_line(
         assert given[line - 1].strip(" -").split(":")[0] in told  # the line is that of a key that the sentence names
 
 
+GROUPS = {"groups": {"size": 1, "per_rollout": 4}, "turns_per_env": 8, "mini_batch_turns": 128}  # their defaults
+SPLIT = {
+    "class_path": "lightning.pytorch.strategies.ModelParallelStrategy",
+    "init_args": {"data_parallel_size": 1, "tensor_parallel_size": 2},
+}
+UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "groups": ("GRPO", {}, ["GRPO needs several episodes from each start state", "data.init_args.groups"]),
+    "a group of two": ("GRPO", GROUPS, ["GRPO compares", "data.init_args.groups.size is 1; give at least 2"]),
+    "greedy episodes": ("ReMax", {}, ["ReMax needs a greedy episode from each start state", "data.init_args.groups"]),
+    "whole logits": (
+        "OptimalTokenBaseline",
+        {"trainer.strategy": SPLIT, "trainer.devices": 2},
+        ["would split the vocabulary, and Σπ² needs whole logits", "trainer.strategy.init_args.tensor_parallel_size"],
+    ),
+    "scores from 0": (
+        "MaxRL",
+        GROUPS | {"groups": {"size": 2, "per_rollout": 4}},
+        ["MaxRL needs scores of at least 0; set model.init_args.kl_in_reward and data.init_args.interaction.init_args"],
+    ),
+    "groups of a mean": (
+        "GAE",
+        {"model.init_args.loss_aggregation": "prompt-mean"},
+        ["prompt-mean is a mean over groups", "data.init_args.groups", "model.init_args.loss_aggregation"],
+    ),
+    "groups of a filter": (
+        "GAE",
+        {"model.init_args.group_filter": {"class_path": "DropEqualScores"}},
+        ["DropEqualScores chooses among groups", "data.init_args.groups", "model.init_args.group_filter"],
+    ),
+}
+
+
+@pytest.mark.parametrize("need", UNMET)
+def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded(
+    need: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_critic, "load_causal_lm", None)
+    advantage, changes, parts = UNMET[need]
+    given = changed(config, "model.init_args.advantage", {"class_path": advantage})
+    for key, value in changes.items():
+        given = changed(given, key if "." in key else f"data.init_args.{key}", value)
+    told = sentence(agentrl(config=given))
+    for part in parts:
+        assert part in told
+
+
+def test_an_agent_that_gives_an_estimator_no_values_is_told(
+    config: Config, agentrl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PPOAgent adds a critic where one is needed; an agent of your own may not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "no_critic.py").write_text(
+        "from lightning_agentrl.advantages import GAE\n"
+        "from lightning_agentrl.agents import Agent\n\n\n"
+        "class Bare(Agent):\n"
+        "    def __init__(self, model: str):\n"
+        "        super().__init__(model, critic=None, advantage=GAE(), needs_reference=False)\n\n"
+        "    def policy_loss(self, batch, scores):\n"
+        "        return -batch.advantages * scores.logps\n\n"
+        "    def value_loss(self, batch, values):\n"
+        "        return values\n"
+    )
+    given = changed(config, "model", {"class_path": "no_critic.Bare", "init_args": {"model": "demo"}})
+    told = sentence(agentrl(config=given))
+    assert "GAE needs values, so a critic must be given: set model.init_args.critic" in told
+
+
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [

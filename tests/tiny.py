@@ -96,35 +96,3 @@ def tiny_tokenizer(vocab_words: Iterable[str] = ()) -> PreTrainedTokenizerFast:
         chat_template=CHATML,
         clean_up_tokenization_spaces=False,
     )
-
-
-def word_model_folder(path: Path, words: Iterable[str], seed: int = 0) -> Path:
-    """Write a random Llama whose vocabulary is the words of a game, so that a reply of one token is often a move.
-
-    Args:
-        path: folder to write, made if missing.
-        words: what the game says and is told; any other word is unknown.
-        seed: of the weights.
-    """
-    vocabulary = [PAD, START, END, "?", "system", "user", "assistant", *words]
-    tokens = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="?"))
-    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, bos_token=START, eos_token=END, pad_token=PAD, unk_token="?", chat_template=CHATML
-    )
-    tokenizer.save_pretrained(path)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
-        eos_token_id=2,
-        pad_token_id=0,
-        bos_token_id=1,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    return Path(path)

@@ -25,6 +25,7 @@ class AdvantageEstimator(ABC):
     needs_groups: ClassVar[bool] = False  # several episodes per start state
     needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
+    needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
 
     def __init__(self, whiten: bool = True) -> None:
         self.whiten = whiten

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
@@ -34,6 +36,8 @@ class MaxRL(ScoreEstimator):
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
     """
+
+    needs_nonnegative_scores: ClassVar[bool] = True
 
     def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)

@@ -42,6 +42,7 @@ class ActorCritic(L.LightningModule):
         lr_critic: float,
         weight_decay: float,
         gradient_checkpointing: bool,
+        recompute_logits: bool,
         lora: LoRA | None,
         kernels: Kernels,
     ) -> None:
@@ -51,6 +52,7 @@ class ActorCritic(L.LightningModule):
         self.needs_reference = needs_reference
         self.lr_actor, self.lr_critic, self.weight_decay = lr_actor, lr_critic, weight_decay
         self.gradient_checkpointing = gradient_checkpointing
+        self.recompute_logits = recompute_logits
         self.lora = lora
         self.kernels: Kernels = kernels
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
@@ -87,7 +89,7 @@ class ActorCritic(L.LightningModule):
         if hasattr(self, "actor"):
             return
         base = None if self.lora is None else load_causal_lm(self.model)  # below the adapters of actor and critic
-        self.actor = LanguageModel(self._backbone("actor", None, base))
+        self.actor = LanguageModel(self._backbone("actor", None, base), self.recompute_logits)
         self._shard(self.actor)  # before the next model is read
         if self.critic is not None:
             self.critic.build(self.actor.hidden_size, lambda model: self._backbone("critic", model, base))

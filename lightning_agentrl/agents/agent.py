@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import AdvantageEstimator, whiten
 from lightning_agentrl.agents.actor_critic import ActorCritic
-from lightning_agentrl.agents.checks import check_groups, check_trainer, correction_for
+from lightning_agentrl.agents.checks import check_groups, check_scores, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.gradients import step_by_group
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -57,6 +57,8 @@ class Agent(ActorCritic, ABC):
         temperature: of sampling and of all log-probs.
         max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
         gradient_checkpointing: recompute activations in the backward pass.
+        recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
+            keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
         lora: train adapters on the frozen model; None: all weights.
         kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
         variance_proxy: log how signal and noise of the policy's gradient develop.
@@ -80,6 +82,7 @@ class Agent(ActorCritic, ABC):
         temperature: float = 1.0,
         max_tokens_per_micro_batch: int = 16384,
         gradient_checkpointing: bool = False,
+        recompute_logits: bool = True,
         lora: LoRA | None = None,
         kernels: Kernels = "torch",
         variance_proxy: bool = False,
@@ -96,6 +99,7 @@ class Agent(ActorCritic, ABC):
             lr_critic=lr_critic,
             weight_decay=weight_decay,
             gradient_checkpointing=gradient_checkpointing,
+            recompute_logits=recompute_logits,
             lora=lora,
             kernels=kernels,
         )
@@ -163,6 +167,11 @@ class Agent(ActorCritic, ABC):
         are those of the step itself.
         """
         return True
+
+    @property
+    def takes_kl_from_rewards(self) -> bool:
+        """Whether :meth:`shape_rewards` subtracts a KL, so that scores may fall below 0."""
+        return False
 
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
@@ -259,7 +268,8 @@ class Agent(ActorCritic, ABC):
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-        check_groups(self.advantage, self.datamodule.groups, self.group_filter)
+        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.loss_aggregation)
+        check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 

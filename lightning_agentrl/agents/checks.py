@@ -8,8 +8,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.rollout import GroupRollout
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
+from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
@@ -57,9 +57,12 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
 
 
 def check_groups(
-    advantage: AdvantageEstimator, groups: GroupRollout | None, group_filter: GroupFilter | None = None
+    advantage: AdvantageEstimator,
+    groups: GroupRollout | None,
+    group_filter: GroupFilter | None = None,
+    aggregation: AggregationMode = "token-mean",
 ) -> None:
-    """Refuse estimators and filters that compare episodes where rollouts have nothing to compare.
+    """Refuse estimators, filters and means that compare episodes where rollouts have nothing to compare.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -76,9 +79,37 @@ def check_groups(
             f"{type(group_filter).__name__} chooses among groups of episodes; set data.init_args.groups, or remove "
             "model.init_args.group_filter"
         )
+    if groups is None and aggregation == "prompt-mean":
+        raise ValueError(
+            "loss_aggregation prompt-mean is a mean over groups of episodes; set data.init_args.groups, for example to "
+            "{size: 8, per_rollout: 16}, or change model.init_args.loss_aggregation"
+        )
     if groups is not None and groups.size == 1 and advantage.needs_groups:
         raise ValueError(
             f"{name} compares the episodes of a group, and data.init_args.groups.size is 1; give at least 2"
+        )
+
+
+def check_scores(advantage: AdvantageEstimator, kl_in_reward: bool, interaction: Interaction) -> None:
+    """Refuse what takes scores below 0 where the estimator has no meaning for them.
+
+    Args:
+        advantage: the estimator.
+        kl_in_reward: whether a KL is subtracted from rewards.
+        interaction: may take a penalty for invalid replies.
+
+    Raises:
+        ValueError: one sentence with the keys to change.
+    """
+    penalty = isinstance(interaction, TurnInteraction) and interaction.invalid_penalty > 0
+    keys = [
+        *["model.init_args.kl_in_reward"] * kl_in_reward,
+        *["data.init_args.interaction.init_args.invalid_penalty"] * penalty,
+    ]
+    if advantage.needs_nonnegative_scores and keys:
+        raise ValueError(
+            f"{type(advantage).__name__} needs scores of at least 0; set {' and '.join(keys)} to 0, or change "
+            "model.init_args.advantage"
         )
 
 

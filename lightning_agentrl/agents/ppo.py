@@ -115,6 +115,10 @@ class PPOAgent(Agent):
         kl = kl_estimate(scores.old_logps, scores.ref_logps, self.kl_kind)
         return kl_in_reward(rollout.rewards, kl, rollout.action_mask, self.kl_coefficient.value)
 
+    @property
+    def takes_kl_from_rewards(self) -> bool:
+        return self.kl_coefficient.value > 0
+
     def prepare(self, rollout: Rollout) -> Rollout:
         """As every agent; then an adaptive coefficient takes the KL that was seen."""
         rollout = super().prepare(rollout)

@@ -135,11 +135,18 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 class LanguageModel(nn.Module):
-    """A causal language model as policy. The vocabulary projection runs on read-out positions only, in chunks."""
+    """A causal language model as policy. The vocabulary projection runs on read-out positions only, in chunks.
 
-    def __init__(self, lm: PreTrainedModel) -> None:
+    Args:
+        lm: the model.
+        recompute_logits: where gradients are needed of more than one chunk, compute each chunk's logits again in the
+            backward pass, so that one chunk of them is in memory and not all.
+    """
+
+    def __init__(self, lm: PreTrainedModel, recompute_logits: bool = True) -> None:
         super().__init__()
         self.lm = lm
+        self.recompute_logits = recompute_logits
 
     @property
     def hidden_size(self) -> int:
@@ -163,12 +170,13 @@ class LanguageModel(nn.Module):
     ) -> TokenScores:
         """Log-probs of ``targets_R`` and entropy, and the sum of squared probabilities if asked for.
 
-        All are of the distribution at sampling temperature.
+        All are of the distribution at sampling temperature, and of the same logits.
         """
         head = cast(nn.Module, self.lm.get_output_embeddings())
+        recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK
         chunks = []
         for hidden, targets in zip(hidden_RH.split(READS_PER_CHUNK), targets_R.split(READS_PER_CHUNK), strict=True):
-            if torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK:  # keep one chunk of logits alive, not all
+            if recompute:
                 chunk = checkpoint(
                     _head_scores, head, hidden, targets, temperature, sum_pi_squared, use_reentrant=False
                 )

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import (
     AdvantageEstimator,
-    MaxRL,
     OptimalTokenBaseline,
     Reduce,
     ScoreEstimator,
@@ -68,8 +67,8 @@ def assert_same(got: Sequence[Sequence[Sequence[float]]], want: Sequence[Sequenc
             assert x == pytest.approx(y, rel=1e-9, abs=1e-9)
 
 
-def drawn(cls: type, seed: int) -> list[Episode]:
-    return draw_episodes(seed, dense=seed % 2 == 0, least=0.0 if cls is MaxRL else -0.5)
+def drawn(cls: type[AdvantageEstimator], seed: int) -> list[Episode]:
+    return draw_episodes(seed, dense=seed % 2 == 0, least=0.0 if cls.needs_nonnegative_scores else -0.5)
 
 
 def test_every_estimator_is_here_and_defined():

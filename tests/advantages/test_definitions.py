@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.advantages import AdvantageEstimator, MaxRL
+from lightning_agentrl.advantages import AdvantageEstimator
 from tests.advantages.cases import build, draw_episodes
 from tests.advantages.definitions import DEFINITIONS, VARIANTS
 
@@ -24,7 +24,7 @@ def name_of(value: Any) -> str:
 def test_equals_the_definition(cls: type[AdvantageEstimator], arguments: dict[str, Any]):
     for seed in SEEDS:
         for dense in (False, True):
-            episodes = draw_episodes(seed, dense, least=0.0 if cls is MaxRL else -0.5)
+            episodes = draw_episodes(seed, dense, least=0.0 if cls.needs_nonnegative_scores else -0.5)
             built = build(episodes, one_row=seed % 2 == 0, seed=seed, noise=float("nan"), padding=1)
             got = [built.read(x) for x in cls(**arguments).estimate(built.rollout)]
             want = DEFINITIONS[cls](episodes, **arguments)

@@ -442,7 +442,9 @@ def test_other_estimators_can_declare_what_they_need(rollout: Rollout):
     squares = Scores(sum_pi_squared=torch.ones(2, 2))
     assert NeedsSquares().estimate(rollout.union(scores=squares))[0] is rollout.rewards
     needs = [name for name in vars(AdvantageEstimator) if name.startswith("needs_")]
-    assert sorted(needs) == ["needs_greedy_baseline", "needs_groups", "needs_sum_pi_squared", "needs_values"]
+    assert sorted(needs) == [
+        *("needs_greedy_baseline", "needs_groups", "needs_nonnegative_scores", "needs_sum_pi_squared", "needs_values"),
+    ]
     assert not any(getattr(AdvantageEstimator, name) for name in needs)
     assert GAE.needs_values
     assert DualDiscountGAE.needs_values

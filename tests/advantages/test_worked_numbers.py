@@ -37,6 +37,8 @@ from lightning_agentrl.advantages import (
     variance_proxies,
     whiten,
 )
+from lightning_agentrl.agents.selection import corrected
+from lightning_agentrl.losses import RatioRejection, RejectOnly, TruncatedWeights
 from tests.advantages.cases import Episode, Token, Visit, build, simple
 
 close = partial(torch.testing.assert_close, rtol=0, atol=1e-4)
@@ -229,6 +231,37 @@ def test_optimal_token_baseline_of_rows_with_observations():
         assert built.read(advantages)[0] == pytest.approx([0.3333, 0.25], abs=1e-4)
         assert built.read(advantages)[1] == pytest.approx([-0.6667, -0.75, 0], abs=1e-4)
         assert built.read(returns) == [[1, 1], [0, 0, 0]]
+
+
+REJECTED = {
+    "none": (None, [[0.1667, 0.1429], [-0.8333, -0.8571, 0], [0.1667, 0.1429]]),
+    "weights": (TruncatedWeights(cap=2.0), [[0.0667, 0.0625], [-0.9333, -0.9375, 0], [0.0667, 0.0625]]),
+    "rejection": (RejectOnly(), [[0.3333, 0.25], [-0.6667, -0.75, 0], [0, 0]]),
+    "both": (TruncatedWeights(cap=2.0, rejections=[RatioRejection()]), [[0.3333, 0.25], [-0.6667, -0.75, 0], [0, 0]]),
+}
+
+
+@pytest.mark.parametrize(("correction", "want"), REJECTED.values(), ids=REJECTED)
+def test_a_rejected_episode_leaves_the_optimal_token_baseline(correction: Any, want: list[list[float]]):
+    """A third episode with score 1 and energies .3, .3, whose tokens the trainer finds twice as likely as the engine.
+
+    All three: B = .5 / .6 and 1.2 / 1.4. With weights its energies count four times: 1.4 / 1.5 and 3 / 3.2. Rejected by
+    its geometric mean of 2 it leaves the numbers of the others alone, and has no advantage.
+    """
+    half = math.log(0.5)
+    rows = [((0.2, 0.0), (0.4, 1.0)), ((0.1, 0.0), (0.1, 0.0), (0.5, 0.0)), ((0.3, 0.0), (0.3, 1.0))]
+    built = build(
+        [
+            Episode(0, tuple(Visit(j, (Token(r, logp=half, sum_pi_squared=w),)) for j, (w, r) in enumerate(row)))
+            for row in rows
+        ]
+    )
+    engine = torch.full_like(built.rollout.rewards, half)
+    engine[2] = math.log(0.25)
+    rollout = corrected(built.rollout.union(rollout_logps=engine), correction, lambda x: x)
+    advantages = built.read(OptimalTokenBaseline().estimate(rollout)[0])
+    for got, of_episode in zip(advantages, want, strict=True):
+        assert got == pytest.approx(of_episode, abs=1e-4)
 
 
 def test_old_log_probs_are_asked_for_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,14 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
+from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
+
+
+class ByLength(ActionParser):
+    """Finds an action in whatever a random model writes."""
+
+    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
+        return ParsedReply("", list(actions)[len(reply) % len(actions)])
 
 
 def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPOAgent:

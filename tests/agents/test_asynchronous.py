@@ -14,6 +14,8 @@ import lightning as L
 import pytest
 import torch
 
+from benchmarks.estimators.learn import BANDIT
+from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -34,7 +36,6 @@ from lightning_agentrl.rollout import (
 )
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.rollout.scripted import FREE_TEXT, Scripted
-from tests.tiny import word_model_folder
 
 VLLM = [
     pytest.mark.vllm,
@@ -163,7 +164,7 @@ def check_weights(keep: Keep, agent: PPOAgent) -> None:
 def test_it_learns_what_the_synchronous_mode_learns(tmp_path):
     """At a learning rate that suits older turns: at this one both modes take the same 50 iterations."""
     keep = Keep()
-    folder = word_model_folder(tmp_path / "words", ("Weather", "sun", "rain", "snow", "hat", "umbrella", "gloves"))
+    folder = word_model(BANDIT.words, tmp_path / "words")
     agent = make_agent(
         folder, SharedCritic(), kl_in_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
     )

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
 
 import lightning as L
 import pytest
 import torch
 
 import lightning_agentrl.advantages
-from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, PassAtK, ReMax
+from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, MaxRL, PassAtK, ReMax
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_record import facts
-from lightning_agentrl.losses import DropEqualScores
+from lightning_agentrl.losses import AdaptiveKL, DropEqualScores
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.plan import DryRun, PlanShown, plan_text
@@ -27,8 +26,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
-from tests.agents.harness import make_data, make_trainer
+from tests.agents.harness import ByLength, make_data, make_trainer
 
 ESTIMATORS = [
     cls
@@ -56,13 +54,6 @@ def agent_of(folder, advantage: AdvantageEstimator, **kwargs) -> PPOAgent:
     return PPOAgent(str(folder), **{"advantage": advantage, "kl_in_reward": 0.0, "lr_actor": 1e-3} | kwargs)
 
 
-class ByLength(ActionParser):
-    """Finds an action in whatever a random model writes."""
-
-    def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
-        return ParsedReply("", list(actions)[len(reply) % len(actions)])
-
-
 NEEDS = {
     (cls.needs_values, cls.needs_groups, cls.needs_greedy_baseline, cls.needs_sum_pi_squared): cls for cls in ESTIMATORS
 }
@@ -74,7 +65,7 @@ NEEDS = {
 )
 def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memory):
     """In growing samples one of each kind: how its numbers depend on the layout is told by the conformance suite."""
-    keep, data = Keep(), group_data(memory=memory, interaction=TurnInteraction(4, ByLength()))
+    keep, data = Keep(), group_data(memory=memory, interaction=TurnInteraction(4, ByLength(), invalid_penalty=0.0))
     agent = agent_of(tiny_folder, estimator())
     trainer = make_trainer(tmp_path, 2, [keep])
     with warnings.catch_warnings():
@@ -165,6 +156,27 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
     assert not apart
     fresh = load_causal_lm(str(tiny_folder)).double()
     assert all(torch.equal(a, b) for a, b in zip(agent.actor.lm.parameters(), fresh.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kl", "penalty", "keys"),
+    [
+        (0.001, 0.0, r"model\.init_args\.kl_in_reward"),
+        (AdaptiveKL(), 0.0, r"model\.init_args\.kl_in_reward"),
+        (0.0, 0.1, r"data\.init_args\.interaction\.init_args\.invalid_penalty"),
+        (0.001, 0.1, r"model\.init_args\.kl_in_reward and data\.init_args\.interaction\.init_args\.invalid_penalty"),
+    ],
+)
+def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tmp_path, tiny_folder, kl, penalty, keys):
+    data = group_data(interaction=TurnInteraction(4, invalid_penalty=penalty))
+    with pytest.raises(ValueError, match=rf"^MaxRL needs scores of at least 0; set {keys} to 0, or change model\.i"):
+        make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_in_reward=kl), data)
+
+
+def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):
+    agent = agent_of(tiny_folder, DualDiscountGAE(), loss_aggregation="prompt-mean")
+    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups .* model\.init_args\.loss_aggregation"):
+        make_trainer(tmp_path, 1).fit(agent, group_data(None, num_envs=16))
 
 
 def test_a_filter_without_groups_is_refused(tmp_path, tiny_folder):

@@ -8,6 +8,7 @@ import torch
 
 from lightning_agentrl.agents import PPOAgent, passes
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
+from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import pack, plan_micro_batches
@@ -31,10 +32,10 @@ class Spy(L.Callback):
         self.gradients.append({n: p.grad.clone() for n, p in agent.named_parameters() if p.grad is not None})
 
 
-def gradients(tmp_path, folder, critic, tokens, memory=None):
+def gradients(tmp_path, folder, critic, tokens, memory=None, **kwargs):
     spy = Spy()
     agent = make_agent(
-        folder, critic, max_tokens_per_micro_batch=tokens, max_grad_norm_actor=1e9, max_grad_norm_critic=1e9
+        folder, critic, max_tokens_per_micro_batch=tokens, max_grad_norm_actor=1e9, max_grad_norm_critic=1e9, **kwargs
     )
     data = make_data(**({"memory": memory} if memory else {}))
     make_trainer(tmp_path, 1, [spy]).fit(agent, data)
@@ -51,6 +52,19 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
     for other in (cut, some):
         for name, gradient in whole.gradients[0].items():
             assert torch.allclose(gradient, other.gradients[0][name], rtol=0, atol=1e-10), name
+
+
+def test_recomputed_logits_give_the_gradients_of_kept_ones(tmp_path, exact_folder, monkeypatch):
+    monkeypatch.setattr(language_model, "READS_PER_CHUNK", 4)
+    heads = []
+    real = language_model._head_scores
+    monkeypatch.setattr(language_model, "_head_scores", lambda *a: heads.append(torch.is_grad_enabled()) or real(*a))
+    recomputed = gradients(tmp_path, exact_folder, SharedCritic(), 10**6)
+    twice, heads[:] = sum(heads), []
+    kept = gradients(tmp_path, exact_folder, SharedCritic(), 10**6, recompute_logits=False)
+    assert twice == 2 * sum(heads) > 4
+    for name, gradient in kept.gradients[0].items():
+        assert torch.allclose(gradient, recomputed.gradients[0][name], rtol=0, atol=1e-10), name
 
 
 def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):

@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ClipCov": {"share": 0.1, "cov_low": 0.1, "cov_high": 5.0},  # so that some tokens of few are picked
     "KLCov": {"share": 0.1},
 }
+PULL_BACK = {"DRO", "KLCov"}  # towards the old policy, whatever the advantages are
 
 
 def concrete(base: type) -> list[type]:
@@ -93,6 +94,30 @@ class Case:
             fill = False if name == "mask" else value
             setattr(part, name, x if x.dim() == 1 else torch.nn.functional.pad(x, (0, columns), value=fill))
         return part
+
+    def spread(self, value: float) -> tuple[Case, Tensor]:
+        """Columns off the mask before, between and behind those that are there, and the columns [B, T] of those."""
+        rows, width = self.mask.shape
+        noise = torch.rand(rows, width + 5, generator=torch.Generator().manual_seed(0))
+        places_BT = noise.argsort(1)[:, :width].sort(1).values
+        part = object.__new__(Case)
+        for name, x in vars(self).items():
+            wide = x.new_full((rows, width + 5), False if name == "mask" else value) if x.dim() == 2 else x
+            setattr(part, name, wide.scatter(1, places_BT, x) if x.dim() == 2 else x)
+        return part, places_BT
+
+    def with_empty_rows(self, value: float) -> Case:
+        """One more at the beginning, one in the middle, one at the end; in groups of their own and of others."""
+        part = object.__new__(Case)
+        for name, x in vars(self).items():
+            fill = {"mask": False, "groups": 99}.get(name, value)
+            row = x.new_full((1, *x.shape[1:]), fill)
+            setattr(part, name, torch.cat([row, x[:3], row, x[3:], row]))
+        part.groups[-1] = self.groups[0]
+        return part
+
+
+FULL_ROWS = [1, 2, 3, 5, 6, 7, 8]  # where the rows of a case are in the one with more empty rows
 
 
 def run(loss: PolicyLoss, case: Case, picked: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -170,6 +195,79 @@ def test_padding_changes_nothing(cls: type) -> None:
     for got, expected in zip(run(loss, wide), run(loss, case), strict=True):
         torch.testing.assert_close(got[:, :6], expected, rtol=1e-12, atol=1e-12)
         assert not got[:, 6:].any()
+
+
+def mean_and_gradient(loss: PolicyLoss, case: Case, mode: AggregationMode) -> tuple[Tensor, Tensor]:
+    """Of a whole mini-batch."""
+    norm = 8 if mode == "seq-mean-token-sum-norm" else None
+    weights = row_weights(case.mask, mode, norm_tokens=norm, groups_B=case.groups)
+    logps = case.logps.clone().requires_grad_(True)
+    losses = loss(logps, case.old, case.advantages, case.mask, case.picked(loss))
+    total = aggregate(losses, case.mask, weights)
+    (gradient,) = torch.autograd.grad(total, logps)
+    return total.detach(), gradient
+
+
+@of_every_loss
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+def test_observations_between_tokens_change_nothing(cls: type, mode: AggregationMode) -> None:
+    """Whatever numbers stand there."""
+    case, loss = Case(3), make(cls)
+    wide, places = case.spread(NAN)
+    assert not torch.equal(wide.mask[:, :6], case.mask)
+    assert torch.equal(wide.picked(loss).gather(1, places), case.picked(loss))
+    total, gradient = mean_and_gradient(loss, wide, mode)
+    want, want_gradient = mean_and_gradient(loss, case, mode)
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient.gather(1, places), want_gradient, rtol=1e-12, atol=1e-12)
+    assert not gradient[~wide.mask].any()
+
+
+@of_every_loss
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+def test_rows_without_tokens_take_no_part(cls: type, mode: AggregationMode) -> None:
+    case, loss = Case(3), make(cls)
+    more = case.with_empty_rows(NAN)
+    assert torch.equal(more.picked(loss)[FULL_ROWS], case.picked(loss))
+    total, gradient = mean_and_gradient(loss, more, mode)
+    want, want_gradient = mean_and_gradient(loss, case, mode)
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient[FULL_ROWS], want_gradient, rtol=1e-12, atol=1e-12)
+    assert int(gradient.any(1).sum()) == int(want_gradient.any(1).sum())
+
+
+@of_every_loss
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+def test_the_order_of_rows_and_groups_changes_no_mean(cls: type, mode: AggregationMode) -> None:
+    case, loss = Case(4), make(cls)
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
+    mixed = case.select(order)
+    mixed.groups = 1000 - 7 * mixed.groups
+    total, gradient = mean_and_gradient(loss, mixed, mode)
+    want, want_gradient = mean_and_gradient(loss, case, mode)
+    torch.testing.assert_close(total, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, want_gradient[order], rtol=1e-12, atol=1e-12)
+
+
+@of_every_loss
+def test_groups_of_one_row_count_like_rows(cls: type) -> None:
+    case, loss = Case(4), make(cls)
+    case.groups = torch.arange(7)
+    got, want = (mean_and_gradient(loss, case, mode) for mode in ("prompt-mean", "seq-mean-token-mean"))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@of_every_loss
+def test_equal_scores_pull_back_at_most(cls: type) -> None:
+    """Without advantages nothing is learned; where the policy is still the old one, nothing moves at all."""
+    case, loss = Case(5), make(cls)
+    case.advantages = torch.zeros_like(case.advantages)
+    _, gradient = run(loss, case)
+    towards_old = torch.where(case.mask, (case.logps - case.old).sign(), 0)
+    assert bool((gradient.sign() * towards_old >= 0).all())
+    assert bool(gradient.any()) == (cls.__name__ in PULL_BACK)
+    case.old = case.logps
+    assert not run(loss, case)[1].any()
 
 
 @of_every_loss
@@ -395,6 +493,19 @@ def test_order_and_padding_do_not_matter(correction: Any) -> None:
     wide = corrected(correction, case.padded(3, NAN))
     assert_same((None if wide[0] is None else wide[0][:, :6], wide[1][:, :6]), (weights, keep))
     assert not wide[1][:, 6:].any()
+
+
+@of_every_correction
+def test_corrections_skip_observations_and_empty_rows(correction: Any) -> None:
+    case = Case(2)
+    weights, keep = corrected(correction, case)
+    wide, places = case.spread(NAN)
+    got = corrected(correction, wide)
+    assert not got[1][~wide.mask].any()
+    assert_same((None if got[0] is None else got[0].gather(1, places), got[1].gather(1, places)), (weights, keep))
+    more = corrected(correction, case.with_empty_rows(NAN))
+    assert_same((None if more[0] is None else more[0][FULL_ROWS], more[1][FULL_ROWS]), (weights, keep))
+    assert int(more[1].sum()) == int(keep.sum())
 
 
 @of_every_correction

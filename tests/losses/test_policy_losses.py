@@ -16,10 +16,14 @@ from lightning_agentrl.losses import (
     GMPO,
     GSPO,
     SAPO,
+    AdaptiveKL,
     ClipCov,
+    IcePop,
     KLCov,
     PPOClip,
+    RatioRejection,
     Reinforce,
+    TruncatedWeights,
     kl_shift,
     largest,
     tv_shift,
@@ -121,6 +125,29 @@ def test_shifts_by_hand():
 
 def test_dro_by_hand():
     close(DRO(0.5)(f64([[-1.0]]), f64([[-3.0]]), f64([[2.0]]), ONE_ROW[:, :1]), f64([[2.0 + 0.25 * 4]]))
+
+
+@pytest.mark.parametrize(
+    ("made", "published"),
+    [
+        (PPOClip(), {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}),
+        (GSPO(), {"clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "seq-mean-token-mean"}),
+        (CISPO(), {"clip_low": 1.0}),  # no lower bound
+        (SAPO(), {"tau_positive": 1.0, "tau_negative": 1.05}),
+        (GMPO(), {"clip": 0.4, "aggregation": "seq-mean-token-mean"}),
+        (DPPOTV(), {"max_ratio": 20.0}),
+        (DPPOKL(), {"max_ratio": 20.0}),
+        (ClipCov(), {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}),
+        (KLCov(), {"share": 2e-4, "penalty": 1.0}),
+        (TruncatedWeights(), {"level": "token", "cap": 2.0}),
+        (IcePop(), {"low": 0.5, "high": 5.0}),
+        (RatioRejection(), {"level": "mean", "low": 0.99, "high": 1.01}),
+        (AdaptiveKL(), {"clip": 0.2}),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_defaults_are_those_that_were_published(made, published):
+    assert {name: getattr(made, name) for name in published} == published
 
 
 # Picked tokens
