@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lightning_agentrl import commands
+from lightning_agentrl.agents import actor_critic
 from lightning_agentrl.errors import explain
 
 Config = dict[str, Any]

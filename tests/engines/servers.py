@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,10 +12,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from lightning_agentrl.engines.vllm_server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "64")
@@ -86,3 +91,38 @@ class ServerProcess:
 
 
 Pair = tuple[ServerProcess, ServerProcess]
+
+
+def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Address of the server of each request, as they come."""
+    asked: list[str] = []
+    generate = VLLMServer.generate
+
+    async def noted(self: VLLMServer, *args: Any) -> Any:
+        asked.append(self.url)
+        return await generate(self, *args)
+
+    monkeypatch.setattr(VLLMServer, "generate", noted)
+    return asked
+
+
+def kill_while_it_samples(
+    monkeypatch: pytest.MonkeyPatch, server: ServerProcess, reply: int, then: Callable[[], None] = lambda: None
+) -> list[int]:
+    """While it samples so many of its replies; gives how many it was asked for."""
+    asked, generate = [0], VLLMServer.generate
+
+    async def killing(self: VLLMServer, *args: Any) -> Any:
+        if self.url != server.url:
+            return await generate(self, *args)
+        asked[0] += 1
+        if asked[0] != reply:
+            return await generate(self, *args)
+        sampling = asyncio.create_task(generate(self, *args))
+        await asyncio.sleep(0.02)
+        server.kill()
+        then()
+        return await sampling
+
+    monkeypatch.setattr(VLLMServer, "generate", killing)
+    return asked

@@ -13,11 +13,10 @@ import pytest
 
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool, shared_weights, vllm_server
 from lightning_agentrl.engines.shared_weights import SharedWeights
-from lightning_agentrl.engines.vllm_server import VLLMServer
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.verify import move
-from tests.engines.servers import Pair
+from tests.engines.servers import Pair, places
 from tests.engines.test_vllm_engine import (
     CLOSE,
     MIXED,
@@ -51,19 +50,6 @@ def engine(pair: Pair, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -
         yield engine
     finally:
         engine.stop()
-
-
-def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Address of the server of each request, as they come."""
-    asked: list[str] = []
-    generate = VLLMServer.generate
-
-    async def noted(self: VLLMServer, *args: Any) -> Any:
-        asked.append(self.url)
-        return await generate(self, *args)
-
-    monkeypatch.setattr(VLLMServer, "generate", noted)
-    return asked
 
 
 # What is sampled

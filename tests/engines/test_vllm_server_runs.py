@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,11 @@ import pytest
 
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.engines.vllm_server import VLLMServer
 from tests.agents import test_asynchronous as ahead
 from tests.agents.harness import make_agent, make_trainer
 from tests.agents.test_asynchronous import afresh  # noqa: F401 - a fixture
 from tests.callbacks.test_loggers import fit
-from tests.engines.servers import Pair, ServerProcess
+from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples
 from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
 from tests.engines.test_vllm_runs import played, run
 from tests.rollout.scripted import story
@@ -106,25 +104,6 @@ def check_warnings(told: Sequence[warnings.WarningMessage], server: ServerProces
 
 
 # While its replies are sampled; last, as the server is not started again
-
-
-def kill_while_it_samples(monkeypatch: pytest.MonkeyPatch, server: ServerProcess, reply: int) -> list[int]:
-    """While it samples so many of its replies; gives how many it was asked for."""
-    asked, generate = [0], VLLMServer.generate
-
-    async def killing(self: VLLMServer, *args: Any) -> Any:
-        if self.url != server.url:
-            return await generate(self, *args)
-        asked[0] += 1
-        if asked[0] != reply:
-            return await generate(self, *args)
-        sampling = asyncio.create_task(generate(self, *args))
-        await asyncio.sleep(0.02)
-        server.kill()
-        return await sampling
-
-    monkeypatch.setattr(VLLMServer, "generate", killing)
-    return asked
 
 
 def test_a_run_goes_on_with_the_other_server_when_one_is_killed(

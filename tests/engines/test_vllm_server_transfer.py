@@ -10,22 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_agentrl.engines import Reply, VLLMServerEngine, sent_weights, server_pool
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.transfer_source import Source
-from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.gloo_group import GlooGroup
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import BOUND, move
+from lightning_agentrl.verify import move
 from tests.callbacks.test_loggers import fit
-from tests.engines.servers import ServerProcess
+from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
 from tests.engines.test_vllm_runs import played, run
-from tests.engines.test_vllm_server import Pair, kill_while_it_samples, places
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from tests.engines.withheld import check_each_kind
+from tests.test_cli import Config, changed
 from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 
 
@@ -137,10 +136,8 @@ def test_adapters_are_sampled_with(engine: VLLMServerEngine, pair: Pair, served_
 
 
 @pytest.fixture
-def given(config: Config, served_folder: Path, pair: Pair) -> Config:  # noqa: F811
-    arguments = {"urls": [server.url for server in pair], "transfer": "gloo"}
-    engine = {"class_path": "VLLMServerEngine", "init_args": arguments}
-    given = changed(changed(config, "model.init_args.model", str(served_folder)), "data.init_args.engine", engine)
+def given(server_config: Config) -> Config:
+    given = changed(server_config, "data.init_args.engine.init_args.transfer", "gloo")
     return changed(given, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
@@ -150,30 +147,12 @@ def test_the_servers_sample_from_what_is_trained(verify: Verify, given: Config) 
     assert judged(lines)[0] < 3e-4
 
 
-@pytest.mark.parametrize("kind", ["layers.1.self_attn.q_proj", "layers.1.input_layernorm", "lm_head"])
-def test_a_weight_that_is_withheld_is_found_out(
-    kind: str,
+def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,  # noqa: F811
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first update is whole; the later ones lack one tensor."""
-    updates: list[list[str]] = []
-
-    def withholding(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        first, left_out = not updates, []
-        updates.append(left_out)
-        for name, weight in named_weights(lm):
-            if not first and kind in name:
-                left_out.append(name)
-            else:
-                yield name, weight
-
-    monkeypatch.setattr(sent_weights, "named_weights", withholding)
-    code, lines = verify(given)
-    assert [len(left_out) for left_out in updates] == [0, 1, 1]
-    assert (code, judged(lines)[2]) == (1, "FAILED")
-    assert not judged(lines)[0] <= BOUND
+    check_each_kind(verify, given, sent_weights, monkeypatch)
 
 
 # What is refused
