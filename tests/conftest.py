@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub is a mistake
@@ -82,9 +82,20 @@ def servers(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def pair(servers: Pair) -> Pair:
     """Two vLLM servers that run; they are started when they are first needed, and after a test has killed one."""
+    running(servers)
+    return servers
+
+
+@pytest.fixture
+def one_server(servers: Pair) -> ServerProcess:
+    """One of the two, which runs."""
+    running(servers[:1])
+    return servers[0]
+
+
+def running(servers: Sequence[ServerProcess]) -> None:
     for server in servers:
         if server.process is None:
             server.start()
     for server in servers:
         server.wait()
-    return servers

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,9 @@ TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) fo
 
 
 @pytest.fixture
-def server(request: pytest.FixtureRequest, served_folder: Path, tmp_path: Path) -> Iterator[ServerProcess | None]:
+def server(request: pytest.FixtureRequest) -> ServerProcess | None:
     """Of the tiny model, for configs that need one."""
-    if "server" not in request.getfixturevalue("path").stem:
-        yield None
-        return
-    server = ServerProcess(served_folder, tmp_path / "server.log")
-    try:
-        server.start()
-        server.wait()
-        yield server
-    finally:
-        server.kill()
+    return request.getfixturevalue("one_server") if "server" in request.getfixturevalue("path").stem else None
 
 
 def agentrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
