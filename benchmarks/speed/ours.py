@@ -108,6 +108,7 @@ class GivenData(L.LightningDataModule):
     steps_per_iteration = 1
     groups = None
     max_staleness = 0
+    interaction = None
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()

@@ -149,7 +149,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, settings)
 
 
 def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
-    with pytest.raises(ValueError, match="prompt-mean needs groups of episodes, which this rollout lacks"):
+    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups of episodes; set data\.init_args\.groups"):
         train(tmp_path, tiny_folder, loss_aggregation="prompt-mean")
 
 
