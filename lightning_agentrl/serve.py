@@ -39,6 +39,7 @@ def server_command(
     fixed += ["--weight-transfer-config", json.dumps({"backend": transfer})] if sent else []
     fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
     for_cpu = ["--enforce-eager", "--dtype", "float32", "--block-size", str(CPU_BLOCK)]
+    for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
     for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 SENDERS: dict[str, Callable[[Place, Calls, Source], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
 ANSWER_SECONDS = 5.0  # that a server may take to say why a transfer has failed, or this side to notice that it has
+LEAVE_SECONDS = 30.0  # for leaving the groups at the end
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,8 @@ class SentWeights:
         self._links[server.url] = link
 
     def remove(self) -> None:
-        for link in self._links.values():
-            link.close()
+        """Leave all groups. A process that ends while a thread is still leaving one would be aborted."""
+        wait([left for link in self._links.values() if (left := link.close())], timeout=LEAVE_SECONDS)
         self._links.clear()
 
 
@@ -106,9 +108,9 @@ class _Link:
         await self._watched(self._sender.send_weights)
         self.version = sent.version
 
-    def close(self) -> None:
-        if self._sender is not None:
-            in_thread(self._sender.shutdown, THREAD)  # which waits some seconds for NCCL
+    def close(self) -> Future[None] | None:
+        """Begin to leave the group, which takes some seconds with NCCL, and longer inside a transfer."""
+        return None if self._sender is None else in_thread(self._sender.shutdown, THREAD)
 
     async def _watched(self, work: Callable[[], T]) -> T:
         """What plain code gives. If the server refuses or dies, that is raised, though the code may wait on for it."""

@@ -141,6 +141,8 @@ def start_vllm(settings: VLLMSettings) -> Any:
         }
         if on_cpu:
             arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
+            # A prompt that is read in parts has its random stream wound back, which vLLM cannot do on a CPU.
+            arguments["enable_chunked_prefill"] = False
         else:
             arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
         if settings.lora_rank is not None:

@@ -149,6 +149,13 @@ def test_replies_follow_from_their_seeds_whoever_else_is_served(engine):
     assert len({reply.ids for reply in others}) == 8
 
 
+def test_more_tokens_than_one_step_reads(engine, policy):
+    """4200 at once, of which vLLM reads 2048 in a step."""
+    asked = [request(tokens(k, 350), seed=k, max_tokens=4) for k in range(12)]
+    for one, reply in zip(asked, serve(engine, asked), strict=True):
+        assert reply.logps == pytest.approx(trained_logps(policy, one, reply), abs=2e-4)
+
+
 # Nobody waits for anybody
 
 
