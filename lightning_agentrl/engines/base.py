@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from lightning_agentrl.models.language_model import LanguageModel
 
 
@@ -61,6 +63,13 @@ class PolicyHandle:
         """Tokens of the longest prompt and its reply."""
         context = self.policy.context_length
         return min(context, self.longest or context)
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """What the trainer scores and trains the policy in."""
+        device = self.policy.lm.device.type
+        with self.precision():
+            return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.policy.lm.dtype
 
 
 @dataclass(frozen=True)

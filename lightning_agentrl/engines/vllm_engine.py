@@ -24,7 +24,7 @@ from lightning_agentrl.engines.vllm_start import (
     has_processes,
     start_vllm,
 )
-from lightning_agentrl.engines.vllm_thread import VLLMThread
+from lightning_agentrl.engines.vllm_thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import save_adapters
@@ -40,7 +40,8 @@ class VLLMEngine(Engine):
     rounded.
 
     Args:
-        dtype: what it computes in; ``auto`` is float32 on a CPU and the precision of the trainer on a GPU.
+        dtype: what it computes in; ``auto`` is what the trainer computes in (``trainer.precision``). In more digits it
+            would sample from small changes of the weights that the trainer rounds away.
         max_batch: most replies sampled at a time; further requests wait.
         gpu_memory_utilization: share of a GPU's memory for weights, keys and values of the engine.
         kv_cache_gb: GiB of keys and values, on a CPU.
@@ -85,7 +86,7 @@ class VLLMEngine(Engine):
 
     def check(self) -> None:
         """Raises ConfigError too, when the processes cannot share weights as ``tensor_parallel`` says."""
-        check_installed()
+        check_installed("VLLMEngine (key data.init_args.engine)")
         check_world(self.tensor_parallel)
 
     def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
@@ -131,11 +132,15 @@ class VLLMEngine(Engine):
 
     def _start_thread(self, settings: VLLMSettings) -> VLLMThread:
         owns_processes = not has_processes()
-        build, close = lambda: start_vllm(settings), lambda engine: close_vllm(engine, owns_processes)
+        handling = Handling(
+            build=lambda: start_vllm(settings),
+            add=self._add,
+            read=self._read,
+            close=lambda engine: close_vllm(engine, owns_processes),
+        )
         if settings.group is None:
-            return VLLMThread(build, self._add, self._read, close)
-        ranks = settings.group.ranks
-        return LockstepThread(build, self._add, self._read, close, ranks, dist.get_rank(), exchange)
+            return VLLMThread(handling)
+        return LockstepThread(handling, settings.group.ranks, dist.get_rank(), exchange)
 
     def sync(self, policy_version: int) -> None:
         thread, handle = self._started()
@@ -181,15 +186,9 @@ class VLLMEngine(Engine):
     def _dtype(self, handle: PolicyHandle) -> torch.dtype:
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
-        device = handle.policy.lm.device.type
-        if device == "cpu":
-            return torch.float32
-        with handle.precision():
-            mixed = torch.is_autocast_enabled(device)
-            dtype = torch.get_autocast_dtype(device) if mixed else handle.policy.lm.dtype
-        if dtype == torch.float64:
+        if handle.computes_in == torch.float64:
             raise ConfigError(f"vLLM does not compute in float64; set {KEY}.dtype or trainer.precision 32-true")
-        return dtype
+        return handle.computes_in
 
     # In the thread of vLLM
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm_thread import Ask, Asker, Ended, Forget, VLLMThread
+from lightning_agentrl.engines.vllm_thread import Ask, Asker, Ended, Forget, Handling, VLLMThread
 from lightning_agentrl.errors import one_line
 
 PAUSE = 0.005  # seconds that a rank waits for requests of its own, while its group samples nothing
@@ -48,32 +48,20 @@ class LockstepThread(VLLMThread):
     a rank does by itself what all ranks do alike: new weights, sleep.
 
     Args:
-        build: gives the ``LLMEngine``.
-        add: hands a request under a name to the engine.
-        read: the reply in a finished output.
-        close: what to do with the engine at the end.
+        handling: what is done with the engine.
         ranks: of the group.
         rank: this one.
         exchange: gives state and news of all ranks for those of this one.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], Any],
-        add: Callable[[Any, str, SamplingRequest], None],
-        read: Callable[[Any], Reply],
-        close: Callable[[Any], None],
-        ranks: tuple[int, ...],
-        rank: int,
-        exchange: Exchange,
-    ) -> None:
+    def __init__(self, handling: Handling, ranks: tuple[int, ...], rank: int, exchange: Exchange) -> None:
         self._ranks, self._rank, self._exchange = ranks, rank, exchange
         self._done: set[int] | None = None  # ranks that ask for nothing more; None: between collections
         self._leaving: News | None = None  # the last news of this rank, once its collection is over
         self._left: Future[None] | None = None
         self._taken: dict[str, Asker] = {}  # out of the mail, and not yet in flight
         self._sampled = 0  # of all replies of this collection, equal on ranks that sampled the same tokens
-        super().__init__(build, add, lambda output: self._counted(read(output)), close, prefix=f"{rank}:")
+        super().__init__(handling, prefix=f"{rank}:")
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -98,7 +86,8 @@ class LockstepThread(VLLMThread):
     def _enter(self) -> None:
         self._done, self._sampled = set(), 0
 
-    def _counted(self, reply: Reply) -> Reply:
+    def _reply(self, output: Any) -> Reply:
+        reply = super()._reply(output)
         self._sampled = (self._sampled + hash(reply.ids)) % 2**62  # in whatever order replies are read
         return reply
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+import warnings
+from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args
 
 import aiohttp
@@ -13,7 +15,7 @@ from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.engines.background_loop import BackgroundLoop
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.sent_weights import SentWeights
-from lightning_agentrl.engines.server_answers import Transfer
+from lightning_agentrl.engines.server_answers import ServerFacts, Transfer
 from lightning_agentrl.engines.server_pool import ServerPool, Weights
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.vllm_server import VLLMServer, open_session
@@ -170,6 +172,7 @@ class VLLMServerEngine(Engine):
             await session.close()
             raise
         self.dtype = next((server.dtype for server in facts if server.dtype != "float32"), "float32")
+        check_precision(facts, handle)
         self._pool = pool
         self._minding = asyncio.create_task(_mind(pool, session))
 
@@ -183,13 +186,22 @@ async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
         await pool.mind()
 
 
+def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
+    """Warn of servers that do not compute as the trainer does: they sample from another distribution."""
+    own = str(handle.computes_in).removeprefix("torch.")
+    if _first() and (others := sorted({server.dtype for server in facts} - {own})):
+        warnings.warn(
+            f"a vLLM server computes in {others[0]} and the trainer in {own}, so what is sampled is not quite what is "
+            f"trained; start it with `agentrl serve MODEL -- --dtype {own}`, or change trainer.precision",
+            stacklevel=2,
+        )
+
+
 def _check_vllm() -> None:
     try:
-        check_installed()
+        check_installed("the side of the trainer, with the transfer nccl,")
     except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"the transfer nccl needs vLLM beside the trainer too: {error}; or set {KEY}.transfer to gloo or folder"
-        ) from error
+        raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error
 
 
 def _first() -> bool:

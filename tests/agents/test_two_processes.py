@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from tests.agents.processes import assert_alike, assert_same, fit, metrics, optimizer_states, read
-from tests.tiny import tiny_tokenizer
+from tests.tiny import small_model, tiny_tokenizer
 
 
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
@@ -88,34 +85,13 @@ def test_groups_of_two_processes_go_on_with_one_or_two(tmp_path, exact_folder, d
     assert_same(one, read(resumed))
 
 
-SMALL = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
-
-
-def small_folder(path: Path, family: str) -> Path:
-    """A small model of a family, of six layers."""
-    tokenizer = tiny_tokenizer()
-    config = SMALL[family](
-        vocab_size=len(tokenizer),
-        hidden_size=448,
-        intermediate_size=1216,
-        num_hidden_layers=6,
-        num_attention_heads=7,
-        num_key_value_heads=1,
-        head_dim=64,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_two_processes_that_share_prefixes_have_the_gradient_of_turns_by_themselves(tmp_path, family):
     """In float32, with gradient checkpointing, of the first step of all: Adam's first moment is a tenth of it."""
-    folder = small_folder(tmp_path / "model", family)
+    folder, tokenizer = tmp_path / "model", tiny_tokenizer()
+    small_model(family, len(tokenizer), eos_token_id=tokenizer.eos_token_id).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
     def gradient(name, processes, tokens, *arguments):
         saving = f"{{dirpath: {tmp_path / name}, filename: last, save_on_train_epoch_end: true}}"

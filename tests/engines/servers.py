@@ -12,17 +12,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool
 from lightning_agentrl.engines.vllm_server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "64")
+SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "64")
 
 
 class ServerProcess:
@@ -91,6 +92,20 @@ class ServerProcess:
 
 
 Pair = tuple[ServerProcess, ServerProcess]
+
+
+@contextmanager
+def watched(
+    engine: VLLMServerEngine, handle: PolicyHandle, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[VLLMServerEngine]:
+    """With the first weights; servers are looked at so often that this also happens while they take weights."""
+    monkeypatch.setattr(server_pool, "LOOK_SECONDS", 0.01)
+    try:
+        engine.start(handle)
+        engine.sync(0)
+        yield engine
+    finally:
+        engine.stop()
 
 
 def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:

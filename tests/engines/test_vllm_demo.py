@@ -20,7 +20,7 @@ BOUND = 1e-4
 @pytest.fixture(scope="module", autouse=True)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Begins to start before the first test, which does not need it."""
-    options = ("--kv-cache-memory-bytes", str(200 * 2**20), "--max-model-len", "1024")
+    options = ("--dtype", "float32", "--kv-cache-memory-bytes", str(200 * 2**20), "--max-model-len", "1024")
     server = ServerProcess(Path("demo"), tmp_path_factory.mktemp("demo") / "server.log", options)
     server.start()
     yield server

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
-from lightning_agentrl.engines.vllm_thread import VLLMThread
+from lightning_agentrl.engines.vllm_thread import Handling, VLLMThread
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.verify import move
 from tests.tiny import VOCABULARY
@@ -260,7 +260,7 @@ def test_requests_that_come_while_it_ends_are_told():
         def step(self) -> list[Any]:
             return []
 
-    thread = VLLMThread(Slow, add=lambda *_: None, read=lambda output: output, close=lambda engine: None)
+    thread = VLLMThread(Handling(Slow, add=lambda *_: None, read=lambda output: output, close=lambda engine: None))
 
     async def ask() -> list[Any]:
         waiting = [asyncio.create_task(thread.ask(MIXED[0])) for _ in range(3)]

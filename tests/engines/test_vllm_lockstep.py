@@ -18,6 +18,7 @@ import pytest
 from lightning_agentrl.engines import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm_group import check_split, check_world
 from lightning_agentrl.engines.vllm_lockstep import PAUSE, LockstepThread, News
+from lightning_agentrl.engines.vllm_thread import Handling
 
 T = TypeVar("T")
 
@@ -59,15 +60,13 @@ class Rank:
     def __init__(self, rank: int, slots: list[Any], barrier: Barrier) -> None:
         self.rank, self.engine, self.exchanges = rank, Counter(), 0
         self._slots, self._barrier = slots, barrier
-        self.thread = LockstepThread(
+        handling = Handling(
             build=lambda: self.engine,
             add=lambda engine, name, request: engine.add(name, request),
             read=lambda output: Reply(output.ids, (0.0,) * len(output.ids), False, 0),
             close=lambda _: None,
-            ranks=tuple(range(len(slots))),
-            rank=rank,
-            exchange=self._exchange,
         )
+        self.thread = LockstepThread(handling, tuple(range(len(slots))), rank, self._exchange)
 
     def _exchange(self, state: int, news: News | None) -> list[tuple[int, News | None]]:
         self.exchanges += 1

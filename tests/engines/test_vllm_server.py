@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool, shared_weights, vllm_server
+from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, shared_weights, vllm_server
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.verify import move
-from tests.engines.servers import Pair, places
+from tests.engines.servers import Pair, places, watched
 from tests.engines.test_vllm_engine import (
     CLOSE,
     MIXED,
@@ -41,15 +41,8 @@ def policy(served_folder: Path) -> LanguageModel:
 
 @pytest.fixture
 def engine(pair: Pair, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerEngine]:
-    """Servers are looked at so often that this also happens while they take weights."""
-    monkeypatch.setattr(server_pool, "LOOK_SECONDS", 0.01)
-    engine = VLLMServerEngine([server.url for server in pair])
-    try:
-        engine.start(handle_of(policy))
-        engine.sync(0)
+    with watched(VLLMServerEngine([server.url for server in pair]), handle_of(policy), monkeypatch) as engine:
         yield engine
-    finally:
-        engine.stop()
 
 
 # What is sampled

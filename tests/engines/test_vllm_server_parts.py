@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import random
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightning_agentrl.engines import SamplingRequest, VLLMServerEngine
+from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
 from lightning_agentrl.engines.prefix_routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks
 from lightning_agentrl.engines.server_answers import Lost, complaint, read_facts, read_reply
 from lightning_agentrl.engines.server_pool import back_off
 from lightning_agentrl.engines.shared_weights import SharedWeights
-from lightning_agentrl.models.language_model import load_causal_lm
+from lightning_agentrl.engines.vllm_server_engine import check_precision
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.serve import server_command
 from lightning_agentrl.server_worker import sizes_of
@@ -240,12 +243,24 @@ def test_sizes_are_those_that_a_model_has(tiny_folder: Path) -> None:
 
 
 def test_the_command_of_a_server() -> None:
-    command = server_command("/models/tiny", 8002, "127.0.0.1", ["--dtype", "bfloat16"], on_cpu=True)
+    command = server_command("/models/tiny", 8002, "127.0.0.1", ["--dtype", "float32"], on_cpu=True)
     text = " ".join(command)
     for part in (" /models/tiny ", "--port 8002", "--host 127.0.0.1", "--enable-scale-out", "processed_logprobs"):
         assert part in text
-    assert command.index("float32") < command.index("bfloat16")  # what is given wins
+    assert command.index("bfloat16") < command.index("float32")  # what is given wins
     assert "--enforce-eager" not in server_command("m", 1, "h", [], on_cpu=False)
+
+
+def test_servers_that_compute_otherwise_than_the_trainer_are_named(tiny_folder: Path) -> None:
+    facts, policy = read_facts(**TOLD), LanguageModel(load_causal_lm(str(tiny_folder)))
+    told = (
+        r"computes in bfloat16 and the trainer in float32, .* `agentrl serve MODEL -- --dtype float32`, or .*precision"
+    )
+    with pytest.warns(UserWarning, match=told):
+        check_precision([facts], PolicyHandle(policy, (), nullcontext))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_precision([facts], PolicyHandle(policy, (), lambda: torch.autocast("cpu", torch.bfloat16)))
 
 
 # The weights

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_agentrl.engines import Reply, VLLMServerEngine, sent_weights, server_pool
+from lightning_agentrl.engines import Reply, VLLMServerEngine, sent_weights
 from lightning_agentrl.engines.shared_weights import SharedWeights
 from lightning_agentrl.engines.transfer_source import Source
 from lightning_agentrl.gloo_group import GlooGroup
@@ -20,9 +20,9 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.verify import move
 from tests.callbacks.test_loggers import fit
-from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places
+from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places, watched
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
-from tests.engines.test_vllm_runs import played, run
+from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
 from tests.test_cli import Config, changed
 from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
@@ -52,19 +52,13 @@ def policy(served_folder: Path) -> LanguageModel:
 
 @pytest.fixture
 def engine(pair: Pair, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMServerEngine]:
-    """Servers are looked at so often that this also happens while they take weights."""
-    monkeypatch.setattr(server_pool, "LOOK_SECONDS", 0.01)
     for server in pair:
         if server.process is None:  # a test has killed it
             server.start()
             server.wait()
     engine = VLLMServerEngine([server.url for server in pair], transfer="gloo")
-    try:
-        engine.start(handle_of(policy))
-        engine.sync(0)
+    with watched(engine, handle_of(policy), monkeypatch):
         yield engine
-    finally:
-        engine.stop()
 
 
 def check(engine: VLLMServerEngine, policy: LanguageModel) -> None:
@@ -270,15 +264,10 @@ def training(given: Config, tmp_path: Path) -> Config:
 
 
 def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> None:
-    training["trainer"] |= {"devices": 2, "strategy": "ddp"}
-    done = run(training, tmp_path)
-    out, _ = done.communicate(timeout=400)
-    assert done.returncode == 0, out[-3000:]
-    turns = played(tmp_path / "run")
-    assert {turn["env"] for turn in turns} == {0, 1, 2, 3}
-    assert len(turns) == 2 * 8
+    check_two_processes(training, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
     training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ gymnasium.register("Broken-v0", Broken)
 """
 
 
+@pytest.mark.slow
 def test_an_environment_that_breaks_in_one_process_ends_both(given: Config, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "broken.py").write_text(BROKEN)
     env = {"id": "broken:Broken-v0", "retries": 0}

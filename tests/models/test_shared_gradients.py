@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import PreTrainedModel
 
 from lightning_agentrl.models.language_model import DEMO, LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.tree_attention import TREE
+from tests.tiny import small_model
 
-FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
-
-def make(family: str) -> PreTrainedModel:
+def make(family: Literal["demo", "qwen2", "qwen3"]) -> PreTrainedModel:
     if family == "demo":
         return load_causal_lm(DEMO)
-    torch.manual_seed(0)
-    config = FAMILIES[family](
-        vocab_size=5000,
-        hidden_size=448,
-        intermediate_size=1216,
-        num_hidden_layers=6,
-        num_attention_heads=7,
-        num_key_value_heads=1,
-        head_dim=64,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config, attn_implementation=TREE)
+    return small_model(family, vocab_size=5000, attn_implementation=TREE)
 
 
 def turns(shared: int, own: int, count: int, words: int) -> list[Row]:

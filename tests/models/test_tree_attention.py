@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from transformers import AutoModelForCausalLM, MistralConfig
+from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
 from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_model_folder
 
 MODULE = SimpleNamespace(num_key_value_groups=2, training=True)
 
@@ -166,20 +166,7 @@ def test_a_family_that_drops_the_tree_is_named():
 @pytest.mark.parametrize("window", [6, 100])
 def test_sliding_windows(tmp_path, window):
     """Rows shorter than the window, and rows longer than it."""
-    tokenizer = tiny_tokenizer(())
-    config = MistralConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=window,
-        max_position_embeddings=256,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    policy = LanguageModel(load_causal_lm(str(tmp_path)))
+    policy = LanguageModel(load_causal_lm(str(tiny_model_folder(tmp_path, "mistral", sliding_window=window))))
     draw = random.Random(0)
     shared = tuple(draw.choices(range(100), k=12))
     rows = [Row((*shared, *draw.choices(range(100), k=9)), (4, 14, 19)) for _ in range(3)]

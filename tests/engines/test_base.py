@@ -1,0 +1,43 @@
+"""What an engine is told of the trainer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_agentrl.engines import PolicyHandle, VLLMEngine
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+
+
+@pytest.fixture
+def policy(tiny_folder: Path) -> LanguageModel:
+    return LanguageModel(load_causal_lm(str(tiny_folder)))
+
+
+def mixed() -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_it_is_told_what_the_trainer_computes_in(policy: LanguageModel) -> None:
+    assert PolicyHandle(policy, (), nullcontext).computes_in == torch.float32
+    assert PolicyHandle(policy, (), mixed).computes_in == torch.bfloat16
+    policy.lm.to(torch.bfloat16)
+    assert PolicyHandle(policy, (), nullcontext).computes_in == torch.bfloat16
+
+
+def test_vllm_computes_in_what_the_trainer_does_unless_told_otherwise(policy: LanguageModel) -> None:
+    """As the bytes of its weights tell."""
+    count = sum(p.numel() for p in policy.lm.parameters())
+
+    def width(engine: VLLMEngine, handle: PolicyHandle) -> float:
+        return (engine.memory(handle, 1).held - 2**30) / count
+
+    assert width(VLLMEngine(), PolicyHandle(policy, (), nullcontext)) == 4
+    assert width(VLLMEngine(), PolicyHandle(policy, (), mixed)) == 2
+    assert width(VLLMEngine("float32"), PolicyHandle(policy, (), mixed)) == 4
+    policy.lm.double()
+    with pytest.raises(ValueError, match=r"does not compute in float64; set .*dtype or trainer.precision 32-true"):
+        VLLMEngine().memory(PolicyHandle(policy, (), nullcontext), 1)
