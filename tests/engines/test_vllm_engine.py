@@ -246,8 +246,8 @@ def test_an_answer_that_is_not_whole_is_never_a_reply(engine, monkeypatch, spoil
         return output
 
     finished: list[Any] = []
-    read = engine._thread._read
-    monkeypatch.setattr(engine._thread, "_read", lambda output: finished.append(output) or read(output))
+    read = engine._thread._reply
+    monkeypatch.setattr(engine._thread, "_reply", lambda output: finished.append(output) or read(output))
     serve(engine, [MIXED[0]])
     with pytest.raises(RuntimeError, match="the answer has"):
         read(without(finished[0]))
