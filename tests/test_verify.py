@@ -37,7 +37,9 @@ def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
             commands.main()
         except SystemExit as stop:
             code = int(stop.code or 0)
-        return code, capsys.readouterr().out.splitlines()
+        told = capsys.readouterr()
+        print(told.err, file=sys.stderr)  # shown if the test fails
+        return code, told.out.splitlines()
 
     return run
 

@@ -81,7 +81,10 @@ def test_ctrl_c_ends_it_with_one_line(given: Config, tmp_path: Path) -> None:
         assert time.monotonic() < end
         time.sleep(0.2)
     done.send_signal(signal.SIGINT)
-    out, _ = done.communicate(timeout=120)
+    try:
+        out, _ = done.communicate(timeout=120)
+    finally:
+        done.kill()  # does nothing to one that has ended
     assert done.returncode == 130, out[-3000:]
     assert "Traceback" not in out
     assert "agentrl: stopped after iteration " in out
