@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -15,17 +16,35 @@ from lightning_agentrl.types import Sample
 Ids = tuple[int, ...]
 
 
-def tokens_and_seconds(made: Setting, samples: Sequence[Sample]) -> tuple[int, float]:
-    """The prompts of a rollout all at once, with replies of the same lengths."""
+def tokens_and_seconds(made: Setting, samples: Sequence[Sample], in_turns: bool = False) -> tuple[int, float]:
+    """The prompts of a rollout with replies of the same lengths.
+
+    Args:
+        made: with the engine.
+        samples: of a rollout.
+        in_turns: give a prompt when the reply before it in its environment has ended, as a rollout has to; else all
+            at once.
+    """
 
     def run(vllm: Any) -> tuple[int, float]:
         vllm.reset_prefix_cache()
+        rows: dict[int, deque[Sample]] = {}
         for number, sample in enumerate(samples):
-            prompt, action = sample.segments
-            _add(vllm, f"alone {number}", prompt.ids, len(action.ids))
+            rows.setdefault(sample.turns[0].env if in_turns else number, deque()).append(sample)
+
+        def add_next(row: int) -> None:
+            if rows[row]:
+                prompt, action = rows[row].popleft().segments
+                _add(vllm, f"{row} {len(rows[row])}", prompt.ids, len(action.ids))
+
+        for row in rows:
+            add_next(row)
         tokens, started = 0, time.perf_counter()
         while vllm.has_unfinished_requests():
-            tokens += sum(len(output.outputs[0].token_ids) for output in vllm.step() if output.finished)
+            for output in vllm.step():
+                if output.finished:
+                    tokens += len(output.outputs[0].token_ids)
+                    add_next(int(output.request_id.split()[0]))
         return tokens, time.perf_counter() - started
 
     return _call(made, run)

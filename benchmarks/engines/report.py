@@ -45,19 +45,23 @@ def _throughput(records: Sequence[Record]) -> list[str]:
         "## Against vLLM alone",
         "",
         "Tokens per second of a rollout whose environments take no time, over those of vLLM driven by a loop of its",
-        "own, which has all prompts from the start: the same prompts and reply lengths, as many rows at a time.",
+        "own: the same prompts and reply lengths, as many rows at a time. *All at once*: vLLM has all prompts from the",
+        "start. *In turns*: it gets a prompt when the reply before it in its environment has ended, as a rollout does,",
+        "so that rows run out near the end.",
         "",
-        "| environments | turns of each | reply tokens at most | tokens | tokens/s, vLLM alone | rollout / alone |",
-        "|---|---|---|---|---|---|",
+        "| environments | turns of each | reply tokens at most | tokens | tokens/s, vLLM alone | rollout / all at once "
+        "| rollout / in turns |",
+        "|---|---|---|---|---|---|---|",
     ]
     for record in records:
         pairs = record["pairs"]
         alone = median(pair["tokens"] / pair["alone_seconds"] for pair in pairs)
         shares = [pair["alone_seconds"] / pair["rollout_seconds"] for pair in pairs]
+        in_turns = [pair["in_turns_seconds"] / pair["rollout_seconds"] for pair in pairs]
         tokens = median(pair["tokens"] for pair in pairs)
         lines.append(
             f"| {record['envs']} | {record['turns']} | {record['reply']} | {tokens:.0f} | {alone:.0f} "
-            f"| {spread(shares)}, {len(pairs)} pairs |"
+            f"| {spread(shares)} | {spread(in_turns)}, {len(pairs)} of each |"
         )
     return [*lines, ""]
 

@@ -1,7 +1,9 @@
 """Tokens per second of a collected rollout, over those of vLLM alone on the same prompts and reply lengths.
 
-The environments take no time, so what is lost is lost between the engine and them. vLLM alone gets all prompts at once
-with as many rows as there are environments, which a rollout cannot do: a prompt follows from the reply before it.
+The environments take no time. vLLM alone gets all prompts at once with as many rows as there are environments, which a
+rollout cannot do: a prompt follows from the reply before it, and near the end fewer environments have turns left. So
+vLLM alone also gets them in turns, each prompt when the reply before it has ended: what a rollout lacks of that is lost
+between engine and environments.
 
     python -m benchmarks.engines.throughput --envs 16 --turns 8 --reply 64
 
@@ -33,10 +35,14 @@ def main() -> None:
             for version in range(args.repeats):
                 made.engine.sync(version)
                 rollout = made.collect(args.turns)
-                tokens, seconds = tokens_and_seconds(made, list(rollout.rollout.samples))
-                assert tokens == rollout.tokens
-                pairs.append({"tokens": tokens, "rollout_seconds": rollout.seconds, "alone_seconds": seconds})
-                print(count, pairs[-1], f"share {seconds / rollout.seconds:.3f}", flush=True)
+                samples = list(rollout.rollout.samples)
+                tokens, alone = tokens_and_seconds(made, samples)
+                tokens_in_turns, in_turns = tokens_and_seconds(made, samples, in_turns=True)
+                assert tokens == tokens_in_turns == rollout.tokens
+                seconds = {"rollout_seconds": rollout.seconds, "alone_seconds": alone, "in_turns_seconds": in_turns}
+                pairs.append({"tokens": tokens, **seconds})
+                shares = f"{alone / rollout.seconds:.3f}, in turns {in_turns / rollout.seconds:.3f}"
+                print(count, pairs[-1], f"share {shares}", flush=True)
         keep("throughput", {"envs": count, "turns": args.turns, "reply": args.reply, "pairs": pairs})
 
 
