@@ -31,7 +31,7 @@ ROUNDS = 3
 REPLIES = 16  # of a round
 TOKENS = 32  # of a reply, at most
 SHARE = 0.02  # how far weights are moved, as a share of their size
-BOUND, ROUGH_BOUND = 1e-3, 0.5  # largest gap in float32, and where one side computes in fewer digits
+BOUND, ROUGH_BOUND = 1e-3, 0.8  # largest gap in float32, and where one side computes in fewer digits
 
 
 class EngineVerified(Exception):
@@ -84,7 +84,7 @@ class VerifyEngine(L.Callback):
     """Measures the gap of a connected agent when a validation begins, and ends it.
 
     Args:
-        bound: largest gap that is accepted; None for 0.001, or 0.5 where engine or trainer do not compute in float32.
+        bound: largest gap that is accepted; None for 0.001, or 0.8 where engine or trainer do not compute in float32.
     """
 
     def __init__(self, bound: float | None = None) -> None:
