@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.last_layer import PLACES
 from lightning_agentrl.models.prefix_tree import Ids, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
 
@@ -41,6 +42,7 @@ class TreePrefill:
         self._keep_common_prefix(prompts)
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt[past:] for prompt in prompts], device)
+        ends = [layout.places(k)[-1] for k in range(len(prompts))]
         cache = DynamicCache()  # of whole rows, also where layers have windows: a tree is no row
         for index, layer in enumerate(self._prefix_cache.layers):  # a copy, since the model adds to it
             cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
@@ -51,6 +53,7 @@ class TreePrefill:
             position_ids=past + layout.tree.positions[None],
             past_key_values=cache,
             tree=layout.tree,
+            **{PLACES: torch.tensor(sorted(set(ends)), device=device)},
         )[0]
         places = [[*range(past), *(past + p for p in layout.places(k))] for k in range(len(prompts))]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -61,8 +64,7 @@ class TreePrefill:
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
             rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
         seen = torch.arange(width, device=device) >= width - lengths[:, None]
-        last = columns_BL[:, -1] - past
-        return Prefilled(hidden_N[last], rows, seen.to(torch.int64), lengths[:, None] - 1)
+        return Prefilled(hidden_N[ends], rows, seen.to(torch.int64), lengths[:, None] - 1)
 
     def _keep_common_prefix(self, prompts: Sequence[Ids]) -> None:
         """Keep the prefix if all prompts begin with it, and it is not far too short; else compute theirs.

@@ -8,7 +8,7 @@ from typing import Literal
 from transformers import PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
-from lightning_agentrl.models.language_model import decoder_layers
+from lightning_agentrl.models.last_layer import decoder_layers
 
 Kernels = Literal["torch", "compiled", "liger"]
 

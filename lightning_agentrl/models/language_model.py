@@ -20,6 +20,7 @@ from transformers import (
 
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
+from lightning_agentrl.models.last_layer import PLACES, skip_unread
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.tree_attention import TREE, no_mask
 
@@ -65,6 +66,8 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     )
     if unshared:
         _try_projection(model, lm)
+    else:
+        skip_unread(lm)
     return lm
 
 
@@ -123,15 +126,9 @@ def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
-        masks = {"attention_mask": no_mask(packed.ids.device), "tree": packed.tree}
+        masks = {"attention_mask": no_mask(packed.ids.device), "tree": packed.tree, PLACES: packed.read_places}
     output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
     return output.last_hidden_state.flatten(0, 1)[packed.reads]
-
-
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of the language models in a module, each a unit of compilation and of sharding."""
-    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in names]
 
 
 class LanguageModel(nn.Module):

@@ -46,6 +46,7 @@ class Packed:
     tree: PrefixTree | None
     reads: Tensor  # [R] int64, index into the flat ids
     targets: Tensor  # [R] int64, the token after the read-out, -1 where the row ends there
+    read_places: Tensor | None = None  # [U] the different ones among the reads; only with a tree
     padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
 
     @property
@@ -80,6 +81,7 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
         tree=tree,
         reads=torch.tensor(reads, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
+        read_places=torch.tensor(sorted(set(reads)), dtype=torch.int64, device=device) if share else None,
         padding=padding,
     )
 

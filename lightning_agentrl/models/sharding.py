@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.models.critic import ValueHead
-from lightning_agentrl.models.language_model import decoder_layers
+from lightning_agentrl.models.last_layer import decoder_layers
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None) -> None:

@@ -1,0 +1,53 @@
+"""The last layer's feed-forward network at the read-out positions only: nobody looks at what it makes of the others.
+
+Attention needs every position as key and value; what follows it in the last layer works on each position by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+PLACES = "read_places"  # keyword of a model's forward pass: the positions [U] of its one row, each once
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of the language models in a module, each a unit of compilation and of sharding."""
+    names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def skip_unread(lm: PreTrainedModel) -> None:
+    """Let a model's forward pass take ``read_places``; last hidden states elsewhere then lack a part.
+
+    Hooks of the layer, which are also there when its activations are recomputed; none where no network is known.
+    """
+    layers = decoder_layers(lm)
+    network = getattr(layers[-1], "mlp", None) if layers else None
+    if isinstance(network, nn.Module):
+        layers[-1].register_forward_pre_hook(_hand_places, with_kwargs=True)
+        network.register_forward_pre_hook(_take)
+        network.register_forward_hook(_put_back)
+
+
+def _hand_places(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    layer.mlp.read_places = kwargs.get(PLACES)
+
+
+def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    if network.read_places is None:
+        return None
+    (hidden_1NH,) = args
+    network.all_hidden = hidden_1NH
+    return (hidden_1NH[:, network.read_places],)
+
+
+def _put_back(network: Any, args: tuple[Any, ...], out_1UH: Tensor) -> Tensor:
+    if network.read_places is None:
+        return out_1UH
+    places, everywhere = network.read_places, network.all_hidden
+    network.read_places = network.all_hidden = None
+    return torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)
