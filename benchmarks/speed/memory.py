@@ -1,6 +1,6 @@
 """Peak memory of an update against the length of prompts, and what `--dry-run` foretells against what a run takes.
 
-    .venv/bin/python benchmarks/speed/memory.py          # about twenty minutes on two cores
+    .venv/bin/python benchmarks/speed/memory.py          # about ten minutes on two cores
 
 Every number comes from a process of its own. Writes `docs/results/memory.md`, `.png` and `.json`.
 """
@@ -29,7 +29,7 @@ from lightning_agentrl.models.demo import demo_model_folder  # noqa: E402
 
 PROMPTS = (64, 128, 256, 512, 1024)
 OWN, REPLY = 16, 8
-TURNS, TURNS_PER_PASS = 64, 8  # as many turns in a pass on both sides: a budget of tokens would hide the difference
+TURNS, TURNS_PER_PASS = 16, 8  # as many turns in a pass on both sides: a budget of tokens would hide the difference
 NAMES = {"ours": "lightning-agentrl, prefix shared", "plain": "plain transformers"}
 TEXT = """\
 # Memory of an update
