@@ -44,8 +44,8 @@ NOTES = """\
   among observations. The turn samples hold the same observations and replies, each after the shared tokens only.
 * **plain transformers** computes every turn from its first token, in rows without padding, and nothing but the loss.
 * *Our `kernels: compiled`* is one key of the config, off by default; TRL is not compiled there.
-* A line is kept until it is measured anew, so lines may be of different versions of this package, and of different numbers
-  of turns and steps. Single pairs scatter by about 10 %.
+* A line is kept until it is measured anew, so lines may be of different versions of this package, and of different
+  numbers of turns and steps. Single pairs scatter by about 10 %.
 * The last column compares the gradient norms of the two sides' first steps: in the precision of the line, in float32.
 """
 
