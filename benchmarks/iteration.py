@@ -28,10 +28,10 @@ import lightning as L
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_agentrl import cli
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
+from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.packing import Row
@@ -138,7 +138,7 @@ def measure_raw(config: str, iterations: int) -> list[dict[str, float]]:
     """Seconds of iterations and of their raw stages, without the first."""
     raw = RawStages()
 
-    class Measured(cli.AgentCLI):
+    class Measured(AgentCLI):
         def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
             trainer = super().instantiate_trainer(**kwargs)
             trainer.callbacks.append(raw)  # type: ignore[attr-defined]

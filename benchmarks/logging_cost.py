@@ -22,8 +22,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_agentrl import cli
 from lightning_agentrl.callbacks import CriticWarmup, RolloutReport, StageProgress, TurnLog
+from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 SECONDS: defaultdict[str, float] = defaultdict(float)
@@ -84,7 +84,7 @@ def main() -> None:
     agent_module.describe = timed_describe
     reader = Read()
 
-    class Measured(cli.AgentCLI):
+    class Measured(AgentCLI):
         def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
             trainer = super().instantiate_trainer(**kwargs)
             trainer.callbacks = [c for c in trainer.callbacks if type(c).__name__ != "RunSummary"] + [reader]  # type: ignore[attr-defined]

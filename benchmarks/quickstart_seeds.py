@@ -22,8 +22,8 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl_envs.baselines import Baseline, constant_agent, random_agent
+from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
-from lightning_agentrl.rollout.seeds import held_out_seeds
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -28,7 +28,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 import lightning_agentrl.callbacks
-import lightning_agentrl.cli  # imports every class that a config can name by its short name
+import lightning_agentrl.commands.fit  # imports every class that a config can name by its short name
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.rollout import RolloutDataModule
 

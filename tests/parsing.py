@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.cli import AgentCLI
+from lightning_agentrl.commands.fit import AgentCLI
 
 
 class Parsed(Exception):

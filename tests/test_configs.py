@@ -17,8 +17,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from lightning_agentrl import commands
 from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.commands import main as commands
 from tests.engines.servers import ServerProcess
 
 FOLDER = Path(__file__).parents[1] / "configs"

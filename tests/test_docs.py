@@ -32,10 +32,10 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 from docs import reference
-from lightning_agentrl import commands
 from lightning_agentrl.advantages import AdvantageEstimator
+from lightning_agentrl.commands import main as commands
+from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.memory import Recollection
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
 from tests.parsing import fit_parser
 from tests.tiny import tiny_tokenizer

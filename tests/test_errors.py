@@ -371,7 +371,7 @@ def test_bugs_are_no_runtime_errors() -> None:
 
 def test_an_environment_shows_its_own_traceback_and_what_led_to_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Also when it runs out of memory, since no key of ours would change that."""
-    session = in_module("lightning_agentrl.rollout.session", "def _step_env(call): call()")
+    session = in_module("lightning_agentrl.episodes.session", "def _step_env(call): call()")
     wrapper = in_module("gymnasium.core", "def step(call): call()")
     for kind in (IndexError, MemoryError):
 
@@ -392,7 +392,7 @@ def test_an_environment_shows_its_own_traceback_and_what_led_to_it(capsys: pytes
 
 
 def test_the_cause_of_an_environments_error_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    session = in_module("lightning_agentrl.rollout.session", "def _step_env(call): call()")
+    session = in_module("lightning_agentrl.episodes.session", "def _step_env(call): call()")
 
     def fail() -> None:
         raise IndexError("no such room") from KeyError("door")
@@ -407,7 +407,7 @@ def test_the_cause_of_an_environments_error_is_shown(capsys: pytest.CaptureFixtu
 
 
 def test_an_answer_that_is_none_of_an_environment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    session = in_module("lightning_agentrl.rollout.session", "def _step_env(answer):\n    a, b, c, d, e = answer")
+    session = in_module("lightning_agentrl.episodes.session", "def _step_env(answer):\n    a, b, c, d, e = answer")
     error = caught(session._step_env, ("text", 0.0, True, {}))
     error.add_note("environment 0")
     assert end(error) == 2

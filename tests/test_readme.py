@@ -12,7 +12,7 @@ import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lightning_agentrl import commands
+from lightning_agentrl.commands import main as commands
 from tests.test_configs import made_small
 
 ROOT = Path(__file__).parents[1]

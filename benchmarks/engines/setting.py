@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium
 
 from lightning_agentrl.engines import Engine, PolicyHandle
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
 from lightning_agentrl.rollout import WindowMemory as Window
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.loop import LoopThread
-from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.types import Rollout
 
 MODEL = "demo"

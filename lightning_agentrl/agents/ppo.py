@@ -12,6 +12,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, kl
 from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.mini_batch import token_noise
 from lightning_agentrl.agents.update import CurrentScores
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import (
     AggregationMode,
     FixedKL,
@@ -28,7 +29,6 @@ from lightning_agentrl.losses import (
     kl_loss,
 )
 from lightning_agentrl.models.critic import Critic, SeparateCritic
-from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.types import Rollout
 
 

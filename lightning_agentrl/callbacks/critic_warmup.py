@@ -9,10 +9,10 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread
-from lightning_agentrl.rollout.saved import pooled, rows_of
-from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.rollout.state import pooled, rows_of
 from lightning_agentrl.types import Rollout, rollout_from_plain
 
 

@@ -1,9 +1,9 @@
 """What samples tokens."""
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.transformers_engine import TransformersEngine
-from lightning_agentrl.engines.vllm_engine import VLLMEngine
-from lightning_agentrl.engines.vllm_server_engine import VLLMServerEngine
+from lightning_agentrl.engines.transformers.engine import TransformersEngine
+from lightning_agentrl.engines.vllm.engine import VLLMEngine
+from lightning_agentrl.engines.vllm_server.engine import VLLMServerEngine
 
 __all__ = [
     "Engine",

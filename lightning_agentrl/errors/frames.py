@@ -73,7 +73,7 @@ def environment_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The part of a traceback that is in an environment; empty if it was not the environment that raised."""
     found = list(traceback.walk_tb(error.__traceback__))
     modules = [module_of(frame) for frame, _ in found]
-    sessions = [index for index, name in enumerate(modules) if name == "lightning_agentrl.rollout.session"]
+    sessions = [index for index, name in enumerate(modules) if name == "lightning_agentrl.episodes.session"]
     if not sessions or found[sessions[-1]][0].f_code.co_name in _NOT_ASKING:
         return []
     inside = [pair for pair in found[sessions[-1] + 1 :] if not module_of(pair[0]).startswith(_BETWEEN)]

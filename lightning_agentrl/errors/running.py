@@ -22,7 +22,7 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
 from lightning_agentrl.errors.raised import missing_package
 from lightning_agentrl.errors.words import closest, import_class, keys_of
 
-_SESSION = "lightning_agentrl.rollout.session"
+_SESSION = "lightning_agentrl.episodes.session"
 _TOKENS = "model.init_args.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
 _LESS_MODEL = (

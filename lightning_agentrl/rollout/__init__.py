@@ -1,15 +1,16 @@
 """Rollouts: environments, prompts, interactions and the stream of mini-batches."""
 
-from lightning_agentrl.rollout.chat import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.data import RolloutDataModule
+from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
+from lightning_agentrl.episodes.reward_model import RewardModel
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.sources import EnvConfig
+from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
+from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
+from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.groups import GroupRollout
-from lightning_agentrl.rollout.interaction import Interaction, TurnInteraction
-from lightning_agentrl.rollout.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
-from lightning_agentrl.rollout.parser import ActionParser, RawParser, TolerantParser
-from lightning_agentrl.rollout.reward_model import RewardModel
-from lightning_agentrl.rollout.session import EnvConfig, Session
 from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, RolloutSource, RolloutStream
-from lightning_agentrl.rollout.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.rollout.validation import ValidationConfig
 
 __all__ = [

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.session import Session
 from lightning_agentrl.types import Rollout
 
 

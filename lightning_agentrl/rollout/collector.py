@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from lightning_agentrl.engines import Engine
-from lightning_agentrl.rollout.interaction import Interaction
-from lightning_agentrl.rollout.recorder import Recorder
-from lightning_agentrl.rollout.session import Session
+from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout, Turn
 

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.recorder import EpisodeRecorder
+from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.recorder import EpisodeRecorder
-from lightning_agentrl.rollout.session import Session
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
 
 

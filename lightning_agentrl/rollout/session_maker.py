@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import gymnasium
 
-from lightning_agentrl.rollout.chat import ChatRenderer
-from lightning_agentrl.rollout.checks import check_prompt
+from lightning_agentrl.episodes.checks import check_prompt
+from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.episodes.seeds import derive_seed, held_out_place
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.sources import EnvMix, Source
+from lightning_agentrl.prompts.memory import Memory
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout.groups import GroupRollout
-from lightning_agentrl.rollout.interaction import Interaction
-from lightning_agentrl.rollout.memory import Memory
-from lightning_agentrl.rollout.mix import EnvMix, Source
-from lightning_agentrl.rollout.seeds import derive_seed, held_out_place
-from lightning_agentrl.rollout.session import Session
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import lightning as L
 
+from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.rollout.collection import Collection, FixedTurns
 from lightning_agentrl.rollout.groups import GroupRollout, Groups
-from lightning_agentrl.rollout.memory import Memory
 from lightning_agentrl.rollout.session_maker import SessionMaker
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128

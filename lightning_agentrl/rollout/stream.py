@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.mini_batches import split, spread
-from lightning_agentrl.rollout.seeds import derive_seed
 from lightning_agentrl.types import Rollout
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from lightning_agentrl.episodes.seeds import held_out_seeds
+from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.seeds import held_out_seeds
-from lightning_agentrl.rollout.session import Session
 
 
 @dataclass

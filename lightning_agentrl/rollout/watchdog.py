@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lightning_agentrl.rollout.session import Session
+from lightning_agentrl.episodes.session import Session
 
 NAMED = 8  # environments that a warning lists by number
 

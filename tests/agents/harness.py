@@ -11,6 +11,7 @@ import lightning as L
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.models.critic import Critic, SharedCritic
+from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
     EnvConfig,
     PromptFormat,
@@ -19,7 +20,6 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
 
 
 class ByLength(ActionParser):

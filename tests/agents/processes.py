@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 import torch
 
-from lightning_agentrl import commands
+from lightning_agentrl.commands import main as commands
 
 CONFIG = """
 seed_everything: 0

@@ -21,10 +21,10 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, row_logps
 from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.commands.plan import DryRun, PlanShown, memory_plan, plan_text
 from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
 from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.plan import DryRun, PlanShown, memory_plan, plan_text
 from lightning_agentrl.rollout import (
     EnvConfig,
     GroupRollout,

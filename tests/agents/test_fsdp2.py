@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightning_agentrl.export import export_checkpoint
+from lightning_agentrl.commands.export import export_checkpoint
 from tests.agents.processes import assert_same, config_text, fit, metrics, read
 
 FSDP2 = (

@@ -15,10 +15,10 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_record import facts
+from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
 from lightning_agentrl.losses import AdaptiveKL, DropEqualScores
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_causal_lm
-from lightning_agentrl.plan import DryRun, PlanShown, plan_text
 from lightning_agentrl.rollout import (
     FullMemory,
     GroupRollout,

@@ -19,8 +19,8 @@ import yaml
 
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.processes import metrics
+from tests.commands.test_cli import Command, agentrl, changed, sentence  # noqa: F401 - a fixture
 from tests.guides import write_files
-from tests.test_cli import Command, agentrl, changed, sentence  # noqa: F401 - a fixture
 from tests.types.samples import action, glue, prompt, turn
 
 

@@ -11,6 +11,7 @@ import torch
 
 from lightning_agentrl.agents import PPOAgent, mini_batch, passes
 from lightning_agentrl.agents.mini_batch import token_noise
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import (
     GSPO,
     Bypass,
@@ -25,7 +26,6 @@ from lightning_agentrl.losses import (
     TruncatedWeights,
 )
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.rollout.seeds import derive_seed
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import assert_same, fit, metrics, read
 from tests.losses.test_conformance import LOSSES, make

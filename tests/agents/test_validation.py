@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.rollout import ValidationConfig
-from lightning_agentrl.rollout.seeds import held_out_seeds
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_agentrl import commands
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from lightning_agentrl.commands import main as commands
+from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
 
 
 def fit(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:  # noqa: F811

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
 from tests.engines.servers import Pair
-from tests.test_cli import Config, changed, config  # noqa: F401 - a fixture
 
 
 @pytest.fixture

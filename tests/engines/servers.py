@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, server_pool
-from lightning_agentrl.engines.vllm_server import VLLMServer
+from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
+from lightning_agentrl.engines.vllm_server import pool as server_pool
+from lightning_agentrl.engines.vllm_server.server import VLLMServer
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--dtype", "float32", "--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "64")

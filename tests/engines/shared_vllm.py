@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import Reply, VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import move
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, request, serve, tokens, trained_logps
 
 VERSIONS = 3

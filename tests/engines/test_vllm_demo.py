@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.commands.test_cli import Config
+from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 from tests.engines.servers import ROOT, ServerProcess
 from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
-from tests.test_cli import Config
-from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 
 BOUND = 1e-4
 

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import pytest
 
 from lightning_agentrl.engines import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm_group import check_split, check_world
-from lightning_agentrl.engines.vllm_lockstep import PAUSE, LockstepThread, News
-from lightning_agentrl.engines.vllm_thread import Handling
+from lightning_agentrl.engines.vllm.group import check_split, check_world
+from lightning_agentrl.engines.vllm.lockstep import PAUSE, LockstepThread, News
+from lightning_agentrl.engines.vllm.thread import Handling
 
 T = TypeVar("T")
 

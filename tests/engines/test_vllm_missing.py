@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lightning_agentrl.commands.serve import serve_model
 from lightning_agentrl.engines import VLLMEngine
-from lightning_agentrl.engines.vllm_start import check_version
-from lightning_agentrl.serve import serve_model
-from tests.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from lightning_agentrl.engines.vllm.start import check_version
+from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.callbacks.test_loggers import fit
-from tests.test_cli import Config, changed
+from tests.commands.test_cli import Config, changed
 
 pytestmark = [
     pytest.mark.vllm,

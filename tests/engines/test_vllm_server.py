@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine, shared_weights, vllm_server
-from lightning_agentrl.engines.shared_weights import SharedWeights
+from lightning_agentrl.commands.verify_engine import move
+from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
+from lightning_agentrl.engines.vllm_server import server as vllm_server
+from lightning_agentrl.engines.vllm_server import shared_weights
+from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import move
+from tests.commands.test_cli import Config, changed
+from tests.commands.test_verify import Verify, verify  # noqa: F401 - a fixture
 from tests.engines.servers import Pair, places, watched
 from tests.engines.test_vllm_engine import (
     CLOSE,
@@ -30,8 +34,6 @@ from tests.engines.test_vllm_engine import (
     trained_logps,
 )
 from tests.engines.withheld import check_each_kind
-from tests.test_cli import Config, changed
-from tests.test_verify import Verify, verify  # noqa: F401 - a fixture
 
 
 @pytest.fixture

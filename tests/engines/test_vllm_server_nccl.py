@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.verify import move
 from tests.engines.servers import ServerProcess
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_engine import pytestmark as vllm_marks

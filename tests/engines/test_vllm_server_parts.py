@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
-from lightning_agentrl.engines.prefix_routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks
-from lightning_agentrl.engines.server_answers import Lost, complaint, read_facts, read_reply
-from lightning_agentrl.engines.server_pool import back_off
-from lightning_agentrl.engines.shared_weights import SharedWeights
-from lightning_agentrl.engines.vllm_server_engine import check_precision
+from lightning_agentrl.engines.vllm_server.answers import Lost, complaint, read_facts, read_reply
+from lightning_agentrl.engines.vllm_server.engine import check_precision
+from lightning_agentrl.engines.vllm_server.pool import back_off
+from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks
+from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.serve import server_command
-from lightning_agentrl.server_worker import sizes_of
-from tests.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from lightning_agentrl.vllm_worker.extension import sizes_of
+from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
 
 
 def tokens(seed: int, count: int) -> tuple[int, ...]:

@@ -16,11 +16,11 @@ from tests.agents import test_asynchronous as ahead
 from tests.agents.harness import make_agent, make_trainer
 from tests.agents.test_asynchronous import afresh  # noqa: F401 - a fixture
 from tests.callbacks.test_loggers import fit
+from tests.commands.test_cli import Config, changed
 from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples
 from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.rollout.scripted import story
-from tests.test_cli import Config, changed
 
 
 @pytest.fixture

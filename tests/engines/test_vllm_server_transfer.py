@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_agentrl.engines import Reply, VLLMServerEngine, sent_weights
-from lightning_agentrl.engines.shared_weights import SharedWeights
-from lightning_agentrl.engines.transfer_source import Source
-from lightning_agentrl.gloo_group import GlooGroup
+from lightning_agentrl.commands.verify_engine import move
+from lightning_agentrl.engines import Reply, VLLMServerEngine
+from lightning_agentrl.engines.vllm_server import sent_weights
+from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
+from lightning_agentrl.engines.vllm_server.transfer_source import Source
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import move
+from lightning_agentrl.vllm_worker.gloo_group import GlooGroup
 from tests.callbacks.test_loggers import fit
+from tests.commands.test_cli import Config, changed
+from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places, watched
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
-from tests.test_cli import Config, changed
-from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")

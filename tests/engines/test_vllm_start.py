@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.verify import move
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
 
 

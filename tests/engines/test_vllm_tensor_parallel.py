@@ -16,11 +16,11 @@ from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.engines import VLLMEngine
 from tests.callbacks.test_loggers import fit
+from tests.commands.test_cli import Command, Config, agentrl, changed, sentence  # noqa: F401 - a fixture
 from tests.engines import shared_vllm
 from tests.engines.shared_vllm import adapted, episodes, parts, updates
 from tests.engines.test_vllm_engine import handle_of, policy_of, pytestmark  # noqa: F401
 from tests.engines.test_vllm_runs import given, played, run  # noqa: F401 - a fixture
-from tests.test_cli import Command, Config, agentrl, changed, sentence  # noqa: F401 - a fixture
 
 
 def processes(folder: Path, model: Path, world: int, size: int) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.engines import vllm_engine
+from lightning_agentrl.engines.vllm import engine as vllm_engine
+from tests.commands.test_cli import Config, changed
+from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 from tests.engines.withheld import check_each_kind
-from tests.test_cli import Config, changed
-from tests.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.vllm,

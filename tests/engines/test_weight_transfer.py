@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import VLLMServerEngine
-from lightning_agentrl.engines.sent_weights import SentWeights
-from lightning_agentrl.engines.server_answers import complaint, read_facts
-from lightning_agentrl.engines.transfer_source import Source, WeightForm
-from lightning_agentrl.gloo_group import GlooGroup, find_store, open_store, own_address
+from lightning_agentrl.engines.vllm_server.answers import complaint, read_facts
+from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
+from lightning_agentrl.engines.vllm_server.transfer_source import Source, WeightForm
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.serve import server_command
+from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, open_store, own_address
 from tests.engines.test_vllm_server_parts import TOLD
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def test_the_command_of_a_server_says_how_weights_come() -> None:
     assert command[command.index("--worker-extension-cls") + 1].endswith("server_receiver.ReceivesWeights")
     folder = server_command("m", 1, "h", [], on_cpu=True)
     assert "--weight-transfer-config" not in folder
-    assert folder[folder.index("--worker-extension-cls") + 1].endswith("server_worker.TellsSizes")
+    assert folder[folder.index("--worker-extension-cls") + 1].endswith("extension.TellsSizes")
 
 
 def test_impossible_arguments_are_refused() -> None:

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import shard
-from lightning_agentrl.verify import move
 
 
 def equal(a: LanguageModel, b: LanguageModel) -> bool:

@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 from torch import Tensor, nn
 
-from lightning_agentrl import verify
+from lightning_agentrl.commands import verify_engine
 from lightning_agentrl.engines.weights import named_weights
-from tests.test_cli import Config
-from tests.test_verify import Verify, judged
+from tests.commands.test_cli import Config
+from tests.commands.test_verify import Verify, judged
 
 KINDS = {
     "embedding": ("embed_tokens", "lm_head"),  # under either name it would be the same tensor
@@ -56,11 +56,11 @@ def check_each_kind(run: Verify, config: Config, room: ModuleType, monkeypatch: 
     """
     withholding = Withholding([(), *KINDS.values(), ()])
     monkeypatch.setattr(room, "named_weights", withholding)
-    monkeypatch.setattr(verify, "ROUNDS", len(withholding.plan))
+    monkeypatch.setattr(verify_engine, "ROUNDS", len(withholding.plan))
     code, lines = run(config)
     assert (code, judged(lines)[2]) == (1, "FAILED")
     assert [len(names) for names in withholding.left_out] == [len(parts) for parts in withholding.plan]
     first, *lacking, last = (float(gap) for gap in re.findall(r"gap largest (\S+),", "\n".join(lines)))
     assert max(first, last) < 3e-4
-    found = {kind: not gap <= verify.BOUND for kind, gap in zip(KINDS, lacking, strict=True)}
+    found = {kind: not gap <= verify_engine.BOUND for kind, gap in zip(KINDS, lacking, strict=True)}
     assert all(found.values()), found

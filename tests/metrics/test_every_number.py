@@ -23,8 +23,8 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.losses import ClipCov, RatioRejection, TruncatedWeights
 from lightning_agentrl.metrics.stages import STAGES
+from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import TurnInteraction
-from lightning_agentrl.rollout.parser import ActionParser, ParsedReply
 from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED

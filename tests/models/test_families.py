@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lightning_agentrl.engines.prefill import PaddedPrefill, TreePrefill, decode
+from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, decode
 from lightning_agentrl.models.families import SHARING, why_unshared
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack

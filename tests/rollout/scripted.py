@@ -11,6 +11,7 @@ import gymnasium
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import (
@@ -24,8 +25,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.loop import LoopThread
-from lightning_agentrl.rollout.seeds import derive_seed
+from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.types import Rollout, Turn
 
 

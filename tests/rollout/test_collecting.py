@@ -18,7 +18,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.rollout.loop import LoopThread
+from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.types import SegmentKind, StopReason, flatten_ids
 from tests.rollout.scripted import Scripted, story, workplace
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
@@ -18,7 +19,6 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
-from lightning_agentrl.rollout.seeds import HELD_OUT_FROM, held_out_seeds
 from lightning_agentrl.types import Rollout
 from tests.rollout.scripted import Learner, Scripted, story
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, derive_seed, held_out_seeds
 from lightning_agentrl.rollout.mini_batches import split, spread
-from lightning_agentrl.rollout.seeds import HELD_OUT_FROM, derive_seed, held_out_seeds
 from lightning_agentrl.rollout.stream import RolloutStream
 from lightning_agentrl.types import Rollout, Sample
 from tests.types.samples import action, prompt, turn

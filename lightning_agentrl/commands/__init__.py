@@ -1,0 +1,1 @@
+"""The command `agentrl`, one file for each of its subcommands."""

@@ -1,0 +1,327 @@
+"""`agentrl fit` and `agentrl validate`: LightningCLI with the defaults, checks and errors that suit agents."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from transformers import AutoConfig
+
+import lightning_agentrl.advantages
+import lightning_agentrl.callbacks
+import lightning_agentrl.engines
+import lightning_agentrl.losses
+import lightning_agentrl.models.critic  # noqa: F401
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checks import PRECISIONS, check_groups, check_scores, check_trainer
+from lightning_agentrl.callbacks import RolloutReport, StageProgress
+from lightning_agentrl.callbacks.run_record import RunRecord
+from lightning_agentrl.commands.plan import DryRun, PlanShown
+from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
+from lightning_agentrl.episodes.checks import check_prompt
+from lightning_agentrl.errors import (
+    OWN_PACKAGES,
+    ConfigError,
+    Problem,
+    check_yaml,
+    constructor_error,
+    explain,
+    from_package,
+    one_line,
+)
+from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
+from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
+
+_CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
+
+
+class AgentParser(LightningArgumentParser):
+    """Complains in one sentence, and takes no abbreviated options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        if not self.exit_on_error:  # an inner parser, whose error becomes part of a longer one
+            super().error(message, ex)
+        raise ConfigError(explain(message)) from ex
+
+
+class AgentCLI(LightningCLI):
+    """Model and data by class_path, defaults that suit agents, errors in one sentence."""
+
+    def __init__(self, args: ArgsType = None, run: bool = True) -> None:
+        super().__init__(
+            Agent,
+            RolloutDataModule,
+            parser_class=AgentParser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            save_config_callback=RunRecord,
+            args=args,
+            run=run,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        every = {"model", "datamodule"}
+        return {"fit": every | {"train_dataloaders", "val_dataloaders"}, "validate": every | {"dataloaders"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.set_defaults({"trainer.num_sanity_val_steps": 0, "trainer.log_every_n_steps": 1})
+        parser.add_argument("--quiet", type=bool, default=False, help="Show warnings and results only.")
+        parser.add_argument(
+            "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Look at the config files first, since the parser does not say which of them is wrong."""
+        for path in _config_files(args if isinstance(args, list) else sys.argv[1:]):
+            check_yaml(path)
+        super().parse_arguments(parser, args)
+        parsed = cast(Any, self.config)
+        if parsed.get(f"{parsed.get('subcommand')}.quiet"):
+            for name in ("lightning.pytorch", "lightning.fabric"):
+                logging.getLogger(name).setLevel(logging.WARNING)
+
+    @property
+    def settings(self) -> Any:
+        """The parsed keys, those of the subcommand if there is one."""
+        return self.config if self.subcommand is None else self.config[self.subcommand]
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what would work against us or fail late."""
+        if self.settings.get("dry_run") and self.subcommand != "fit":
+            raise ConfigError(
+                f"a dry run shows the plan of a training; give --dry-run to fit, not to {self.subcommand}"
+            )
+        if self.settings.trainer.get("fast_dev_run"):
+            raise ConfigError(
+                "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
+            )
+        _refuse_foreign_knobs(self.settings.trainer)
+        if self.subcommand == "fit":
+            _refuse_no_end(self.settings.trainer)
+        checkpoint = self.settings.get("ckpt_path")
+        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+            raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except MisconfigurationException as error:
+            raise ConfigError(f"trainer: {one_line(str(error))}") from error
+        except ValueError as error:
+            sentence = constructor_error(error, self.settings.as_dict())
+            if sentence is None:
+                raise
+            raise sentence from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Progress by stage and a report of each rollout, unless the config has its own; quiet and dry runs."""
+        config = self._get(self.config_init, "trainer", default={})
+        callbacks = (
+            list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
+        )
+        quiet = self.settings.get("quiet", False)
+        if quiet:
+            callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
+            kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
+        elif config["enable_progress_bar"] is not False and not _has(callbacks, ProgressBar):
+            callbacks.append(StageProgress())
+        if not _has(callbacks, RolloutReport):
+            callbacks.append(RolloutReport())
+        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        if self.settings.get("dry_run"):
+            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
+            cast(Any, trainer).callbacks = [DryRun(), *kept]
+            trainer.loggers = []
+        return trainer
+
+    def after_instantiate_classes(self) -> None:
+        try:
+            agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
+            data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
+            if self.subcommand == "fit":
+                check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
+                check_groups(agent.advantage, data.groups, agent.group_filter, agent.loss_aggregation)
+                check_scores(agent.advantage, agent.takes_kl_from_rewards, data.interaction)
+            check_before_loading(agent, data)
+        except (ValueError, ImportError, OSError) as error:
+            _reraise_as_sentence(error, cast(Agent, self.model))
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        run = super()._run_subcommand
+        self._guarded(subcommand, lambda: run(subcommand))
+
+    def _guarded(self, stage: str, run: Callable[[], object]) -> None:
+        """Run. Before the first rollout, a ValueError of ours is about the config. An error ends all threads."""
+        data = cast(RolloutDataModule, self.datamodule)
+        try:
+            run()
+        except BaseException as error:
+            playing = bool(data.sessions)
+            interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
+            if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            data.teardown(stage)  # a thread inside torch would abort the process as it exits
+            if isinstance(error, PlanShown):
+                return
+            if interrupted:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                raise KeyboardInterrupt(_stopped(self.trainer)) from None
+            if isinstance(error, MisconfigurationException):
+                raise ConfigError(f"trainer: {one_line(str(error))}") from error
+            if isinstance(error, (ValueError, ImportError, OSError)) and not playing:
+                _reraise_as_sentence(error, cast(Agent, self.model))
+            raise
+
+
+class VerifyCLI(AgentCLI):
+    """`agentrl verify-engine`: the config of a run, of which models and engine are built and nothing is trained."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(args, run=False)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl verify-engine", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--bound",
+            type=float | None,
+            default=None,
+            help="Largest gap of log-probs that is accepted; by default 0.001, without float32 on both sides 0.5.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Those behind the name of the command; ``sys.argv`` stays as it is, since DDP starts processes with it."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+            super().parse_arguments(parser, args)
+
+    def verify(self) -> bool:
+        """Whether the bound was kept."""
+        trainer = cast(Any, self.trainer)
+        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound)], []
+        kept = False
+
+        def run() -> None:
+            nonlocal kept
+            try:
+                trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            except EngineVerified as result:
+                kept = result.ok
+                cast(RolloutDataModule, self.datamodule).teardown("validate")
+
+        self._guarded("validate", run)
+        return kept
+
+
+def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
+    """Try environment, chat template and prompt sizes with the tokenizer alone; the weights may take minutes.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    for source in data.mix.sources:
+        source.make().close()
+    renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
+    context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
+    with ThreadPoolExecutor(1) as executor:
+        for source in data.mix.sources:
+            session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
+            try:
+                check_prompt(session, data.interaction, int(context_length))
+            finally:
+                session.close()
+
+
+def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:
+    """Errors that we raise on purpose and those of model files become sentences, all others stay as they are."""
+    if from_package(error, *OWN_PACKAGES) and not isinstance(error, OSError):
+        raise ConfigError(one_line(str(error))) from error
+    if from_package(error, "transformers", "huggingface_hub", "tokenizers", "safetensors"):
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"the model '{agent.model}' cannot be loaded (key model.init_args.model): {one_line(first)}"
+        ) from error
+    raise error
+
+
+def _refuse_foreign_knobs(trainer: Any) -> None:
+    """The Trainer's clipping and accumulation would work beside ours; say which keys do it here."""
+    if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would take another one
+        raise ConfigError(
+            f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
+            f"one of {', '.join(PRECISIONS)}"
+        )
+    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
+        if trainer.get(key) is not None:
+            raise ConfigError(
+                f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
+                "model.init_args.max_grad_norm_actor and model.init_args.max_grad_norm_critic"
+            )
+    if trainer.get("accumulate_grad_batches") not in (None, 1):
+        raise ConfigError(
+            "trainer.accumulate_grad_batches cannot be used, a mini-batch is cut into micro-batches by itself here: "
+            "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
+            "model.init_args.max_tokens_per_micro_batch (memory)"
+        )
+
+
+def _refuse_no_end(trainer: Any) -> None:
+    """Lightning would make 1000 epochs of it."""
+    ends = ("max_epochs", "max_steps", "max_time", "fast_dev_run")
+    if all(trainer.get(key) in (None, -1, False) for key in ends) and trainer.get("max_epochs") is None:
+        raise ConfigError(
+            Problem(
+                "the key trainer.max_epochs is missing",
+                key="trainer.max_epochs",
+                missing=True,
+                fix="it is the number of iterations, those of a critic warm-up included",
+            )
+        )
+
+
+def _config_files(args: Sequence[str]) -> list[Path]:
+    """The files that are given with --config and exist."""
+    values = [value for name, value in pairwise(args) if name in ("-c", "--config")]
+    values += [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    return [Path(value) for value in values if Path(value).is_file()]
+
+
+def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:
+    return any(isinstance(callback, kind) for callback in callbacks)
+
+
+def _stopped(trainer: L.Trainer) -> str:
+    callback = trainer.checkpoint_callback
+    for name in ("last_model_path", "best_model_path"):
+        if path := getattr(callback, name, ""):
+            return f"stopped after iteration {trainer.current_epoch}; continue with --ckpt_path {path}"
+    return f"stopped after iteration {trainer.current_epoch}; there is no checkpoint yet"
+
+
+def run(args: ArgsType = None) -> AgentCLI:
+    """Parse the arguments and run; for use from Python, without any handling of errors."""
+    return AgentCLI(args)
+
+
+def verify_engine(args: ArgsType = None) -> None:
+    """Compare engine and trainer; exits with 1 when they differ by more than the bound."""
+    if not VerifyCLI(args).verify():
+        raise SystemExit(1)

@@ -1,0 +1,141 @@
+"""The command `agentrl`: which commands there are, and what happens around each of them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from lightning_agentrl import __version__
+from lightning_agentrl.errors import ConfigError, check_files, explain, one_line_errors, unknown_command
+from lightning_agentrl.models.allocator import keep_freed_memory
+
+HELP = """usage: agentrl COMMAND [OPTIONS]
+
+Multi-turn reinforcement learning of language agents.
+
+commands
+  fit            train            agentrl fit --config configs/quickstart.yaml
+  validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
+  view           look at a run    agentrl view runs/quickstart
+  export         write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+  verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
+  serve          start vLLM       agentrl serve demo --port 8001
+
+  agentrl COMMAND --help      what a command takes
+  agentrl fit --print_config  a config with every key and its default
+  agentrl fit --dry-run       build everything, show the plan and one prompt, and stop
+  agentrl fit --quiet         warnings and results only
+  agentrl --version
+"""
+FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags alone, for the parser a key with its value
+
+
+def view(run: str, out: str | None = None, last: int | None = None) -> None:
+    """Write one self-contained page of a run's episodes, turn by turn.
+
+    Args:
+        run: folder of the run; the callback TurnLog must have been there.
+        out: the page; view.html in the folder of the run when not given.
+        last: show only so many of the last iterations, for large logs.
+    """
+    from lightning_agentrl.view import build_page
+
+    print(f"written to {build_page(Path(run), None if out is None else Path(out), last)}")
+
+
+def export(checkpoint: str, folder: str, merge: bool | None = None, model: str | None = None) -> None:
+    """Write the policy of a checkpoint as a transformers folder.
+
+    Args:
+        checkpoint: a checkpoint of `agentrl fit`.
+        folder: where to write; must be empty or not there.
+        merge: of a model with adapters, whether they are merged into it (default) or written apart.
+        model: hub id or folder of the model that the run started from, when it is not where the run found it.
+    """
+    from lightning_agentrl.commands.export import export_checkpoint
+
+    export_checkpoint(Path(checkpoint), Path(folder), merge, model)
+    print(f"written to {folder}")
+
+
+def serve(
+    model: str,
+    port: int = 8001,
+    host: str = "127.0.0.1",
+    transfer: Literal["folder", "nccl", "gloo"] = "folder",
+    options: Sequence[str] = (),
+) -> None:
+    """Start a vLLM server for VLLMServerEngine; options behind -- go to vLLM, as -- --tensor-parallel-size 2.
+
+    Args:
+        model: hub id or folder of the model, or demo, as in the config of the run.
+        port: where it listens.
+        host: where it listens. Whoever reaches it can run methods of its workers and give it weights, so let it be
+            this machine or a network that is yours alone.
+        transfer: how weights come to it, as data.init_args.engine.init_args.transfer of the run says.
+        options: of vLLM.
+    """
+    from lightning_agentrl.commands.serve import serve_model
+
+    serve_model(model, port, host, options, transfer)
+
+
+TRAINERS = ("fit", "validate")  # commands of LightningCLI
+VERIFY = "verify-engine"  # takes the config of a run, as those do
+OWN: dict[str, Callable[..., None]] = {"view": view, "export": export, "serve": serve}
+OPTIONS = "options"  # of another program, behind --
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    if arguments[0] == "--version":
+        print(f"agentrl {__version__}")
+        return
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module of the user's own stands where the command is given
+    with one_line_errors():
+        if arguments[0] in OWN:
+            _run_own(arguments[0], arguments[1:])
+            return
+        if arguments[0] not in (*TRAINERS, VERIFY):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, *OWN)))
+        check_files(arguments[1:])  # what follows takes seconds
+        from lightning_agentrl.commands.fit import run, verify_engine
+        from lightning_agentrl.commands.quiet import leave_out_noise
+
+        keep_freed_memory()
+        leave_out_noise()
+        if arguments[0] == VERIFY:
+            verify_engine(arguments[1:])
+            return
+        sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
+        run()
+
+
+def _run_own(command: str, arguments: Sequence[str]) -> None:
+    from jsonargparse import ArgumentParser
+
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
+            raise ConfigError(explain(message, list(inspect.signature(OWN[command]).parameters))) from ex
+
+    function = OWN[command]
+    parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
+    parser.add_function_arguments(function, as_positional=True, skip={OPTIONS})
+    own, options = list(arguments), {}
+    if OPTIONS in inspect.signature(function).parameters and "--" in own:
+        at = own.index("--")
+        own, options = own[:at], {OPTIONS: own[at + 1 :]}
+    settings = parser.parse_args(own)
+    try:
+        function(**settings.as_dict(), **options)
+    except (ValueError, OSError, ImportError) as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,69 @@
+"""`agentrl serve`: a vLLM server as `VLLMServerEngine` needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+import torch
+
+from lightning_agentrl.engines.vllm.start import CPU_BLOCK, check_installed
+from lightning_agentrl.engines.vllm_server.answers import MODE, Transfer
+from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.vllm_worker.extension import EXTENSION, RECEIVER
+
+DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
+KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
+
+
+def server_command(
+    model: str, port: int, host: str, options: Sequence[str], on_cpu: bool, transfer: Transfer = "folder"
+) -> list[str]:
+    """The command of a server; later options win over earlier ones.
+
+    Args:
+        model: folder or hub id.
+        port: to listen on.
+        host: to listen on.
+        options: further ones of ``vllm serve``.
+        on_cpu: whether it has no GPU.
+        transfer: how weights come to it.
+    """
+    sent = transfer != "folder"
+    fixed = ["--host", host, "--port", str(port), "--enable-scale-out", "--logprobs-mode", MODE]
+    fixed += ["--worker-extension-cls", RECEIVER if sent else EXTENSION]
+    fixed += ["--weight-transfer-config", json.dumps({"backend": transfer})] if sent else []
+    fixed += ["--disable-log-stats", "--disable-uvicorn-access-log"]
+    for_cpu = ["--enforce-eager", "--dtype", "bfloat16", "--block-size", str(CPU_BLOCK)]
+    for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
+    for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
+    return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
+
+
+def _entry(model: str) -> list[str]:
+    """``vllm serve`` as a module, or its server alone: the command itself does not run in the build for CPUs."""
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return ["vllm.entrypoints.launchers.api_server.entry", "--model", model]
+    return ["vllm.entrypoints.cli.main", "serve", model]
+
+
+def serve_model(model: str, port: int, host: str, options: Sequence[str], transfer: Transfer) -> None:
+    """Become the server; does not come back.
+
+    Raises:
+        ImportError: vLLM is not there.
+        ValueError: it has another version than was tested, or weights cannot come that way.
+    """
+    check_installed("agentrl serve")
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu and transfer == "nccl":
+        raise ValueError("--transfer nccl needs a GPU, and there is none; take gloo, or folder")
+    command = server_command(resolve_model(model), port, host, options, on_cpu, transfer)
+    print(f"{DEV_MODE}=1 {shlex.join(command)}", flush=True)
+    os.execve(command[0], command, os.environ | {DEV_MODE: "1"})

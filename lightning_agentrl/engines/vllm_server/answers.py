@@ -1,0 +1,139 @@
+"""What a vLLM server answers: whether it fits the policy, and the reply in an answer. Nothing here waits for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lightning_agentrl.engines.base import Reply, SamplingRequest
+from lightning_agentrl.engines.vllm.start import GET, KEY, NEWEST, is_supported
+
+Transfer = Literal["folder", "nccl", "gloo"]  # how weights come to a server
+MODE = "processed_logprobs"  # of the distribution that is sampled from, after temperature
+NO_LOGP = -9998.0  # vLLM gives -9999 where there is none
+NO_VERSION = "default"  # of the weights that a server started with
+LOADING = "loading "  # before the version that is being loaded
+
+
+class Lost(Exception):
+    """A server did not answer, or not to the end. Asked again, it or another one may."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What a running server tells about itself."""
+
+    vllm: str  # its version
+    model: str
+    sizes: Mapping[str, Any]  # of the model
+    longest: int  # tokens of a prompt and its reply
+    dtype: str
+    logprobs_mode: str
+    transfer: str | None  # over the network, that it was started for
+
+
+def read_facts(
+    version: Mapping[str, Any], models: Mapping[str, Any], info: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> ServerFacts:
+    """Out of ``/version``, ``/v1/models``, ``/server_info`` and what the first worker tells."""
+    (model, *_) = models["data"]
+    config = info["vllm_config"]["model_config"]
+    transfer = info["vllm_config"].get("weight_transfer_config") or {}
+    return ServerFacts(
+        vllm=str(version["version"]),
+        model=str(model["root"]),
+        sizes=sizes["results"][0],
+        longest=int(model["max_model_len"]),
+        dtype=str(config["dtype"]).removeprefix("torch."),
+        logprobs_mode=str(config["logprobs_mode"]),
+        transfer=transfer.get("backend"),
+    )
+
+
+def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int, transfer: Transfer = "folder") -> str | None:
+    """Why a server cannot be used, with what to do; None if it can.
+
+    A server may have been started with other weights, since it gets those of the policy.
+
+    Args:
+        facts: of the server.
+        sizes: of the policy; those that both tell are compared.
+        longest: tokens that a prompt and its reply have at most.
+        transfer: how weights are to come to it.
+    """
+    if not is_supported(facts.vllm):
+        known = ".".join(map(str, NEWEST))
+        return f"runs vLLM {facts.vllm}, and version {known} is needed there; get it with {GET}"
+    if facts.logprobs_mode != MODE:
+        return (
+            f"gives log-probs in the mode '{facts.logprobs_mode}', which are not of what is sampled; start it with "
+            f"`agentrl serve`, or with --logprobs-mode {MODE}"
+        )
+    if (found := facts.transfer or "folder") != transfer:
+        return (
+            f"was started to take weights by '{found}', and they are to come by '{transfer}'; start it with "
+            f"`agentrl serve MODEL --transfer {transfer}`, or set {KEY}.transfer to {found}"
+        )
+    if other := [name for name in sizes if facts.sizes.get(name, sizes[name]) != sizes[name]]:
+        differs = ", ".join(f"{name} {facts.sizes[name]} and not {sizes[name]}" for name in other)
+        return (
+            f"serves another model than the policy, '{facts.model}' ({differs}); start it with `agentrl serve` and "
+            f"the model of the run, or change {KEY}.urls"
+        )
+    if longest > facts.longest:
+        return (
+            f"takes {facts.longest} tokens of a prompt and its reply, and up to {longest} are needed; start it with "
+            f"--max-model-len {longest}, or lower data.init_args.prompt.max_prompt_tokens or the interaction's "
+            "max_reply_tokens"
+        )
+    return None
+
+
+def read_reply(
+    answer: Mapping[str, Any], request: SamplingRequest, close_ids: Collection[int], label: str, policy_version: int
+) -> Reply:
+    """The reply in an answer of ``/inference/v1/generate``; what is not whole must not be trained on.
+
+    Args:
+        answer: as it came.
+        request: what was asked for.
+        close_ids: tokens that end a reply.
+        label: version of the weights that it has to be sampled with.
+        policy_version: of the same weights, for the reply.
+
+    Raises:
+        Lost: the server has broken it off, or was started again and has the weights of its start.
+        ValueError: it lacks ids or log-probs, or comes from other weights; what the server is to be blamed for.
+    """
+    (choice,) = answer.get("choices") or [{}]
+    reason = choice.get("finish_reason")
+    ids = tuple(choice.get("token_ids") or ())
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
+    if reason == "abort":
+        raise Lost(f"it broke a reply off after {len(ids)} tokens")
+    if versions and all(version == NO_VERSION or version.startswith(LOADING) for version in versions):
+        raise Lost("it was started again and has the weights of its start")
+    if versions != {label}:
+        found = ", ".join(sorted(versions)) or "none"
+        raise ValueError(
+            f"sampled with weights of the version {found}, and not {label}; another run sends it weights too: give "
+            f"each run servers of its own ({KEY}.urls)"
+        )
+    logps = tuple(float(at["logprob"]) for at in content if at.get("logprob") is not None)
+    whole = ids and tuple(at.get("token_id") for at in content) == ids and len(logps) == len(ids)
+    if not whole or not all(NO_LOGP < logp <= 1e-4 for logp in logps):  # NaN fails too
+        usable = sum(math.isfinite(logp) and logp > NO_LOGP for logp in logps)
+        raise ValueError(
+            f"answered with {len(ids)} ids and {usable} log-probs of them; start it with `agentrl serve`, which turns "
+            "both on"
+        )
+    closed = ids[-1] in close_ids
+    if reason not in ("stop", "length") or (not closed and len(ids) != request.max_tokens):
+        raise ValueError(
+            f"ended a reply with '{reason}' after {len(ids)} of {request.max_tokens} tokens, none of which closes it; "
+            "start it with `agentrl serve`, and without options that end replies"
+        )
+    return Reply(ids, logps, closed, policy_version)

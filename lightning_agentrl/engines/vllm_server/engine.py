@@ -1,0 +1,209 @@
+"""Sampling with vLLM servers: processes of their own, on this or other machines, reached over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import warnings
+from collections.abc import Sequence
+from typing import ClassVar, Literal, get_args
+
+import aiohttp
+import torch.distributed as dist
+
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines.vllm.start import KEY, check_installed, check_request
+from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
+from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
+from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
+from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
+from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
+from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.vllm_worker.extension import sizes_of
+
+THREAD = "vllm-servers"
+
+
+class VLLMServerEngine(Engine):
+    """Samples with one or more vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; vLLM is needed there only.
+
+    Before each collection the weights are written once into a folder that the servers read, or sent to each of them
+    over the network, those of a policy with LoRA with the adapters added. Each server tells the version of its weights,
+    and so does each reply. A request goes to the server that has read the most of its prompt, unless that one is much
+    busier. A server that dies is dropped with a warning, its requests go to the others, and it is used again when it is
+    back; while none is there, requests wait. All processes of a run share the servers.
+
+    Args:
+        urls: addresses of the servers, as http://127.0.0.1:8001. Each run needs servers of its own.
+        weights_folder: where weights are written, a folder that the servers see under the same path; by default a
+            folder for temporary files, for servers on the trainer's machine.
+        transfer: how weights come to the servers, which must be started with the same ``--transfer``: ``folder``;
+            ``nccl``, over the network from GPU to GPU, with vLLM beside the trainer too; ``gloo``, the same between
+            main memories. The latter two keep a copy of the weights in the trainer's main memory.
+    """
+
+    own_weights: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        urls: list[str],
+        weights_folder: str | None = None,
+        transfer: Literal["folder", "nccl", "gloo"] = "folder",
+    ) -> None:
+        self.urls = [url.rstrip("/") for url in urls]
+        if not self.urls or len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"urls must be different addresses, at least one, got {urls}")
+        if wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"urls must be as http://127.0.0.1:8001, got {wrong[0]}")
+        if transfer not in get_args(Transfer):
+            raise ValueError(f"transfer must be one of {', '.join(get_args(Transfer))}, got '{transfer}'")
+        if weights_folder is not None and transfer != "folder":
+            raise ValueError(f"weights_folder is for the transfer 'folder', got it with '{transfer}'; leave one out")
+        self.weights_folder = weights_folder
+        self.transfer: Transfer = transfer
+        self.policy_version = 0
+        self.dtype = "auto"  # what the servers compute in, once they were asked
+        self._handle: PolicyHandle | None = None
+        self._loop: BackgroundLoop | None = None
+        self._pool: ServerPool | None = None
+        self._weights: SharedWeights | SentWeights | None = None
+        self._minding: asyncio.Task[None] | None = None
+        self._run = ""  # begins all versions of weights, so that those of another run are told apart
+        self._updates = 0
+
+    def check(self) -> None:
+        """Raises ConfigError when no server answers, or one does not fit; its model is looked at when it starts."""
+        if self.transfer == "nccl":
+            _check_vllm()
+        loop = BackgroundLoop(THREAD)
+        try:
+            loop.run(self._look())
+        finally:
+            loop.stop()
+
+    def start(self, handle: PolicyHandle) -> None:
+        """Raises ConfigError when no server answers, or one does not fit the policy."""
+        if self._loop is not None:
+            return
+        (self._run, *_) = all_gather(uuid.uuid4().hex[:12])
+        self._loop, self._handle, self._updates = BackgroundLoop(THREAD), handle, 0
+        try:
+            self._loop.run(self._open(handle))
+            if _first():
+                self._weights = self._way(handle)
+        except BaseException:
+            self.stop()
+            raise
+
+    def sync(self, policy_version: int) -> None:
+        """Raises ConfigError when servers answer and none takes the weights."""
+        loop, pool, handle = self._started()
+        self._updates += 1
+        version, delivery, fault = f"{self._run}-{self._updates}", None, None
+        try:
+            with handle.gathered():
+                if self._weights is not None:
+                    delivery = self._weights.deliver(handle.policy.lm, version)
+            if delivery is not None:
+                loop.run(pool.update(Weights(version, policy_version, delivery)))
+        except ConfigError as error:  # raised on all ranks, which would wait for this one
+            fault = error
+        if told := next(filter(None, all_gather(fault)), None):
+            raise told
+        if self._weights is None:  # another rank has told the servers
+            loop.run(pool.update(Weights(version, policy_version, None)))
+        self.policy_version = policy_version
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        loop, pool, handle = self._started()
+        if not self._updates:
+            raise RuntimeError("the engine has no weights yet; call sync first")
+        check_request(request, pool.longest, "the servers were asked for")
+        vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:  # it would end the server
+            raise ConfigError(f"a prompt has ids outside of the {vocabulary} tokens of the model")
+        reply = loop.submit(pool.ask(request))
+        try:
+            return await asyncio.wrap_future(reply)
+        except asyncio.CancelledError:
+            if self._loop is not loop:  # and not the caller's own wish
+                raise RuntimeError("the engine was stopped") from None
+            raise
+
+    def stop(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.stop()
+        if self._weights is not None:
+            self._weights.remove()
+        self._handle = self._pool = self._weights = self._minding = None
+
+    def _started(self) -> tuple[BackgroundLoop, ServerPool, PolicyHandle]:
+        if self._loop is None or self._pool is None or self._handle is None:
+            raise RuntimeError("the engine was not started")
+        return self._loop, self._pool, self._handle
+
+    def _way(self, handle: PolicyHandle) -> SharedWeights | SentWeights:
+        if self.transfer == "folder":
+            return SharedWeights(self.weights_folder)
+        device = next(handle.policy.parameters()).device
+        if self.transfer == "nccl" and device.type != "cuda":
+            raise ConfigError(
+                f"weights go by nccl from a GPU, and the policy is on the device '{device.type}'; change "
+                f"trainer.accelerator, or set {KEY}.transfer to gloo or folder"
+            )
+        return SentWeights(self.transfer, device)
+
+    # On the event loop of the servers
+
+    async def _look(self) -> None:
+        async with open_session() as session:
+            await ServerPool(self._servers(session), {}, 0, (), self.transfer).inspect()
+
+    async def _open(self, handle: PolicyHandle) -> None:
+        sizes = sizes_of(handle.policy.lm.config.get_text_config())
+        session = open_session()
+        try:
+            pool = ServerPool(self._servers(session), sizes, handle.window, handle.close_ids, self.transfer)
+            facts = await pool.inspect()
+        except BaseException:
+            await session.close()
+            raise
+        self.dtype = next((server.dtype for server in facts if server.dtype != "float32"), "float32")
+        check_precision(facts, handle)
+        self._pool = pool
+        self._minding = asyncio.create_task(_mind(pool, session))
+
+    def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
+        return [VLLMServer(url, session) for url in self.urls]
+
+
+async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
+    """Until the loop is stopped, which cancels it together with all requests."""
+    async with session:
+        await pool.mind()
+
+
+def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
+    """Warn of servers that do not compute as the trainer does: they sample from another distribution."""
+    own = str(handle.computes_in).removeprefix("torch.")
+    if _first() and (others := sorted({server.dtype for server in facts} - {own})):
+        warnings.warn(
+            f"a vLLM server computes in {others[0]} and the trainer in {own}, so what is sampled is not quite what is "
+            f"trained; start it with `agentrl serve MODEL -- --dtype {own}`, or change trainer.precision",
+            stacklevel=2,
+        )
+
+
+def _check_vllm() -> None:
+    try:
+        check_installed("the side of the trainer, with the transfer nccl,")
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error
+
+
+def _first() -> bool:
+    """Whether this rank delivers the weights."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

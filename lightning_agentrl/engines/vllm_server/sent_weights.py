@@ -1,0 +1,143 @@
+"""The weights of a policy as a copy in main memory that is sent to servers, each in a group with the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lightning_agentrl.engines.vllm.start import KEY
+from lightning_agentrl.engines.vllm_server.answers import Lost
+from lightning_agentrl.engines.vllm_server.background_loop import in_thread
+from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, Source
+from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Place
+from lightning_agentrl.engines.weights import named_weights, whole
+from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER
+from lightning_agentrl.vllm_worker.gloo_group import own_address
+
+T = TypeVar("T")
+
+SENDERS: dict[str, Callable[[Place, Calls, Source], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
+ANSWER_SECONDS = 5.0  # that a server may take to say why a transfer has failed, or this side to notice that it has
+LEAVE_SECONDS = 30.0  # for leaving the groups at the end
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The weights of one version."""
+
+    version: str
+    weights: Mapping[str, Tensor]
+    by: SentWeights
+
+    @property
+    def needs(self) -> str:
+        return f"reach the trainer over the network, on any port ({KEY}.transfer)"
+
+    async def bring(self, server: VLLMServer, before: str) -> None:
+        await self.by.send(server, before, self)
+
+
+class SentWeights:
+    """Sends copies of weights, whenever a server needs them: while they are trained, or after it was started again.
+
+    A group has fixed members. With one for each server, a server that dies or comes back touches no other.
+
+    Args:
+        transfer: how tensors are sent.
+        device: of the policy.
+    """
+
+    def __init__(self, transfer: Literal["nccl", "gloo"], device: torch.device) -> None:
+        self._open = SENDERS[transfer]
+        self._device = device if transfer == "nccl" else torch.device("cpu")
+        self._links: dict[str, _Link] = {}
+
+    def deliver(self, lm: PreTrainedModel, version: str) -> Sent:
+        """Copy all weights, with adapters added to what they belong to, to be sent."""
+        return Sent(version, _copied(whole(lm)), self)
+
+    async def send(self, server: VLLMServer, before: str, sent: Sent) -> None:
+        """Send weights to a server, which has those of the version ``before``.
+
+        Raises:
+            Lost: the transfer was broken off.
+            ValueError: the server refuses it.
+        """
+        link = self._links.pop(server.url, None)
+        if link is not None and link.version != before:  # the server was started again, or an update was broken off
+            link.close()
+            link = None
+        if link is None:
+            link = _Link(server, self._device)
+            await link.open(self._open)
+        await link.send(sent)
+        self._links[server.url] = link
+
+    def remove(self) -> None:
+        """Leave all groups. A process that ends while a thread is still leaving one would be aborted."""
+        wait([left for link in self._links.values() if (left := link.close())], timeout=LEAVE_SECONDS)
+        self._links.clear()
+
+
+class _Link:
+    """A group with one server, and the version that went through it last."""
+
+    def __init__(self, server: VLLMServer, device: torch.device) -> None:
+        self.version = ""
+        self._server, self._calls, self._source = server, Calls(server), Source(device)
+        self._sender: Sender | None = None
+
+    async def open(self, sender: Callable[[Place, Calls, Source], Sender]) -> None:
+        await self._server.call_workers(FORGET_TRAINER)
+        host = urlsplit(self._server.url).hostname
+        place = Place(own_address(host or "127.0.0.1"), await self._server.workers())
+        self._sender = await self._watched(lambda: sender(place, self._calls, self._source))
+
+    async def send(self, sent: Sent) -> None:
+        assert self._sender is not None
+        self._source.weights = sent.weights
+        await self._watched(self._sender.send_weights)
+        self.version = sent.version
+
+    def close(self) -> Future[None] | None:
+        """Begin to leave the group, which takes some seconds with NCCL, and longer inside a transfer."""
+        return None if self._sender is None else in_thread(self._sender.shutdown, THREAD)
+
+    async def _watched(self, work: Callable[[], T]) -> T:
+        """What plain code gives. If the server refuses or dies, that is raised, though the code may wait on for it."""
+        working = asyncio.wrap_future(in_thread(work, THREAD))
+        refused = asyncio.ensure_future(self._calls.refused.wait())
+        both: set[asyncio.Future[Any]] = {working, refused}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() or working.exception() is not None:
+                await asyncio.wait(both, timeout=ANSWER_SECONDS)
+                fault = working.exception() if working.done() else None
+                raise self._calls.why or Lost(f"the transfer of weights was broken off: {fault}") from fault
+            return working.result()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            refused.cancel()
+            working.cancel()
+
+
+def _copied(lm: nn.Module) -> dict[str, Tensor]:
+    """Weights by name in main memory, in pages that a GPU reads directly; one with several names is copied once."""
+    weights, copies = dict[str, Tensor](), dict[object, Tensor]()
+    for name, weight in named_weights(lm):
+        place = (weight.data_ptr(), weight.shape, weight.stride())
+        if place not in copies:
+            copies[place] = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.is_cuda).copy_(weight)
+        weights[name] = copies[place]
+    return weights

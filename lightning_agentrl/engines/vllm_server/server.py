@@ -1,0 +1,182 @@
+"""One running vLLM server: what is asked of it over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Literal
+
+import aiohttp
+
+from lightning_agentrl.engines.base import Reply, SamplingRequest
+from lightning_agentrl.engines.vllm_server.answers import LOADING, Lost, ServerFacts, read_facts, read_reply
+from lightning_agentrl.errors import one_line
+from lightning_agentrl.vllm_worker.extension import TellsSizes
+
+TELLS_SIZES = TellsSizes.policy_sizes.__name__
+CONNECT_SECONDS = 30.0
+ANSWER_SECONDS = 30.0  # of what a server knows; sampling and loading take as long as they take
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # in a minute a vanished machine is noticed
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Connections to any number of servers. Each request has its own, as servers close idle ones at any time."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_kept_alive)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+    )
+
+
+def _kept_alive(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in KEEPALIVE.items():
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return made
+
+
+class VLLMServer:
+    """A server by its address. It need not run.
+
+    Args:
+        url: as http://127.0.0.1:8001.
+        session: the connections to use.
+    """
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def is_healthy(self) -> bool:
+        """Whether it runs and its engine too."""
+        try:
+            await self._call("GET", "/health", ANSWER_SECONDS)
+        except (Lost, ValueError):
+            return False
+        return True
+
+    async def facts(self) -> ServerFacts:
+        """What it tells about itself; of a server that was not started to take weights, an error says so."""
+        version, models, info = [
+            await self._call("GET", path, ANSWER_SECONDS)
+            for path in ("/version", "/v1/models", "/server_info?config_format=json")
+        ]
+        try:
+            sizes = await self._call("POST", "/collective_rpc", ANSWER_SECONDS, {"method": TELLS_SIZES})
+        except Lost as error:
+            if not await self.is_healthy():
+                raise
+            raise ValueError(f"tells no sizes of its model ({error}); start it with `agentrl serve`") from error
+        try:
+            return read_facts(version, models, info, sizes)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"tells its settings in another form than vLLM ({type(error).__name__}: {error}); start it with "
+                "`agentrl serve`"
+            ) from error
+
+    async def weight_version(self) -> str:
+        """The version of its weights, as it was last told."""
+        return str((await self._call("GET", "/weight_info", ANSWER_SECONDS)).get("weight_version"))
+
+    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
+        """Let it take weights, forget what it computed with the old ones, and check the version.
+
+        Args:
+            bring: gives it the weights; called with the server and the version that it has before.
+            version: of the weights.
+
+        Raises:
+            Lost: it went away meanwhile.
+            ValueError: it cannot take them, or has others afterwards.
+        """
+        before, loading = await self.weight_version(), f"{LOADING}{version}"
+        await self._post("/update_weight_version", {"new_version": loading})
+        await bring(self, before)
+        await self._forget_prefixes()
+        await self._expect(loading)  # the same process as before, and nobody else's weights
+        await self._post("/update_weight_version", {"new_version": version})
+        await self._expect(version)
+
+    async def call_workers(self, method: str, **arguments: Any) -> None:
+        """Call a method of all its workers."""
+        await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
+
+    async def workers(self) -> int:
+        """How many processes of it hold weights."""
+        return int((await self._call("GET", "/get_world_size", ANSWER_SECONDS))["world_size"])
+
+    async def transfer(self, step: str, told: dict[str, Any]) -> None:
+        """A step of vLLM's transfer of weights, by the name of its route."""
+        await self._post(f"/{step}", told)
+
+    async def generate(
+        self, request: SamplingRequest, close_ids: Collection[int], version: str, policy_version: int
+    ) -> Reply:
+        """Sample one reply.
+
+        Raises:
+            Lost: it went away or was started again meanwhile; ask again.
+            ValueError: it refused, or its answer is no whole reply.
+        """
+        params = {
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "max_tokens": request.max_tokens,
+            "stop_token_ids": list(close_ids),
+            "ignore_eos": True,  # the ids above, and none out of the model's folder
+            "logprobs": 0,  # of the sampled token only
+            "detokenize": False,
+        }
+        answer = await self._post(
+            "/inference/v1/generate", {"token_ids": list(request.prompt_ids), "sampling_params": params}
+        )
+        return read_reply(answer, request, close_ids, version, policy_version)
+
+    async def _forget_prefixes(self) -> None:
+        for wait in (0.1, 0.5, 2.0, 0.0):  # requests that were taken back may still be ending
+            if (await self._post("/reset_prefix_cache", {})).get("success"):
+                return
+            await asyncio.sleep(wait)
+        raise ValueError(
+            "keeps its prefix cache, whose keys and values are of the old weights; something else samples from it: "
+            "give each run servers of its own"
+        )
+
+    async def _expect(self, version: str) -> None:
+        found = await self.weight_version()
+        if found != version:
+            raise Lost(f"its weights have the version {found} after an update to {version}")
+
+    async def _post(self, path: str, body: Any) -> dict[str, Any]:
+        return await self._call("POST", path, None, body)
+
+    async def _call(
+        self, method: Literal["GET", "POST"], path: str, seconds: float | None, body: Any = None
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                async with self._session.request(method, self.url + path, json=body) as answer:
+                    status, text = answer.status, await answer.text()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
+        if status >= 500:
+            raise Lost(f"it answered {path} with {status}: {_shortened(text)}")
+        if status == 404:
+            raise ValueError(f"knows no {path}; start it with `agentrl serve`, which turns it on")
+        if status != 200:
+            raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
+        try:
+            told = json.loads(text or "{}")
+        except json.JSONDecodeError as error:
+            raise ValueError(f"answered {path} with something else than JSON: {_shortened(text)}") from error
+        return told if isinstance(told, dict) else {}
+
+
+def _shortened(text: str) -> str:
+    text = one_line(text)
+    return text if len(text) <= 300 else f"{text[:300]} …"

@@ -1,0 +1,97 @@
+"""Two ways of tensors over the network: NCCL, which is vLLM's own, and gloo, the same steps between main memories."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+
+from lightning_agentrl.engines.vllm.start import kept_process
+from lightning_agentrl.engines.vllm_server.background_loop import in_thread
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, Source
+from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, open_store
+
+THREAD = "weights"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a new group meets, and who comes."""
+
+    address: str  # of the trainer, on the way to the server
+    workers: int  # processes of the server that hold weights
+
+
+class GlooSender:
+    """Makes a group with a server; what vLLM's own code does with NCCL, without vLLM.
+
+    Raises:
+        Lost: the server is gone.
+        ValueError: it refuses.
+        RuntimeError: it has not come in time.
+    """
+
+    def __init__(self, place: Place, calls: Calls, source: Source) -> None:
+        self._calls, self._source = calls, source
+        self._store = open_store(place.address)
+        size = 1 + place.workers
+        meeting = {"master_address": place.address, "master_port": self._store.port, "world_size": size}
+        answered = in_thread(partial(calls.init_weight_transfer_engine, meeting), THREAD)
+        self._group: GlooGroup | None = GlooGroup(self._store, 0, size, place.address)
+        answered.result()
+
+    def send_weights(self) -> None:
+        assert self._group is not None
+        forms = [asdict(form) for form in self._source.metadata()]
+        announced = {
+            "names": [form["name"] for form in forms],
+            "dtype_names": [str(form["dtype"]).removeprefix("torch.") for form in forms],
+            "shapes": [list(form["shape"]) for form in forms],
+        }
+        self._calls.start_weight_update()
+        answered = in_thread(partial(self._calls.update_weights, announced), THREAD)  # it waits for what follows
+        for _, weight in self._source:
+            self._group.broadcast(weight)
+        answered.result()
+        self._calls.finish_weight_update()
+
+    def shutdown(self) -> None:
+        self._group = None
+
+
+class NCCLSender:
+    """Makes a group with a server by vLLM's own code; needs vLLM beside the trainer, and a GPU on both sides.
+
+    Raises what :class:`GlooSender` does.
+    """
+
+    def __init__(self, place: Place, calls: Calls, source: Source) -> None:
+        with kept_process(source.device):
+            from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+            from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        self._device = source.device
+        torch.cuda.set_device(self._device)  # of this thread
+        meeting = NCCLTrainerInitInfo(
+            master_address=place.address,
+            master_port=_free_port(place.address),
+            world_size=1 + place.workers,
+            packed=False,  # buffers would take gigabytes of the trainer's GPU
+            rank=0,
+        )
+        self._sender: Sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
+
+    def send_weights(self) -> None:
+        torch.cuda.set_device(self._device)  # of this thread too
+        self._sender.send_weights()
+
+    def shutdown(self) -> None:
+        self._sender.shutdown()
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as free:
+        free.bind((address, 0))
+        return int(free.getsockname()[1])

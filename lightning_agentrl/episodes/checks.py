@@ -1,0 +1,52 @@
+"""Checks of prompts and replies against the model, on a real first observation, before anything is trained."""
+
+from __future__ import annotations
+
+from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.prompts.memory import PastTurn
+from lightning_agentrl.prompts.parser import RawParser
+
+
+def check_prompt(session: Session, interaction: Interaction, context_length: int) -> None:
+    """Refuse a configuration whose prompts cannot work.
+
+    Raises:
+        ValueError: one sentence with what was given, what is needed and the key to change.
+    """
+    form, memory = session.renderer.format, session.memory
+    if form.max_prompt_tokens + interaction.max_reply_tokens > context_length:
+        raise ValueError(
+            f"prompts of up to {form.max_prompt_tokens} tokens and replies of up to {interaction.max_reply_tokens} do "
+            f"not fit the model's context of {context_length} tokens; lower "
+            "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+        )
+    raw = isinstance(interaction.parser, RawParser)
+    if not (session.actions or session.free_text or raw):
+        raise ValueError(
+            "the environment names no actions (attribute `actions`), so replies cannot be matched with them; add the "
+            "attribute, or hand replies over as they are with RawParser (key data.init_args.interaction)"
+        )
+    if raw and form.think:
+        raise ValueError(
+            "RawParser hands the whole reply to the environment, so a reply must not hold a thought; set "
+            "data.init_args.prompt.think to false"
+        )
+    if memory.grows and not session.renderer.append_only:
+        raise ValueError(
+            f"{type(memory).__name__} needs a chat template that only appends, and that of the model "
+            f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
+            "(key data.init_args.memory)"
+        )
+    session.begin()
+    session.prompt()  # raises when system text, observation and instruction alone are over the limit
+    longest = 0 if session.one_turn else memory.longest
+    if longest:
+        session.past = [PastTurn(session.observation, "", session.default_action)] * longest
+        cuts = session.prompt().history_cuts
+        if cuts:
+            raise ValueError(
+                f"{type(memory).__name__} shows up to {longest} turns, of which only {longest - cuts} fit into "
+                f"prompts of {form.max_prompt_tokens} tokens even without thoughts; shorten the memory "
+                "(key data.init_args.memory) or raise data.init_args.prompt.max_prompt_tokens"
+            )

@@ -1,0 +1,173 @@
+"""Interactions: the turn loop of one environment as a swappable coroutine."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from lightning_agentrl.engines import Engine, Reply, SamplingRequest
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.episodes.session import Prompt, Session, StepResult
+from lightning_agentrl.prompts.memory import PastTurn
+from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
+from lightning_agentrl.types import Segment, SegmentKind, StopReason, Turn
+
+
+class Interaction(ABC):
+    """Plays one session until the recorder is full. Many run at a time, none waits for another.
+
+    What has to outlive a call is in the session, since an object serves all sessions and a checkpoint holds none of it.
+    """
+
+    max_reply_tokens: int
+    parser: ActionParser
+
+    @abstractmethod
+    async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
+        """Record turns until ``recorder.full``; leave the session ready for its next turn, if ``recorder.goes_on``."""
+
+
+class TurnInteraction(Interaction):
+    """Prompt, reply, action, environment step; the default action runs when the reply names none.
+
+    Args:
+        max_reply_tokens: cap on the tokens of one reply.
+        parser: reads the action out of a reply; TolerantParser when not given. Where an environment takes free text, as
+            one-turn tasks do, the whole reply is the action.
+        invalid_penalty: what an invalid reply costs.
+        invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
+            the episode after it (with the penalty added).
+        max_turns: truncate episodes here; the environment's own limit applies in any case.
+    """
+
+    def __init__(
+        self,
+        max_reply_tokens: int = 512,
+        parser: ActionParser | None = None,
+        invalid_penalty: float = 0.1,
+        invalid_mode: Literal["add", "replace", "truncate"] = "add",
+        max_turns: int | None = None,
+    ) -> None:
+        if max_reply_tokens < 1:
+            raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
+        if invalid_mode not in ("add", "replace", "truncate"):
+            raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
+        self.max_reply_tokens = max_reply_tokens
+        self.parser = parser or TolerantParser()
+        self.invalid_penalty = invalid_penalty
+        self.invalid_mode = invalid_mode
+        self.max_turns = max_turns
+
+    async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
+        await session.start()
+        while not recorder.full:
+            prompt, action, turn = await self.take_turn(session, engine, recorder, temperature, seed)
+            recorder.record(prompt, action, turn)
+            if turn.done and recorder.goes_on:
+                await session.reset()
+
+    async def take_turn(
+        self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int
+    ) -> tuple[Prompt, Segment, Turn]:
+        """One turn, with the prompt and the sampled reply that belong to it. It is not recorded yet."""
+        prompt = session.prompt()
+        started = time.perf_counter()
+        request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
+        request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
+        reply = await engine.generate(request)
+        engine_seconds = time.perf_counter() - started
+        turn = await self._play(session, prompt, reply, engine_seconds, recorder)
+        return prompt, _action_segment(reply), turn
+
+    async def _play(
+        self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
+    ) -> Turn:
+        observation, index = session.observation, len(session.past)
+        text = session.renderer.decode(reply.ids)
+        parser = RawParser() if session.free_text else self.parser
+        parsed = parser.parse(text, list(session.actions), session.aliases)
+        image = await session.image()
+        result = await session.step(session.default_action if parsed.action is None else parsed.action)
+        executed = result.info.get("executed_action", parsed.action or session.default_action)
+        valid = parsed.action is not None and not result.info.get("invalid_action", False)
+        session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
+
+        stop = self._stop_reason(result, valid, index + 1)
+        limit = session.renderer.format.max_prompt_tokens
+        if stop is None and session.memory.grows and len(session.prompt().ids) > limit:
+            stop = StopReason.CONTEXT_LENGTH
+        truncated = stop is not None and stop is not StopReason.ENV_DONE
+        cut = truncated or (stop is None and recorder.at_last_turn)
+        bootstrap = (session.prompt().as_segment(),) if cut else None
+        return Turn(
+            env=session.index,
+            episode=session.episode,
+            index=index,
+            observation=observation,
+            reply=text,
+            thought=parsed.thought,
+            action=executed,
+            parsed_action=parsed.action,
+            thought_tokens=session.renderer.tokens_before(reply.ids, parsed.action_start),
+            valid=valid,
+            env_reward=result.reward,
+            reward=self._reward(result.reward, valid),
+            episode_return=session.episode_return,
+            terminated=result.terminated,
+            truncated=truncated,
+            stop=stop,
+            success=_success(result),
+            hit_token_cap=not reply.closed,
+            history_cuts=prompt.history_cuts,
+            policy_version=reply.policy_version,
+            env_seconds=result.seconds,
+            engine_seconds=engine_seconds,
+            metrics=_metrics(result, session),
+            env_errors=session.take_env_errors(),
+            image=image,
+            bootstrap=bootstrap,
+        )
+
+    def _reward(self, env_reward: float, valid: bool) -> float:
+        if valid:
+            return env_reward
+        return -self.invalid_penalty if self.invalid_mode == "replace" else env_reward - self.invalid_penalty
+
+    def _stop_reason(self, result: StepResult, valid: bool, turns: int) -> StopReason | None:
+        if result.terminated:
+            return StopReason.ENV_DONE
+        if result.truncated:
+            return StopReason.ENV_TRUNCATED
+        if self.invalid_mode == "truncate" and not valid:
+            return StopReason.INVALID_ACTION
+        if self.max_turns is not None and turns >= self.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+
+def _action_segment(reply: Reply) -> Segment:
+    return Segment(SegmentKind.ACTION, reply.ids, reply.logps)
+
+
+def _metrics(result: StepResult, session: Session) -> dict[str, float]:
+    """What the environment reports in ``info["progression"]`` and ``info["metrics"]``."""
+    told = {key: result.info[key] for key in ("progression",) if key in result.info}
+    try:
+        numbers = {name: float(value) for name, value in {**told, **result.info.get("metrics", {})}.items()}
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"environment {session.index} reports info['metrics'] = {result.info.get('metrics')!r}, which must be a "
+            "dictionary of names and numbers"
+        ) from error
+    if taken := [name for name in numbers if name == "retries" or name.startswith("errors/")]:
+        raise ValueError(f"environment {session.index} reports {taken} in info['metrics'], names kept for its errors")
+    return numbers
+
+
+def _success(result: StepResult) -> bool | None:
+    success = result.info.get("success")
+    return None if success is None else bool(success)

@@ -1,0 +1,107 @@
+"""The recorder: collects the turns of one session into samples and says when there are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_agentrl.episodes.session import Prompt
+from lightning_agentrl.types import Sample, Segment, Turn
+
+
+class Recorder:
+    """Records until a number of turns, or one whole episode, is there.
+
+    Args:
+        turns: turns to record; None records until the episode ends.
+        grows: put the turns of one episode into one growing sample instead of one sample each.
+        on_turn: called after each turn.
+    """
+
+    def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
+        self.turns_left = turns
+        self.grows = grows
+        self._on_turn = on_turn
+        self._samples: list[tuple[list[Segment], list[Turn]]] = []
+
+    @property
+    def full(self) -> bool:
+        if self.turns_left is not None:
+            return self.turns_left == 0
+        return bool(self._samples) and self._samples[-1][1][-1].done
+
+    @property
+    def goes_on(self) -> bool:
+        """The session plays another episode when this one ends."""
+        return self.turns_left is not None
+
+    @property
+    def at_last_turn(self) -> bool:
+        """The next recorded turn is the last one wanted, so the recursion is cut after it."""
+        return self.turns_left == 1
+
+    def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
+        """Add a turn."""
+        last = self._samples[-1][1][-1] if self._samples else None
+        if self.grows and last is not None and not last.done and last.episode == turn.episode:
+            segments, turns = self._samples[-1]
+            segments += [*prompt.new, action]
+            turns.append(turn)
+        else:
+            self._samples.append(([prompt.as_segment(), action], [turn]))
+        if self.turns_left is not None:
+            self.turns_left -= 1
+        self._on_turn()
+
+    def amend(self, episode: int, **changes: Any) -> None:
+        """Change the last turn of an episode, where only a turn of another episode shows what came of it.
+
+        Args:
+            episode: its number, as the turn has it.
+            changes: fields of the turn.
+
+        Raises:
+            ValueError: no turn of the episode is here; an earlier rollout may have taken it home.
+        """
+        for _, turns in reversed(self._samples):
+            if turns[-1].episode == episode:
+                turns[-1] = replace(turns[-1], **changes)
+                return
+        raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
+
+    def samples(self) -> list[Sample]:
+        return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
+
+
+class EpisodeRecorder(Recorder):
+    """One whole episode of a group, in as many parts as it is played in. Between two parts nothing is cut.
+
+    Args:
+        group: label of the group, which every turn carries.
+        grows: as of :class:`Recorder`.
+        samples: what earlier parts gave.
+    """
+
+    def __init__(self, group: int, grows: bool, samples: Sequence[Sample] = ()) -> None:
+        super().__init__(None, grows)
+        self.group = group
+        self._part_left: int | None = None
+        self._samples = [(list(sample.segments), list(sample.turns)) for sample in samples]
+
+    def go_on(self, turns: int | None) -> None:
+        """Begin a part of at most so many turns; None: until the episode ends."""
+        self._part_left = turns
+
+    @property
+    def ended(self) -> bool:
+        return super().full
+
+    @property
+    def full(self) -> bool:
+        return self.ended or self._part_left == 0
+
+    def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
+        super().record(prompt, action, replace(turn, group=self.group))
+        if self._part_left is not None:
+            self._part_left -= 1

@@ -1,0 +1,141 @@
+"""A reward model: a sequence classifier that scores a prompt with its reply."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from lightning_agentrl.episodes.tasks import Scorer
+
+
+@dataclass
+class _Waiting:
+    """A pair of prompt and reply, and its score once it is there."""
+
+    ids: list[int]
+    types: list[int]  # which of the two texts a token is of
+    score: float | None = None
+    error: Exception | None = None
+
+
+class RewardModel(Scorer):
+    """A transformers sequence classifier with one output, which is the reward; loaded once in each process.
+
+    Prompt and reply are read as a conversation where the classifier's tokenizer has a chat template, else as a pair.
+    Answers of tasks are not read.
+
+    Args:
+        model: hub id or local folder.
+        device: where it computes, such as ``cpu`` or ``cuda:1``; that of the policy when not given.
+        max_batch: the most pairs that are read at once.
+    """
+
+    needs_answer = False
+
+    def __init__(self, model: str, device: str | None = None, max_batch: int = 32) -> None:
+        if max_batch < 1:
+            raise ValueError(f"RewardModel: max_batch must be at least 1, got {max_batch}")
+        self.model, self.device, self.max_batch = model, device, max_batch
+        self._classifier: PreTrainedModel | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._queue: list[_Waiting] = []
+        self._queue_lock, self._reading = threading.Lock(), threading.Lock()
+
+    def start(self, device: torch.device) -> None:
+        """Load the model, if it is not there.
+
+        Raises:
+            ValueError: the model cannot be loaded, or has another number of outputs than one.
+        """
+        if self._classifier is not None:
+            return
+        try:
+            self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
+            classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"the reward model '{self.model}' cannot be loaded: {str(error).splitlines()[0]} (key "
+                "data.init_args.tasks.scorer.init_args.model)"
+            ) from error
+        if classifier.config.num_labels != 1:
+            raise ValueError(
+                f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
+                "number; give a model with one (key data.init_args.tasks.scorer.init_args.model)"
+            )
+        self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        """The model's output. Whoever comes first reads all that wait in one batch.
+
+        Raises:
+            ValueError: prompt and reply are longer than what the model can read.
+        """
+        waiting = self._encode(prompt, reply)
+        with self._queue_lock:
+            self._queue.append(waiting)
+        with self._reading:
+            while waiting.score is None and waiting.error is None:
+                with self._queue_lock:
+                    batch, self._queue = self._queue[: self.max_batch], self._queue[self.max_batch :]
+                self._settle(batch)
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.score is not None
+        return waiting.score
+
+    def _settle(self, batch: Sequence[_Waiting]) -> None:
+        try:
+            for item, score in zip(batch, self._read(batch), strict=True):
+                item.score = score
+        except Exception as error:  # noqa: BLE001 - handed to every thread that waits for this batch
+            for item in batch:
+                item.error = error
+
+    def _encode(self, prompt: str, reply: str) -> _Waiting:
+        assert self._tokenizer is not None
+        assert self._classifier is not None
+        if self._tokenizer.chat_template:
+            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
+            encoded = self._tokenizer(cast(str, text), add_special_tokens=False)
+        else:
+            encoded = self._tokenizer(prompt, reply)
+        ids = cast(list[int], encoded["input_ids"])
+        longest = getattr(self._classifier.config, "max_position_embeddings", None)
+        if longest is not None and len(ids) > longest:
+            raise ValueError(
+                f"prompt and reply have {len(ids)} tokens, and the reward model '{self.model}' reads at most "
+                f"{longest}; lower max_reply_tokens of data.init_args.interaction, or give another model"
+            )
+        return _Waiting(ids, cast(list[int], encoded.get("token_type_ids", [])))
+
+    @torch.no_grad()
+    def _read(self, batch: Sequence[_Waiting]) -> list[float]:
+        """Scores of rows, filled up on the right with an id that none of them has.
+
+        Decoders look for the last token that is no filling, and one that also ends texts would hide their real end.
+        """
+        assert self._classifier is not None
+        config, device = self._classifier.config.get_text_config(), self._classifier.device
+        used = {i for item in batch for i in item.ids}
+        filling = next(i for i in range(config.vocab_size) if i not in used)
+        self._classifier.config.pad_token_id = config.pad_token_id = filling
+
+        def rows(numbers: Sequence[list[int]], fill: int) -> Tensor:
+            width = max(map(len, numbers))
+            return torch.tensor([row + [fill] * (width - len(row)) for row in numbers], device=device)
+
+        inputs = {
+            "input_ids": rows([item.ids for item in batch], filling),
+            "attention_mask": rows([[1] * len(item.ids) for item in batch], 0),
+        }
+        if batch[0].types:
+            inputs["token_type_ids"] = rows([item.types for item in batch], 0)
+        output: Any = self._classifier(**inputs)
+        return [float(x) for x in output.logits[:, 0].float().cpu()]

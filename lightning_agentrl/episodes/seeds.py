@@ -1,0 +1,35 @@
+"""Seeds: every random choice of a rollout follows from the run's seed and a counter, so nothing random needs saving.
+
+Training episodes use seeds below ``HELD_OUT_FROM``; the held-out list of validation lies above it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+HELD_OUT_FROM = 2**30
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed below 2**30 that depends on all parts."""
+    return int(np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(1)[0]) % HELD_OUT_FROM
+
+
+@cache
+def _held_out_places() -> dict[int, int]:
+    return {seed: place for place, seed in enumerate(held_out_seeds())}
+
+
+def held_out_place(seed: int) -> int:
+    """The place of a seed in the list of held-out ones; of another seed, itself."""
+    return _held_out_places().get(seed, seed)
+
+
+@cache
+def held_out_seeds() -> tuple[int, ...]:
+    """The fixed seeds of validation episodes, as listed in ``held_out_seeds.txt`` beside this file."""
+    text = files("lightning_agentrl.episodes").joinpath("held_out_seeds.txt").read_text()
+    return tuple(int(line) for line in text.split())

@@ -1,0 +1,18 @@
+"""What the policy reads and how its replies are read: wording, chat template, memory, parser."""
+
+from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
+from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+
+__all__ = [
+    "ActionParser",
+    "ActionsOnlyMemory",
+    "ChatRenderer",
+    "ClearingMemory",
+    "FullMemory",
+    "Memory",
+    "PromptFormat",
+    "RawParser",
+    "TolerantParser",
+    "WindowMemory",
+]

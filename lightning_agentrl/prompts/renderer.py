@@ -1,0 +1,293 @@
+"""Chat rendering: what the environment says, as the tokens the policy reads."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.prompts.memory import PastTurn, Recollection
+from lightning_agentrl.prompts.parser import split_reply
+from lightning_agentrl.types import Segment, SegmentKind
+
+Message = dict[str, str]
+
+_SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How prompts are worded.
+
+    Args:
+        think: ask for a THINK line before the ACTION line; otherwise a reply is the action alone.
+        instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
+            for the names of the actions; an empty text leaves the instruction out.
+        examples: show the worked examples of the environment.
+        system: system message in place of the environment's; an empty text leaves the message out.
+        max_prompt_tokens: the most tokens of a rendered prompt; the oldest history leaves first.
+    """
+
+    think: bool = True
+    instruction: str | None = None
+    examples: bool = True
+    system: str | None = None
+    max_prompt_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.max_prompt_tokens < 1:
+            raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt and the number of turns of history that were left out to keep it within its limit."""
+
+    segments: tuple[Segment, ...]
+    history_cuts: int
+
+
+class ChatRenderer:
+    """Renders prompts with the chat template of a tokenizer.
+
+    Text of the environment and of earlier replies is not trusted: a string in it that the tokenizer would read as a
+    special token is broken by a space after its first character.
+
+    Raises:
+        ValueError: when the template cannot carry an agent's conversation; see :meth:`probe`.
+    """
+
+    append_only: bool  # a rendered conversation is a prefix of the longer one; a growing sample needs it
+    turn_close_id: int  # the token that ends an assistant message
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_format: PromptFormat | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.format = prompt_format or PromptFormat()
+        self._heading = "Observation:"
+        strings = "|".join(re.escape(text) for text in _special_strings(tokenizer)) or r"(?!)"
+        self._special = re.compile(strings)
+        self._special_start = re.compile(f"(?=(?:{strings}))(.)", re.DOTALL)
+        self.probe()
+
+    @cached_property
+    def free_text(self) -> ChatRenderer:
+        """For environments that take the whole reply: no thought is asked for, and an observation has no heading."""
+        other = copy(self)
+        other.format, other._heading = replace(self.format, think=False), ""
+        return other
+
+    # What the collector asks for
+
+    def render(
+        self,
+        system: str,
+        examples: Sequence[tuple[str, str]],
+        recollection: Recollection,
+        observation: str,
+        short_term: str,
+        actions: Mapping[str, str],
+    ) -> RenderedPrompt:
+        """The prompt of one turn as one segment.
+
+        Args:
+            system: rules of the environment. Descriptions of actions that it does not hold yet are listed below it.
+            examples: worked examples: an observation and a reply, an action name or THINK and ACTION lines.
+            recollection: what the memory shows of the episode.
+            observation: long-term text of the observation.
+            short_term: text that is shown now and never again.
+            actions: names of the allowed actions and their descriptions.
+
+        Raises:
+            ValueError: when the prompt without any history is over its limit already.
+        """
+        parts = self.messages(system, examples, recollection, observation, short_term, actions)
+        head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
+        prompts: dict[int, list[int]] = {}
+
+        def fits(cuts: int) -> bool:
+            text = self._apply(head + history[2 * cuts :] + current, generate=True)
+            prompts[cuts] = self._encode(text)
+            return len(prompts[cuts]) <= self.format.max_prompt_tokens
+
+        turns = len(recollection.turns)
+        cuts = 0 if fits(0) else bisect_left(range(turns + 1), True, lo=1, key=fits)
+        if cuts > turns:
+            raise ValueError(
+                f"the prompt without history has {len(prompts[turns])} tokens, over the limit of "
+                f"{self.format.max_prompt_tokens}; its parts (system text, examples, current observation, instruction) "
+                "are never cut: raise max_prompt_tokens or make them shorter (key "
+                "data.init_args.prompt.max_prompt_tokens)"
+            )
+        return RenderedPrompt((Segment(SegmentKind.PROMPT, tuple(prompts[cuts])),), cuts)
+
+    def messages(
+        self,
+        system: str,
+        examples: Sequence[tuple[str, str]],
+        recollection: Recollection,
+        observation: str,
+        short_term: str,
+        actions: Mapping[str, str],
+    ) -> dict[str, list[Message]]:
+        """The messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
+        shown = examples if self.format.examples else ()
+        return {
+            "system": self._system(system, actions),
+            "examples": self._pairs(PastTurn(text, *map(str.strip, split_reply(said)[:2])) for text, said in shown),
+            "history": self._pairs(recollection.turns),
+            "current": [self._user(observation, short_term, recollection.note, self._instruction(actions))],
+        }
+
+    def count_tokens(self, messages: list[Message], reply_follows: bool) -> int:
+        """Tokens of a conversation, with the header of the next reply if one follows."""
+        return len(self._encode(self._apply(messages, generate=reply_follows)))
+
+    def continuation(
+        self, system: str, observation: str, short_term: str, actions: Mapping[str, str], closed: bool = True
+    ) -> tuple[Segment, ...]:
+        """What follows a sampled reply in a growing sample: the rest of its turn, the next message, the next header.
+
+        Args:
+            system: rules of the environment, as at the start of the episode.
+            observation: long-term text of the observation.
+            short_term: text that belongs to this turn only.
+            actions: names of the allowed actions and their descriptions.
+            closed: the sampled reply ended with ``turn_close_id``. Otherwise the close comes first, as glue.
+
+        Raises:
+            ValueError: when the template is not append-only.
+        """
+        message = self._user(observation, short_term, instruction=self._instruction(actions))
+        suffix = self._suffix(self._system(system, actions), message)
+        if suffix is None:
+            raise ValueError(f"{self._template_name} is not append-only, a growing sample cannot be built with it")
+        glue = suffix[: len(suffix) - len(suffix.lstrip())]
+        if not closed:
+            suffix, glue = self._turn_close + suffix, self._turn_close + glue
+        ids, glue_ids = tuple(self._encode(suffix)), tuple(self._encode(glue))
+        cut = len(glue_ids) if ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
+        parts = ((SegmentKind.GLUE, ids[:cut]), (SegmentKind.OBSERVATION, ids[cut:]))
+        return tuple(Segment(kind, part) for kind, part in parts if part)
+
+    def reply_text(self, thought: str, action: str) -> str:
+        """How a past reply is written into the history: the format that the instruction asks for."""
+        if not self.format.think:
+            return action
+        return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
+
+    @property
+    def close_ids(self) -> tuple[int, ...]:
+        """Ids that end a reply: the template's turn close, then the tokenizer's end of sequence if it is another."""
+        eos = self.tokenizer.eos_token_id
+        return (self.turn_close_id,) if eos in (None, self.turn_close_id) else (self.turn_close_id, int(eos))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids without special tokens."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def tokens_before(self, ids: Sequence[int], chars: int) -> int:
+        """How many leading tokens of a reply lie within its first ``chars`` characters."""
+        if not chars:
+            return 0
+        beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
+        return beyond - 1
+
+    # Start-up
+
+    def probe(self) -> None:
+        """Check the template once and learn its turn close and whether it is append-only.
+
+        Raises:
+            ValueError: without a chat template, with one that refuses or ignores system messages, that closes a reply
+                with no special token, or that doubles the beginning-of-sequence token.
+        """
+        if not self.tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of '{self.tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
+                "one: use an instruct model, or put a chat_template.jinja into the model folder"
+            )
+        head: list[Message] = [{"role": "system", "content": _SYSTEM}]
+        pair: list[Message] = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _REPLY}]
+        try:
+            text = self._apply(head + pair)
+        except TemplateError as error:
+            raise ValueError(f"{self._template_name} refuses [system, user, assistant] messages: {error}") from error
+        if not (_SYSTEM in text and _USER in text and _REPLY in text):
+            raise ValueError(f"{self._template_name} leaves out the text of a system, user or assistant message")
+        close = self._special.match(text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
+        if close is None:
+            raise ValueError(f"{self._template_name} does not close a reply with a special token")
+        self._turn_close = close[0]
+        (self.turn_close_id,) = self._encode(self._turn_close)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and self._encode(text)[:2] == [bos, bos]:
+            raise ValueError(f"{self._template_name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
+        replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
+        self.append_only = all(self._suffix(head, {"role": "user", "content": _USER}, reply) for reply in replies)
+
+    def _suffix(self, head: list[Message], message: Message, reply: str = _REPLY) -> str | None:
+        """Text that ``message`` and the next header add after the turn close of a reply; None if it is not added."""
+        start = [*head, {"role": "user", "content": _USER}, {"role": "assistant", "content": reply}]
+        before = self._apply(start)
+        before = before[: before.rindex(self._turn_close) + len(self._turn_close)]
+        after = self._apply([*start, message], generate=True)
+        return after[len(before) :] if after.startswith(before) else None
+
+    # Messages
+
+    def _system(self, system: str, actions: Mapping[str, str]) -> list[Message]:
+        if self.format.system is not None:
+            text = self.format.system
+        else:
+            listed = [f"- {name}: {text}" for name, text in actions.items() if text and text not in system]
+            text = self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
+        return [{"role": "system", "content": text}] if text else []
+
+    def _pairs(self, turns: Iterable[PastTurn]) -> list[Message]:
+        messages = []
+        for turn in turns:
+            reply = self._safe(self.reply_text(turn.thought, turn.action))
+            messages += [self._user(turn.observation), {"role": "assistant", "content": reply}]
+        return messages
+
+    def _user(self, observation: str, short_term: str = "", note: str = "", instruction: str = "") -> Message:
+        shown = "\n".join(text for text in (self._heading, short_term, observation) if text)
+        text = self._safe(f"{note}\n\n{shown}" if note else shown)
+        return {"role": "user", "content": f"{text}\n\n{instruction}" if instruction else text}
+
+    def _instruction(self, actions: Mapping[str, str]) -> str:
+        names = self._safe(", ".join(actions))
+        if self.format.instruction is not None:
+            return self.format.instruction.replace("{actions}", names)
+        if self.format.think:
+            action = f"one of {names}" if names else "what you do"
+            return f"Answer with two lines.\nTHINK: your reasoning, step by step\nACTION: {action}"
+        return f"Answer with one of: {names}" if names else ""
+
+    def _safe(self, text: str) -> str:
+        return self._special_start.sub(r"\1 ", text)
+
+    def _apply(self, messages: list[Message], generate: bool = False) -> str:
+        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    @property
+    def _template_name(self) -> str:
+        return f"the chat template of '{self.tokenizer.name_or_path}'"
+
+
+def _special_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Strings that text must not forge, longest first: special tokens, and added tokens that look like tags."""
+    added = tokenizer.added_tokens_decoder.values()
+    strings = {token.content for token in added if token.special or re.fullmatch(r"<.+>", token.content)}
+    strings |= set(tokenizer.all_special_tokens)
+    return sorted((text for text in strings if len(text) > 1), key=len, reverse=True)

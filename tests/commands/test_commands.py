@@ -1,0 +1,138 @@
+"""The command `agentrl`: its help, its own commands, and quiet runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_agentrl import __version__
+from lightning_agentrl.commands import main as commands
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.view.read import read_turns
+from tests.callbacks.test_loggers import fit
+from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command in this process; gives exit code, output and errors."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["agentrl", *arguments])
+        monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
+        code = 0
+        try:
+            commands.main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
+def test_help_names_every_command(agentrl: Callable[..., tuple[int, str, str]], arguments: tuple[str, ...]) -> None:
+    code, shown, _ = agentrl(*arguments)
+    assert code == 0
+    assert set(commands.TRAINERS) == set(AgentCLI.subcommands())
+    for command in [*commands.TRAINERS, *commands.OWN]:
+        assert f"\n  {command} " in shown
+
+
+def test_version(agentrl: Callable[..., tuple[int, str, str]]) -> None:
+    assert agentrl("--version")[1] == f"agentrl {__version__}\n"
+
+
+@pytest.mark.parametrize("command", sorted(commands.OWN))
+def test_own_commands_explain_themselves(agentrl: Callable[..., tuple[int, str, str]], command: str) -> None:
+    code, shown, _ = agentrl(command, "--help")
+    assert code == 0
+    assert f"usage: agentrl {command}" in shown
+
+
+def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    code, _, told = agentrl("view", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert told.count("\n") == 1
+    assert "nowhere" in told
+    code, _, told = agentrl("view", str(tmp_path))
+    assert code == 2
+    assert "TurnLog" in told
+    code, _, told = agentrl("view")
+    assert code == 2
+    assert "run" in told
+    code, _, told = agentrl("view", str(tmp_path), "--output", "x.html")
+    assert code == 2
+    assert "--output" in told
+
+
+def test_a_page_of_a_real_run(
+    agentrl: Callable[..., tuple[int, str, str]],
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fit(changed(config, "trainer.callbacks", [{"class_path": "TurnLog"}]), tmp_path, monkeypatch)
+    code, shown, _ = agentrl("view", str(tmp_path))
+    assert code == 0
+    assert shown == f"written to {tmp_path / 'view.html'}\n"
+    assert (tmp_path / "view.html").stat().st_size > 10_000
+    assert agentrl("view", str(tmp_path), "--out", str(tmp_path / "page.html"))[0] == 0
+    assert (tmp_path / "page.html").is_file()
+
+
+def test_a_page_of_the_last_iterations(
+    agentrl: Callable[..., tuple[int, str, str]],
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    longer = changed(config, "trainer.max_epochs", 3)
+    longer["trainer"]["callbacks"] = [{"class_path": "TurnLog"}]
+    fit(longer, tmp_path, monkeypatch)
+    turns, notes = read_turns(tmp_path.glob("turns/*.jsonl"), last=2)
+    assert {turn["iteration"] for turn in turns} == {2, 3}
+    assert len(turns) == 16
+    assert notes == ["Only the last 2 iterations of the log are shown."]
+    assert agentrl("view", str(tmp_path), "--last", "2")[0] == 0
+    code, _, told = agentrl("view", str(tmp_path), "--last", "0")
+    assert code == 2
+    assert "argument --last" in told
+
+
+def test_a_dry_run_belongs_to_fit(
+    agentrl: Callable[..., tuple[int, str, str]],
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    code, _, told = agentrl("validate", "--config", "given.yaml", "--dry-run")
+    assert code == 2
+    assert "give --dry-run to fit" in told
+    code, _, told = agentrl("fit", "--config", "given.yaml", "--trainer.fast_dev_run", "true")
+    assert code == 2
+    assert "--trainer.max_epochs 1" in told
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_quiet_run_shows_results_only(
+    quiet: bool,
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = changed(config, "trainer.callbacks", [{"class_path": "StageProgress"}, {"class_path": "RunSummary"}])
+    told["trainer"] |= {"enable_progress_bar": True, "enable_model_summary": True}
+    fit(told, tmp_path, monkeypatch, *(["--quiet"] if quiet else []))
+    shown = capfd.readouterr().out
+    assert '"before"' in shown  # the result
+    assert ("iteration 1/1 train" in shown) is not quiet
+    assert ("LanguageModel" in shown) is not quiet
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["quiet"] is quiet

@@ -1,0 +1,125 @@
+"""`agentrl fit --dry-run`: the plan is that of the run, nothing is trained and nothing is written."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.commands import main as commands
+from lightning_agentrl.commands.plan import DryRun, PlanShown, _saved_bytes, activation_bytes, example_rows, memory_plan
+from lightning_agentrl.engines import VLLMEngine
+from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
+from lightning_agentrl.models.language_model import READS_PER_CHUNK
+from lightning_agentrl.models.packing import plan_micro_batches
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.commands.test_cli import Config, changed, config  # noqa: F401 - fixtures
+
+
+@pytest.fixture
+def dry_run(
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[[int], str]:
+    """Run `agentrl fit --dry-run` with a warm-up of three epochs; gives what it shows."""
+
+    def run(max_epochs: int) -> str:
+        warmup = {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": 3, "fraction": 0.5}}
+        others = [{"class_path": name} for name in ("TurnLog", "RunSummary", "ModelCheckpoint")]
+        small = changed(config, "trainer.callbacks", [warmup, *others])
+        small["trainer"] |= {"max_epochs": max_epochs, "logger": True}
+        (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
+        monkeypatch.setattr(sys, "argv", ["agentrl", "fit", "--config", "small.yaml", "--dry-run"])
+        commands.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], str], tmp_path: Path) -> None:
+    shown = dry_run(10)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    for line in (
+        "4 environments * 2 turns = 8",
+        "2, each on 4 turns",
+        "3 epochs, in which only the critic learns",
+        "7, 56 turns",
+        "SharedCritic, 33 parameters",
+        "frozen copy of the initial policy",
+        "at most 4 tokens",
+    ):
+        assert line in shown
+    head, prompt = shown.split("one prompt: ")
+    total, parts = re.match(r"(\d+) tokens \(([^)]*)\)", prompt).groups()
+    assert sum(int(part.split()[1]) for part in parts.split(", ")) == int(total)
+    assert "<|im_start|>assistant" in prompt
+    assert re.search(r"expected peak +\d", head)
+
+
+def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
+    assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)
+
+
+@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path: Path, critic: type[Critic]) -> None:
+    agent, data = make_agent(tiny_folder, critic=critic()), make_data()
+    callback = CriticWarmup(rollouts=1, rounds=1, fraction=1.0)
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
+    plan = memory_plan(agent, data, data.first_prompts(), program_bytes=7)
+    trained = sum(p.numel() * p.element_size() for p in agent.parameters())
+    reference = sum(p.numel() * p.element_size() for p in agent.references[0].parameters())
+    assert plan.program == 7
+    assert plan.weights == trained + reference
+    assert plan.gradients == trained
+    assert plan.optimizer == 2 * trained
+    assert plan.peak == 7 + plan.weights + 3 * trained + plan.activations
+    rows = example_rows(data.first_prompts(), 8, data)
+    assert len({row.ids for row in rows}) == 8
+    assert plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
+    data.teardown("fit")
+
+
+def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
+    """An engine of vLLM has weights of its own, and keeps its keys and values while the policy is updated."""
+    agent, data = make_agent(tiny_folder), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    without = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
+    started, data.engine = data.engine, VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
+    plan = memory_plan(agent, data, data.first_prompts(), program_bytes=0)
+    data.engine = started
+    own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
+    assert (plan.engine, plan.sampling) == (own + 2**28, 0)
+    halves = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16", tensor_parallel=2)
+    assert halves.memory(agent.policy_handle(()), data.at_a_time).held == own // 2 + 2**28
+    assert plan.peak == without.peak + plan.engine
+    assert without.engine == 0
+    assert without.sampling > 0
+    data.teardown("fit")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reads", "recompute"), [(1000, 100, True), (1500, 1024, True), (500, 30, True), (1500, 1400, False)]
+)
+def test_activations_of_a_length_that_was_not_measured_are_foretold(
+    tiny_folder: Path, tmp_path: Path, tokens: int, reads: int, recompute: bool
+) -> None:
+    """The curve through short rows meets a longer one."""
+    agent, data = make_agent(tiny_folder, recompute_logits=recompute), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    foretold = activation_bytes(agent, tokens, reads)
+    assert foretold == pytest.approx(_saved_bytes(agent, agent.critic, tokens, reads), rel=0.05)
+    more = activation_bytes(agent, tokens, 4 * READS_PER_CHUNK)  # in chunks, each of which is computed again
+    assert (more == activation_bytes(agent, tokens, READS_PER_CHUNK)) is recompute
+    data.teardown("fit")

@@ -1,0 +1,40 @@
+"""What a recorder makes of turns of more than one episode at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_agentrl.episodes.recorder import EpisodeRecorder, Recorder
+from lightning_agentrl.episodes.session import Prompt
+from lightning_agentrl.types import StopReason
+from tests.types.samples import action, prompt, turn
+
+PROMPT = Prompt((prompt(1),), (prompt(2),), history_cuts=0)
+
+
+def test_a_turn_that_was_recorded_is_amended_and_no_other():
+    recorder = EpisodeRecorder(group=5, grows=False)
+    for episode, index in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        recorder.record(PROMPT, action(11), turn(episode=episode, index=index))
+    recorder.amend(0, reward=-1.0, terminated=True, stop=StopReason.ENV_DONE)
+    turns = [sample.turns[0] for sample in recorder.samples()]
+    assert [(t.episode, t.index, t.reward, t.done) for t in turns] == [
+        (0, 0, 0.0, False), (1, 0, 0.0, False), (0, 1, -1.0, True), (1, 1, 0.0, False),
+    ]  # fmt: skip
+    assert {t.group for t in turns} == {5}
+    assert not recorder.ended  # that is for the last turn to say
+
+
+def test_a_turn_of_an_earlier_rollout_cannot_be_amended():
+    recorder = Recorder(2, grows=False)
+    recorder.record(PROMPT, action(11), turn(episode=3))
+    with pytest.raises(ValueError, match="no turn of episode 2 is in this recorder"):
+        recorder.amend(2, reward=1.0)
+
+
+def test_episodes_side_by_side_do_not_grow_into_one_sample():
+    recorder = Recorder(3, grows=True)
+    for episode in (0, 0, 1):
+        recorder.record(PROMPT, action(11), turn(episode=episode, index=0))
+    assert [len(sample.turns) for sample in recorder.samples()] == [2, 1]
+    assert [sample.ids for sample in recorder.samples()] == [[1, 2, 11, 2, 11], [1, 2, 11]]

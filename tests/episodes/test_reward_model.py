@@ -1,0 +1,108 @@
+"""A reward model: a real classifier of known weights, read in batches whose company changes nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
+
+from lightning_agentrl.rollout import GroupRollout, RewardModel, TaskSet
+from tests.episodes.test_tasks import SUMS, collect, file_of
+from tests.tiny import tiny_tokenizer
+
+CPU = torch.device("cpu")
+PAIRS = [("1 + 1 =", "2"), ("Say it.", "go forward, then left, then right"), ("Why?", ""), ("1 + 1 =", "3 or so")]
+
+
+def classifier_folder(path: Path, kind: str = "llama", outputs: int = 1, template: bool = True) -> Path:
+    tokenizer = tiny_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    # the end of a message is the padding, too, as in some published models
+    sizes |= {"num_attention_heads": 2, "pad_token_id": tokenizer.eos_token_id, "num_labels": outputs}
+    config = LlamaConfig(**sizes) if kind == "llama" else BertConfig(**sizes, max_position_embeddings=64)
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
+    if not template:
+        tokenizer.chat_template = None
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def started(path: Path, **settings: int) -> RewardModel:
+    model = RewardModel(str(path), **settings)
+    model.start(CPU)
+    return model
+
+
+def test_the_score_is_the_head_at_the_last_token(tmp_path: Path) -> None:
+    """Of the whole conversation, template and all, computed by hand from the classifier's parts."""
+    folder = classifier_folder(tmp_path)
+    model = started(folder)
+    whole = AutoModelForSequenceClassification.from_pretrained(folder)
+    for prompt, reply in PAIRS:
+        text = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n{reply}<|im_end|>\n"
+        ids = torch.tensor([tiny_tokenizer().encode(text, add_special_tokens=False)])
+        with torch.no_grad():
+            last = whole.model(input_ids=ids).last_hidden_state[0, -1]
+            expected = float(whole.score.weight[0] @ last)
+        assert model.score(prompt, reply, None) == pytest.approx(expected, abs=1e-6)
+    assert len({round(model.score(*pair, None), 4) for pair in PAIRS}) == 4
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("template", [True, False])
+def test_company_changes_nothing(tmp_path: Path, kind: str, template: bool) -> None:
+    model = started(classifier_folder(tmp_path, kind, template=template))
+    alone = [model.score(*pair, None) for pair in PAIRS]
+    together = model._read([model._encode(*pair) for pair in PAIRS])
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_many_threads_are_answered_each_with_its_own(tmp_path: Path) -> None:
+    model = started(classifier_folder(tmp_path), max_batch=3)
+    sizes, read = [], model._read
+    model._read = lambda batch: (sizes.append(len(batch)), read(batch))[1]  # type: ignore[method-assign]
+    pairs = [(f"Question {i}.", "yes " * (i % 5)) for i in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        scores = list(threads.map(lambda pair: model.score(*pair, None), pairs))
+    assert sum(sizes) == 40
+    assert max(sizes) <= 3
+    assert scores == pytest.approx([model.score(*pair, None) for pair in pairs], abs=1e-5)
+
+
+def test_an_error_is_told_to_all_of_its_batch(tmp_path: Path) -> None:
+    model = started(classifier_folder(tmp_path))
+
+    def broken(batch: object) -> list[float]:
+        raise RuntimeError("out of order")
+
+    model._read = broken  # type: ignore[method-assign]
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(model.score, "a", "b", None) for _ in range(8)]
+        for future in asked:
+            with pytest.raises(RuntimeError, match="out of order"):
+                future.result(timeout=30)
+
+
+def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has 2 outputs, .* data.init_args.tasks.scorer.init_args.model"):
+        started(classifier_folder(tmp_path / "two", outputs=2))
+    with pytest.raises(ValueError, match=r"nowhere' cannot be loaded: .* data.init_args.tasks.scorer.init_args.model"):
+        started(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="max_batch must be at least 1"):
+        RewardModel("somewhere", max_batch=0)
+    with pytest.raises(ValueError, match=r"reads at most 64; lower max_reply_tokens"):
+        started(classifier_folder(tmp_path / "bert", "bert")).score("word " * 99, "yes", None)
+
+
+def test_rewards_of_a_rollout_are_those_of_the_model(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = classifier_folder(tmp_path / "rewards")
+    tasks = TaskSet(file_of(tmp_path / "sums.jsonl", SUMS), RewardModel(str(folder)))
+    rollout, _ = collect(tiny_folder, tasks=tasks, groups=GroupRollout(4, 2, 2))
+    model = started(folder)
+    for turn in rollout.turns:
+        assert turn.env_reward == pytest.approx(model.score(turn.observation, turn.action, None), abs=1e-5)
+    assert len({turn.env_reward for turn in rollout.turns}) > 4

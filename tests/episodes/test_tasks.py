@@ -1,0 +1,201 @@
+"""One-turn tasks: files and scorers, and tasks beside environments in one rollout."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_agentrl.episodes.seeds import held_out_seeds
+from lightning_agentrl.episodes.sources import EnvMix
+from lightning_agentrl.episodes.tasks import OneTurn, Task, read_tasks
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    ExactMatch,
+    FullMemory,
+    GroupRollout,
+    PatternMatch,
+    PromptFormat,
+    RawParser,
+    RolloutDataModule,
+    Scorer,
+    TaskSet,
+    TurnInteraction,
+    WindowMemory,
+)
+from tests.rollout.scripted import Learner
+
+SUMS = [{"prompt": f"{a} + {b} =", "answer": a + b} for a in range(4) for b in range(4)]
+
+
+class Letters(Scorer):
+    """Letters of the reply."""
+
+    needs_answer = False
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        return float(len(reply))
+
+
+def file_of(path: Path, entries: list[Any]) -> str:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    return file_of(tmp_path / "sums.jsonl", SUMS)
+
+
+def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
+    """Rollouts of a data module, and a validation of four episodes."""
+    defaults = {"num_envs": 4, "prompt": PromptFormat(max_prompt_tokens=700), "interaction": TurnInteraction(4)}
+    data = RolloutDataModule(**(defaults | settings), seed=3)
+    data.setup("fit")
+    data.connect(Learner(folder))
+    try:
+        return [data.collect() for _ in range(count)] + [data.play_held_out(held_out_seeds()[:4])]
+    finally:
+        data.teardown("fit")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reply", "score"),
+    [
+        (ExactMatch(), " The  Hague\n", 1),
+        (ExactMatch(), "the hague", 1),
+        (ExactMatch(ignore_case=False), "the hague", 0),
+        (ExactMatch(), "The Hague.", 0),
+        (PatternMatch(r"answer: ([^.]*)"), "Answer: Utrecht. No, answer: The Hague.", 1),
+        (PatternMatch(r"answer: ([^.]*)"), "Answer: The Hague. No, answer: Utrecht.", 0),
+        (PatternMatch(r"answer: ([^.]*)"), "The Hague", 0),
+        (PatternMatch(r"answer: ([^.]*)", ignore_case=False), "Answer: The Hague", 0),
+        (PatternMatch(r"The \w+"), "It is The Hague", 1),
+        (PatternMatch(r"The (x)?"), "The Hague", 0),
+    ],
+)
+def test_scores(scorer: Scorer, reply: str, score: float) -> None:
+    assert scorer.score("Where?", reply, "The Hague") == score
+
+
+def test_a_pattern_alone_asks_for_a_fit() -> None:
+    assert [PatternMatch(r"\d+").score("Count.", reply, None) for reply in ("one", "1 2")] == [0, 1]
+    with pytest.raises(ValueError, match=r"is no regular expression .* data.init_args.tasks.scorer.init_args.pattern"):
+        PatternMatch("(")
+
+
+def test_an_episode_is_one_task() -> None:
+    env = OneTurn([Task(f"task {i}", str(i)) for i in range(50)], ExactMatch(), "Answer.")
+    first = env.reset(seed=5)[0]
+    assert env.reset(seed=5)[0] == first
+    assert len({env.reset(seed=seed)[0] for seed in range(20)}) > 12
+    prompt, _ = env.reset(seed=7)
+    assert env.step(prompt.removeprefix("task "))[1:4] == (1.0, True, False)
+    with pytest.raises(ValueError, match="at least one task"):
+        OneTurn([], ExactMatch())
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (None, r"there is no file of tasks '.*' \(key some.key\)"),
+        ("", r"is empty \(key some.key\)"),
+        ('\n{"prompt": "a", "answer": "b"}\n{"prompt"\n', r"line 3 of '.*' is no JSON"),
+        ('{"question": "a"}', r'line 1 of .* is no task; write \{"prompt"'),
+        ('{"prompt": "a"}', r"line 1 of .* has no answer, which the scorer compares replies with \(key some.key\)"),
+    ],
+)
+def test_files_that_hold_no_tasks(tmp_path: Path, lines: str | None, message: str) -> None:
+    if lines is not None:
+        (tmp_path / "tasks.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=message):
+        read_tasks(str(tmp_path / "tasks.jsonl"), "some.key", needs_answer=True)
+
+
+def test_tasks_are_read(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "tasks.jsonl", [{"prompt": "1 + 1", "answer": 2}, {"prompt": "Write."}])
+    assert read_tasks(path, "") == [Task("1 + 1", "2"), Task("Write.")]
+
+
+def test_tasks_alone_are_prompts_and_whole_replies(tiny_folder: Path, tmp_path: Path, sums: str) -> None:
+    held_out = file_of(tmp_path / "held_out.jsonl", [{"prompt": "Now."}])
+    tasks = TaskSet(sums, Letters(), held_out=held_out, system="Add.")
+    rollout, validation = collect(tiny_folder, tasks=tasks, groups=GroupRollout(3, 4, 2))
+    assert len(rollout.turns) == 12
+    tokenizer = Learner(tiny_folder).tokenizer
+    for sample, turn in zip(rollout.samples, rollout.turns, strict=True):
+        assert turn.observation in {entry["prompt"] for entry in SUMS}
+        text = tokenizer.decode(sample.segments[0].ids)
+        said = f"<|im_start|>user\n{turn.observation}<|im_end|>\n<|im_start|>assistant\n"
+        assert text == f"<|im_start|>system\nAdd.<|im_end|>\n{said}"  # whatever think says
+        assert turn.action == turn.reply.strip()
+        assert (turn.env_reward, turn.terminated, turn.bootstrap) == (len(turn.action), True, None)
+    by_group = {turn.group: turn.observation for turn in rollout.turns}
+    assert [by_group[turn.group] for turn in rollout.turns] == [turn.observation for turn in rollout.turns]
+    assert len(set(by_group.values())) > 1
+    assert [result.turns for result in validation] == [1] * 4
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(2), FullMemory()])
+@pytest.mark.parametrize("sizes", [{"groups": GroupRollout(2, 12, 3)}, {"num_envs": 12, "turns_per_env": 4}])
+def test_tasks_and_environments_are_played_in_one_rollout(
+    tiny_folder: Path, sums: str, memory: Any, sizes: dict[str, Any]
+) -> None:
+    if "groups" not in sizes:
+        sizes = sizes | {"mini_batch_turns": 12}
+    guess = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 9})
+    settings = {"env": guess, "other_envs": [EnvConfig("agentrl_envs:Bandit-v0")], "tasks": TaskSet(sums)}
+    *rollouts, validation = collect(tiny_folder, 2, memory=memory, **settings, **sizes)
+    for rollout in rollouts:
+        kinds = {}
+        for turn in rollout.turns:
+            kind = "task" if "+" in turn.observation else "bandit" if "Weather" in turn.observation else "guess"
+            kinds.setdefault(turn.group if turn.group is not None else turn.env, set()).add(kind)
+        assert all(len(kind) == 1 for kind in kinds.values())
+        counts = Counter(kind for (kind,) in kinds.values())
+        assert sum(counts.values()) == 12
+        assert min(counts.values()) >= 3
+        valid = [turn for turn in rollout.turns if "+" in turn.observation]
+        assert all(turn.action == turn.reply.strip() for turn in valid)
+    assert {result.turns for result in validation} > {1}
+
+
+def test_an_environment_that_needs_a_parser_is_still_refused_beside_tasks(tiny_folder: Path, sums: str) -> None:
+    with pytest.raises(ValueError, match=r"names no actions .* RawParser"):
+        collect(tiny_folder, tasks=TaskSet(sums), env=EnvConfig("Varied-v0"), groups=GroupRollout(2, 2, 2))
+    settings = {"env": EnvConfig("Varied-v0"), "interaction": TurnInteraction(4, RawParser())}
+    with pytest.raises(ValueError, match=r"set data.init_args.prompt.think to false"):
+        collect(tiny_folder, tasks=TaskSet(sums), groups=GroupRollout(2, 2, 2), **settings)
+
+
+def test_nothing_to_play_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data.init_args.env\) or one-turn tasks \(key data.init_args.tasks\)"):
+        RolloutDataModule()
+    with pytest.raises(ValueError, match=r"data.init_args.tasks.share must be above 0"):
+        TaskSet("tasks.jsonl", share=0)
+    with pytest.raises(ValueError, match=r"data.init_args.env.share must be above 0"):
+        EnvConfig("agentrl_envs:Bandit-v0", share=-1)
+
+
+def test_a_wrong_environment_among_several_is_told_by_its_place() -> None:
+    others = [EnvConfig("agentrl_envs:Bandit-v0"), EnvConfig("agentrl_envs:NoSuch-v0")]
+    data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), other_envs=others)
+    with pytest.raises(ValueError, match=r"data\.init_args\.other_envs\[1\]\.id"):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("shares", [[1.0], [1.0, 1.0], [3.0, 1.0], [0.5, 0.25, 0.125]])
+def test_any_stretch_of_numbers_has_its_share_of_every_source(shares: list[float]) -> None:
+    mix = EnvMix([EnvConfig("some", share=share) for share in shares])
+    kinds = torch.tensor([mix.kind(number) for number in range(600)])
+    for step in (1, 2, 4):  # ranks take every so many-th number
+        own = kinds[1::step]
+        for kind, share in enumerate(shares):
+            counts = (own == kind).long().cumsum(0)
+            for length in (16, 64, 100):
+                found = counts[length:] - counts[:-length]
+                assert (found - length * share / sum(shares)).abs().max() < 3
