@@ -127,7 +127,7 @@ def test_a_server_takes_weights_the_way_it_was_started_for(started: str | None, 
 def test_the_command_of_a_server_says_how_weights_come() -> None:
     command = server_command("m", 1, "h", [], on_cpu=True, transfer="gloo")
     assert json.loads(command[command.index("--weight-transfer-config") + 1]) == {"backend": "gloo"}
-    assert command[command.index("--worker-extension-cls") + 1].endswith("server_receiver.ReceivesWeights")
+    assert command[command.index("--worker-extension-cls") + 1].endswith("receiver.ReceivesWeights")
     folder = server_command("m", 1, "h", [], on_cpu=True)
     assert "--weight-transfer-config" not in folder
     assert folder[folder.index("--worker-extension-cls") + 1].endswith("extension.TellsSizes")
