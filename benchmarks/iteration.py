@@ -101,7 +101,9 @@ class RawStages(RolloutCallback):
         with agent.evaluation_mode():
             reader = agent.reader()
             both = [*rows, *bootstrap_rows(self.rollout).values()]
-            for model, those in ((agent.actor, both), *((reference, rows) for reference in agent.references)):
+            for model, those in ((agent.actor, both), (agent.models.reference, rows)):
+                if model is None:
+                    continue
                 for index in reader.micro_batches(those):
                     packed = reader.pack([those[i] for i in index])
                     hidden = model.hidden(packed)

@@ -42,7 +42,7 @@ CONFIG: dict[str, Any] = {
     "seed_everything": 0,
     "model": {
         "class_path": "PPOAgent",
-        "init_args": {"model": "{folder}/llama", "critic": {"class_path": "SharedCritic"}, "kl_in_reward": 0.0},
+        "init_args": {"model": "{folder}/llama", "critic": {"class_path": "SharedCritic"}, "kl": {"reward": 0.0}},
     },
     "data": {
         "class_path": "RolloutDataModule",
@@ -174,19 +174,19 @@ CASES: tuple[Case, ...] = (
         arguments=["--data.init_args.num_envs=many"],
         says=["a whole number, got 'many'", "(command line)"],
     ),
-    Case("text for a float", {"model.init_args.lr_actor": "fast"}, says=[_LINE, "must be a number, got 'fast'"]),
+    Case("text for a float", {"model.init_args.optim.lr_actor": "fast"}, says=[_LINE, "must be a number, got 'fast'"]),
     Case("text for a bool", {"data.init_args.prompt.think": "maybe"}, says=[_LINE, "must be true or false"]),
-    Case("a number for a choice", {"model.init_args.kl_kind": 3}, says=[_LINE, "'k1'", "got '3'"]),
+    Case("a number for a choice", {"model.init_args.kl.reward_kind": 3}, says=[_LINE, "'k1'", "got '3'"]),
     Case("a list for an int", {"data.init_args.turns_per_env": [1, 2]}, says=[_LINE, "a whole number"]),
     Case("a float for an int", {"data.init_args.num_envs": 4.5}, says=[_LINE, "a whole number, got '4.5'"]),
     Case(
         "`5e-6`, a text in YAML 1.1",
-        files={"more.yaml": "model: {init_args: {lr_actor: 5e-6}}"},
+        files={"more.yaml": "model: {init_args: {optim: {lr_actor: 5e-6}}}"},
         configs=["given.yaml", "more.yaml"],
         ends="run",
         code=0,
     ),
-    Case("a quoted number", {"model.init_args.lr_actor": "1e-5"}, ends="run", code=0),
+    Case("a quoted number", {"model.init_args.optim.lr_actor": "1e-5"}, ends="run", code=0),
     Case("no model", {"model": None}, says=["the key model is missing"]),
     Case("no data", {"data": None}, says=["the key data is missing"]),
     Case(
@@ -283,7 +283,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "two configs, no class in the first",
-        files={"first.yaml": "model:\n  init_args:\n    lr_actor: 1\n"},
+        files={"first.yaml": "model:\n  init_args:\n    optim: {lr_actor: 1}\n"},
         configs=["first.yaml", "given.yaml"],
         says=["model needs a class_path", "first.yaml, line 1"],
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,3 +34,29 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 def max_over_ranks(number: N) -> N:
     """The largest of the numbers that the ranks hold. All ranks must call it."""
     return max(all_gather(number))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the processes of a run exchange; results lie on the CPU. All ranks call each method together.
+
+    Args:
+        device: where the process group can reach tensors.
+        count: number of ranks.
+    """
+
+    device: torch.device
+    count: int
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over all ranks."""
+        return sum_over_ranks(x.to(self.device)).cpu()
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """What every rank holds, in the order of ranks; sizes may differ."""
+        return all_gather(x.cpu())
+
+    def sum_by_name(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Sum over all ranks by name; a rank may lack names."""
+        parts = all_gather(numbers)
+        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}

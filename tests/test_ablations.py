@@ -146,14 +146,12 @@ def test_runs_are_made_once_and_again_when_changed_or_failed(
     assert ablations(tmp_path, "--seeds", "0", "1", "--runs", str(tmp_path / "elsewhere")) == 0
     assert new_calls() == []
 
-    changed = [
-        replace(c, overrides={"model.init_args.kl_in_reward": 0.5}) if c.arm == "no_kl" else c for c in COMPARISONS
-    ]
+    changed = [replace(c, overrides={"model.init_args.kl.reward": 0.5}) if c.arm == "no_kl" else c for c in COMPARISONS]
     monkeypatch.setattr(arms, "COMPARISONS", tuple(changed))
     assert ablations(tmp_path, "--seeds", "0", "--only", "no_kl", "base") == 0
     assert new_calls() == ["no_kl 0"]
     assert len(records.read()) == 14
-    assert records.read()[Job.of("no_kl", 0)]["overrides"] == {"model.init_args.kl_in_reward": 0.5}
+    assert records.read()[Job.of("no_kl", 0)]["overrides"] == {"model.init_args.kl.reward": 0.5}
     assert len(records.current()) == 13  # seed 1 of the changed arm is out of date
 
     other = tmp_path / "other.yaml"

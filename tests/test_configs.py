@@ -44,7 +44,7 @@ def agentrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     """The same parts with a tiny model, few turns and two iterations after a warm-up of one."""
-    config["model"]["init_args"] |= {"model": str(model), "max_tokens_per_micro_batch": 4096}
+    config["model"]["init_args"] |= {"model": str(model), "compute": {"max_tokens_per_micro_batch": 4096}}
     data = config["data"]["init_args"]
     if "groups" in data:
         data |= {"num_envs": 4, "groups": {**data["groups"], "size": 2, "per_rollout": 2, "mini_batches": 2}}
@@ -87,18 +87,18 @@ def test_there_are_configs() -> None:
 
 PUBLISHED: dict[str, dict[str, Any]] = {  # of BabyAI
     "model": {
-        "kl_in_reward": 0.001,
-        "kl_kind": "k1",
+        "kl": {"reward": 0.001, "reward_kind": "k1"},
         "entropy_bonus": 0.001,
         "value_clip": 0.5,
         "first_token_weight": 3.0,
-        "lr_actor": 1e-6,
-        "lr_critic": 1e-5,
-        "weight_decay": 0.01,
-        "max_grad_norm_actor": 1.0,
-        "max_grad_norm_critic": 1.0,
+        "optim": {
+            "lr_actor": 1e-6,
+            "lr_critic": 1e-5,
+            "weight_decay": 0.01,
+            "max_grad_norm_actor": 1.0,
+            "max_grad_norm_critic": 1.0,
+        },
         "temperature": 1.0,
-        "gradient_checkpointing": True,
         "critic": {"class_path": "SeparateCritic"},
         "advantage": {
             "class_path": "DualDiscountGAE",
@@ -118,7 +118,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # of BabyAI
         "prompt": {"think": True, "max_prompt_tokens": 1024},
     },
 }
-OF_ADAPTERS = {"lr_actor": 1e-5, "lr_critic": 1e-4}  # ten times as much
+OF_ADAPTERS = {"optim": PUBLISHED["model"]["optim"] | {"lr_actor": 1e-5, "lr_critic": 1e-4}}  # ten times as much
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("babyai_goto_*.yaml")), ids=lambda path: path.stem)

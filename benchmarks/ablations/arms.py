@@ -62,7 +62,7 @@ COMPARISONS = (
         base_is="weight 0.001",
         arm_is="weight 1e-9",
         # At 0 there would be no reference, and so no drift to report; 1e-9 is below the rounding of a reward.
-        overrides={"model.init_args.kl_in_reward": 1e-9},
+        overrides={"model.init_args.kl.reward": 1e-9},
         expected="lower",
         why="Published with the recipe: without KL the policy drifts and ends in poor solutions. That was said of "
         "hundreds of iterations. The arm's weight is 1e-9, which changes nothing but keeps the drift measured.",
@@ -85,7 +85,7 @@ COMPARISONS = (
         # All of a second model learns at lr_critic, which would be much for a trunk at the rate of the head alone.
         overrides={
             "model.init_args.critic": {"class_path": "SeparateCritic"},
-            "model.init_args.lr_critic": 1e-4,
+            "model.init_args.optim.lr_critic": 1e-4,
         },
         expected="higher",
         why="The recipe has a separate critic: two losses do not pull at one trunk, and the warm-up can train all of "

@@ -20,7 +20,7 @@ import gymnasium
 import lightning as L
 
 from benchmarks.engines.setting import MODEL, PROMPT, Delay
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.engines import TransformersEngine, VLLMEngine
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.rollout import EnvConfig, RawParser, RolloutDataModule, TurnInteraction, WindowMemory
@@ -46,7 +46,7 @@ class Seconds(L.Callback):
 
 def measure(max_staleness: int, args: argparse.Namespace) -> list[float]:
     """Seconds of the iterations of one run."""
-    agent = PPOAgent(args.model, SharedCritic(), kl_in_reward=0.0, lr_actor=1e-6)
+    agent = PPOAgent(args.model, SharedCritic(), kl=KL(reward=0.0), optim=Optim(lr_actor=1e-6))
     turns = args.envs * args.turns
     data = RolloutDataModule(
         EnvConfig("Delay-v0"),

@@ -14,7 +14,7 @@ import lightning as L
 import lightning_agentrl.advantages as advantages
 from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, PassAtK
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.rollout import (
@@ -141,10 +141,9 @@ def make_agent(model: Path, estimator: AdvantageEstimator, critic: Critic | None
         str(model),
         critic=SeparateCritic() if critic is None and estimator.needs_values else critic,
         advantage=estimator,
-        kl_in_reward=0.0,
+        kl=KL(reward=0.0),
         entropy_bonus=0.01,
-        lr_actor=LEARNING_RATE,
-        lr_critic=LEARNING_RATE,
+        optim=Optim(lr_actor=LEARNING_RATE, lr_critic=LEARNING_RATE),
     )
 
 

@@ -125,7 +125,7 @@ def fit_critic(folder: Path, policy: Path) -> Path:
     path = folder / "critic.pt"
     if not path.exists():
         agent = make_agent(policy, WithAll())
-        agent.lr_actor = 0.0
+        agent.optim = replace(agent.optim, lr_actor=0.0)
         make_trainer(folder, FITTING, []).fit(agent, make_data(TASK, agent.advantage, seed=1))
         assert agent.critic is not None
         torch.save(agent.critic.state_dict(), path)
@@ -137,7 +137,7 @@ def measure(folder: Path, policy: Path, critic: Path, piece: int) -> Path:
     path = folder / f"gradients{piece}.pt"
     if not path.exists():
         agent = make_agent(policy, WithAll())
-        agent.lr_actor = agent.lr_critic = 0.0
+        agent.optim = replace(agent.optim, lr_actor=0.0, lr_critic=0.0)
         agent.configure_model()
         assert agent.critic is not None
         agent.critic.load_state_dict(torch.load(critic, weights_only=True))

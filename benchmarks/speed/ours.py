@@ -16,7 +16,7 @@ from benchmarks.speed.job import Channel, Job, own_job
 from benchmarks.speed.layouts import Row
 from benchmarks.speed.logits import LargestLogits
 from lightning_agentrl.advantages import AdvantageEstimator
-from lightning_agentrl.agents import Agent, CurrentScores
+from lightning_agentrl.agents import Agent, Compute, CurrentScores, Optim
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.rollout import MiniBatch
@@ -39,18 +39,9 @@ class PolicyAgent(Agent):
     def __init__(self, job: Job) -> None:
         super().__init__(
             model=job.model,
-            critic=None,
             advantage=Given(),
-            needs_reference=False,
-            lr_actor=job.lr,
-            lr_critic=job.lr,
-            weight_decay=job.weight_decay,
-            max_grad_norm_actor=job.max_grad_norm,
-            max_grad_norm_critic=job.max_grad_norm,
-            temperature=1.0,
-            max_tokens_per_micro_batch=job.micro_batch,
-            gradient_checkpointing=False,
-            kernels="compiled" if job.variant == "compiled" else "torch",
+            optim=Optim(job.lr, job.lr, job.weight_decay, job.max_grad_norm, job.max_grad_norm),
+            compute=Compute(job.micro_batch, kernels="compiled" if job.variant == "compiled" else "torch"),
         )
         self.loss = PPOClip(dual_clip=None)
 

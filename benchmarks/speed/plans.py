@@ -19,7 +19,7 @@ SHORT_RUN = (
 )
 PLANS: dict[str, tuple[str, ...]] = {
     "quickstart": (),
-    "quickstart with micro-batches of 4096 tokens": ("--model.init_args.max_tokens_per_micro_batch=4096",),
+    "quickstart with micro-batches of 4096 tokens": ("--model.init_args.compute.max_tokens_per_micro_batch=4096",),
     "quickstart with a separate critic": ("--model.init_args.critic=SeparateCritic",),
 }
 

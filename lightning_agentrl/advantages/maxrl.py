@@ -21,7 +21,7 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
     if (scores_N < 0).any():
         raise ValueError(
             f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
-            "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl_in_reward to 0, or change "
+            "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "
             "model.init_args.advantage"
         )
     return centred(scores_N, groups) / (groups.mean(scores_N) + eps)

@@ -1,7 +1,23 @@
 """LightningModules that learn from rollouts."""
 
 from lightning_agentrl.agents.agent import Agent
-from lightning_agentrl.agents.ppo import PPOAgent
+from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict
+from lightning_agentrl.agents.models import Compute
+from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.agents.optimizer import Optim
+from lightning_agentrl.agents.ppo import KL, PPOAgent
 from lightning_agentrl.agents.update import CurrentScores
 
-__all__ = ["Agent", "CurrentScores", "PPOAgent"]
+__all__ = [
+    "KL",
+    "Agent",
+    "Attempt",
+    "Compute",
+    "CurrentScores",
+    "Needs",
+    "Optim",
+    "PPOAgent",
+    "RolloutCallback",
+    "StepGuard",
+    "Verdict",
+]

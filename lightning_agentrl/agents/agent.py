@@ -3,136 +3,133 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import lightning as L
+import torch
+from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, whiten
-from lightning_agentrl.agents.actor_critic import ActorCritic
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
+from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_groups, check_scores, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
-from lightning_agentrl.agents.gradients import step_by_group
-from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.mini_batch import ready_for_loss
-from lightning_agentrl.agents.passes import rows_to_score, score_rollout
-from lightning_agentrl.agents.scoring import Reader
+from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
+from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.agents.models import Compute, Models, build_models
+from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
-from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.zero import prepare_zero
+from lightning_agentrl.distributed import Ranks, max_over_ranks
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, check_aggregation
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
-from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.kernels import Kernels
+from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.kernels import check_kernels
+from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
+from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
 from lightning_agentrl.rollout.validation import EpisodeSeeds
-from lightning_agentrl.types import Rollout
-
-Phase = Literal["critic_warmup", "train"]
+from lightning_agentrl.types import Rollout, Scores
 
 
-class Agent(ActorCritic, ABC):
+class Agent(L.LightningModule, ABC):
     """The walk from a rollout to one optimizer step per mini-batch, with actor, critic and reference.
 
-    Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`.
+    Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`; and what has to be
+    computed for it: :attr:`needs`.
 
     Args:
         model: hub id, local folder, or ``demo`` for the model that a package ships.
-        critic: where values come from; None for estimators that need none.
-        advantage: estimator of advantages and returns.
-        needs_reference: score with the initial policy too: a frozen copy, or the base below the adapters.
-        lr_actor: learning rate of the actor.
-        lr_critic: learning rate of the critic.
-        weight_decay: of AdamW, both groups.
-        max_grad_norm_actor: clip of the actor's gradient norm.
-        max_grad_norm_critic: clip of the critic's gradient norm.
-        temperature: of sampling and of all log-probs.
-        max_tokens_per_micro_batch: tokens of one forward pass; splits nothing but memory.
-        gradient_checkpointing: recompute activations in the backward pass.
-        recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
-            keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
-        lora: train adapters on the frozen model; None: all weights.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
-        variance_proxy: log how signal and noise of the policy's gradient develop.
-        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing.
+        critic: where values come from; by default an own backbone if the estimator needs values, else none.
+        advantage: estimator of advantages and returns; dual-discount GAE by default.
+        correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing, or
+            ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
         group_filter: which groups of a rollout are trained on; None: all.
-        loss_aggregation: how the policy loss is averaged over a mini-batch.
-        loss_norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides.
+        lora: train adapters on the frozen model; None: all weights.
+        optim: learning rates, weight decay and clips of both parameter groups.
+        compute: memory against time.
+        temperature: of sampling and of all log-probs.
+        variance_proxy: log how signal and noise of the policy's gradient develop.
     """
+
+    models: Models  # set in configure_model
+    actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
+    aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
+    norm_tokens: int | None = None  # constant length by which ``seq-mean-token-sum-norm`` divides
 
     def __init__(
         self,
         model: str,
-        critic: Critic | None,
-        advantage: AdvantageEstimator,
-        needs_reference: bool,
-        lr_actor: float = 1e-6,
-        lr_critic: float = 1e-5,
-        weight_decay: float = 0.01,
-        max_grad_norm_actor: float = 1.0,
-        max_grad_norm_critic: float = 1.0,
-        temperature: float = 1.0,
-        max_tokens_per_micro_batch: int = 16384,
-        gradient_checkpointing: bool = False,
-        recompute_logits: bool = True,
-        lora: LoRA | None = None,
-        kernels: Kernels = "torch",
-        variance_proxy: bool = False,
+        critic: Critic | None = None,
+        advantage: AdvantageEstimator | None = None,
         correction: OffPolicyCorrection | None = None,
         group_filter: GroupFilter | None = None,
-        loss_aggregation: AggregationMode = "token-mean",
-        loss_norm_tokens: int | None = None,
+        lora: LoRA | None = None,
+        optim: Optim | None = None,
+        compute: Compute | None = None,
+        temperature: float = 1.0,
+        variance_proxy: bool = False,
     ) -> None:
-        super().__init__(
-            model=model,
-            critic=critic,
-            needs_reference=needs_reference,
-            lr_actor=lr_actor,
-            lr_critic=lr_critic,
-            weight_decay=weight_decay,
-            gradient_checkpointing=gradient_checkpointing,
-            recompute_logits=recompute_logits,
-            lora=lora,
-            kernels=kernels,
-        )
+        super().__init__()
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
-        self.advantage = advantage
-        self.max_grad_norm_actor, self.max_grad_norm_critic = max_grad_norm_actor, max_grad_norm_critic
-        self.temperature = temperature
-        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
-        self.variance_proxy = variance_proxy
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
-        if advantage.needs_values and critic is None:
-            raise ValueError(
-                f"{type(advantage).__name__} needs values, so a critic must be given: set model.init_args.critic, "
-                "for example to SeparateCritic"
-            )
-        check_aggregation(loss_aggregation, loss_norm_tokens)
+        self.model = model
+        self.advantage = advantage or DualDiscountGAE()
+        self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = correction
         self.group_filter = group_filter
-        self.loss_aggregation: AggregationMode = loss_aggregation
-        self.loss_norm_tokens = loss_norm_tokens
-        self.phase: Phase = "train"
-        self.explained_variance: float | None = None
+        self.lora = lora
+        self.optim = optim or Optim()
+        self.compute = compute or Compute()
+        self.temperature = temperature
+        self.variance_proxy = variance_proxy
+        self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
+        self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
-        self.iteration_metrics: dict[str, float] = {}  # logged with the first step of the iteration
+        self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
     # What a researcher overrides
 
+    @property
+    def needs(self) -> Needs:
+        """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
+        return Needs(
+            old_logps=self.correction is not None and self.correction.needs_old_logps,
+            values=self.critic is not None,
+            sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
+            greedy_baseline=self.advantage.needs_greedy_baseline,
+        )
+
     def shape_rewards(self, rollout: Rollout) -> Tensor:
-        """Token rewards [B, A] for the estimator; scores are there. By default the environment's with penalties."""
+        """Token rewards [B, A] for the estimator; by default the environment's with penalties.
+
+        Of the scores those are there that :attr:`needs` declares.
+        """
         return rollout.rewards
+
+    @property
+    def takes_kl_from_rewards(self) -> bool:
+        """Whether :meth:`shape_rewards` subtracts a KL, so that scores may fall below 0."""
+        return False
 
     @abstractmethod
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
@@ -150,91 +147,144 @@ class Agent(ActorCritic, ABC):
         """Per-token numbers [B, A] to be averaged over the trained tokens of the mini-batch and logged."""
         return {}
 
-    @property
-    def needs_mini_batch_logps(self) -> bool:
-        """Whether :meth:`pick_tokens` is called, after one more pass without gradients in each step but the first."""
-        return False
-
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
-        """Tokens [B, A] of a whole mini-batch that the policy loss treats apart, given its current log-probs."""
-        return None
+        """Tokens [B, A] of a whole mini-batch that the policy loss treats apart, given its current log-probs.
 
-    @property
-    def needs_old_logps(self) -> bool:
-        """Whether rewards or advantages are made of the log-probs of the sampled tokens.
-
-        If not, and an iteration is a single optimizer step, the pass that gives them is left out: before that step they
-        are those of the step itself.
+        Called where ``needs.mini_batch_logps``, after one more pass without gradients in each step but the first.
         """
-        return True
-
-    @property
-    def takes_kl_from_rewards(self) -> bool:
-        """Whether :meth:`shape_rewards` subtracts a KL, so that scores may fall below 0."""
-        return False
+        return None
 
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
-    def prepare(self, rollout: Rollout) -> Rollout:
+    def prepare(self, rollout: Rollout) -> Prepared:
         """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh.
 
-        A subclass adds numbers to ``iteration_metrics`` after it, to have them logged.
+        Returns:
+            The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
         collected_now = rollout.scores.old_logps is None
-        with self.clock.stage("score", total=rows_to_score(self, rollout)), self.evaluation_mode():
+        rows = rows_to_score(self.models, rollout, self._needs_now)
+        with self.clock.stage("score", total=rows), self.evaluation_mode():
             rollout = self.score(rollout)
-        rollout = corrected(rollout, self.correction, self.reduce_sum)
-        rollout = rollout.union(shaped_rewards=self.shape_rewards(rollout))
-        advantages, returns = self.advantage.estimate(rollout, self.reduce_sum)
+        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        rollout = corrected(rollout, self.correction, self.ranks.sum)
+        rollout = rollout.union(shaped_rewards=self._shaped_rewards(rollout))
+        advantages, returns = self.advantage.estimate(rollout, self.ranks.sum)
         if self.advantage.whiten:
-            advantages = whiten(advantages, rollout.trained_mask, self.reduce_sum)
+            advantages = whiten(advantages, rollout.trained_mask, self.ranks.sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
         with self.clock.stage("log"):
-            self.iteration_metrics = describe(rollout, self.device, self.reduce_sum)
-            self.explained_variance = self.iteration_metrics.get("critic/explained_variance")
+            metrics = describe(rollout, self.device, self.ranks.sum)
             if collected_now:
-                if self.datamodule.max_staleness:
-                    steps = self.datamodule.steps_per_iteration
-                    ages = staleness_numbers(rollout.turns, self.policy_version, steps)
-                    self.iteration_metrics |= over_ranks(ages, self.device)
-                self.iteration_metrics |= self.recent_episodes.update(rollout)
-                for callback in cast(list[L.Callback], cast(Any, self.trainer).callbacks):
-                    if isinstance(callback, RolloutCallback):
-                        callback.on_rollout(self.trainer, self, rollout)
+                metrics |= self._describe_collected(rollout)
         if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
-            rollout, numbers = filtered(rollout, self.group_filter, self.gather)
-            self.iteration_metrics |= over_ranks(numbers, self.device)
-        return rollout
+            rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
+            metrics |= over_ranks(numbers, self.device)
+        return Prepared(rollout, metrics)
 
     def score(self, rollout: Rollout) -> Rollout:
-        """Add log-probs of actor and reference, entropy, values and bootstrap values."""
-        return score_rollout(self, rollout)
+        """Add the scores that are needed and not there yet: of actor, reference and critic."""
+        return score_rollout(self.models, rollout, self._needs_now, self.reader())
 
     @property
-    def needs_sum_pi_squared(self) -> bool:
-        """Whether the scoring pass also gives the sum of squared probabilities at each token."""
-        return self.advantage.needs_sum_pi_squared or self.variance_proxy
+    def _needs_now(self) -> Needs:
+        """As declared; several steps per iteration compare with the log-probs from before the first."""
+        bypass = self.correction is not None and self.correction.bypass
+        return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not bypass)
+
+    def _shaped_rewards(self, rollout: Rollout) -> Tensor:
+        try:
+            return self.shape_rewards(rollout)
+        except (TypeError, AttributeError) as error:
+            missing = [f.name for f in fields(Scores) if getattr(rollout.scores, f.name) is None]
+            error.add_note(f"scores that were not computed: {', '.join(missing)}; declare in `needs` what is read")
+            raise
+
+    def _describe_collected(self, rollout: Rollout) -> dict[str, float]:
+        """Numbers of a rollout that is seen for the first time; callbacks see it too."""
+        metrics: dict[str, float] = {}
+        if self.datamodule.max_staleness:
+            ages = staleness_numbers(rollout.turns, self.policy_version, self.datamodule.steps_per_iteration)
+            metrics |= over_ranks(ages, self.device)
+        metrics |= self.recent_episodes.update(rollout)
+        for callback in self._callbacks:
+            if isinstance(callback, RolloutCallback):
+                callback.on_rollout(self.trainer, self, rollout)
+        return metrics
 
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
-        """Gradients of all micro-batches, clipped per group, then one step."""
-        rollout = batch.rollout
-        steps = self.datamodule.steps_per_iteration
+        """Take the gradient of all micro-batches, clip it per group, and step unless a guard objects."""
+        rollout, training = batch.rollout, self.phase == "train"
+        steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
             optimizer.zero_grad(set_to_none=True)
-            if self.phase == "train":
-                rollout = ready_for_loss(self, rollout, first=batch_idx == 0)
-            metrics = accumulate_gradients(self, rollout)
-            limits = {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
-            norms = step_by_group(optimizer, limits, held="actor" if self.phase == "critic_warmup" else None)
+            if training:
+                rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
+            weights_B = row_weights(
+                rollout.trained_mask,
+                self.aggregation,
+                norm_tokens=self.norm_tokens,
+                groups_B=rollout.groups,
+                gather=self.ranks.gather,
+            )
+            losses = Losses(self.policy_loss if training else None, self.value_loss, self.update_metrics)
+            # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
+            with without_sync(model), self.cached_precision():
+                metrics = accumulate_gradients(
+                    self.models,
+                    rollout,
+                    losses,
+                    weights_B,
+                    self.temperature,
+                    self.reader(),
+                    self.ranks,
+                    self.clock,
+                    self.manual_backward,
+                )
+            sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
+            norms = step_by_group(
+                optimizer,
+                self.optim.limits,
+                held=None if training else "actor",
+                allowed=lambda norms: self._allowed(Attempt(self.attempts, metrics, norms)),
+            )
+            self.attempts += 1
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | self.iteration_metrics
+        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | batch.metrics
         if self.variance_proxy and "actor" in norms:
-            metrics |= describe_gradient(batch.rollout, norms["actor"], self.reduce_sum)
-        self.iteration_metrics = {}
+            metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+
+    def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
+        """The mini-batch with picked tokens, and with the engine's log-probs for the old ones of a bypass.
+
+        Args:
+            rollout: the rows of the mini-batch on this rank.
+            first: no step was made since they were scored.
+        """
+        current = rollout.scores.old_logps if first else None
+        if self.correction is not None and self.correction.bypass:
+            rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
+        if not self.needs.mini_batch_logps:
+            return rollout
+        if current is None:
+            with self.evaluation_mode():
+                scores, _ = score_policy(self.actor, rollout, replace(self.reader(), advance=lambda count: None))
+            torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
+            current = cast(Tensor, scores.old_logps)
+        return replace(rollout, picked=self.pick_tokens(rollout, current))
+
+    def _allowed(self, attempt: Attempt) -> bool:
+        """Ask the guards; the one place where a step can be skipped, on all ranks together."""
+        verdict, reason = decide(self.trainer, (c for c in self._callbacks if isinstance(c, StepGuard)), attempt)
+        if verdict is Verdict.STOP:
+            raise RuntimeError(f"stopped before optimizer step {attempt.number + 1}: {reason}")
+        if verdict is Verdict.SKIP:
+            rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
+        return verdict is Verdict.STEP
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
@@ -256,19 +306,39 @@ class Agent(ActorCritic, ABC):
         self.validation_metrics.reset()
         self.log_dict(numbers)
 
-    # Lightning hooks around it
+    # Building: Lightning's hooks in the order in which they are called
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
+    def setup(self, stage: str) -> None:
+        self.tokenizer = load_tokenizer(self.model)
+        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            prepare_zero(self.trainer.strategy)
+        if self.lora is not None:
+            self.lora.check(self.model)
+        on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
+        check_kernels(self.compute.kernels, on_gpu, sharded)
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
+    def configure_model(self) -> None:
+        """Build actor, critic and reference once the strategy is up; harmless when called again."""
+        if hasattr(self, "models"):
+            return
+        precision = None if self._trainer is None else cast(str, self._trainer.precision)
+        mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
+        self.models = build_models(
+            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh
+        )
+        self.actor = self.models.actor
+        if self.critic is not None:
+            self._modules["critic"] = self._modules.pop("critic")  # behind the actor
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.masters = MasterWeights(self.named_parameters(), self._saved_weights)
+        self._saved_weights = {}
+        zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
         check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.loss_aggregation)
+        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
         check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
@@ -276,25 +346,49 @@ class Agent(ActorCritic, ABC):
     def on_validation_start(self) -> None:
         self._connect()
 
-    def _connect(self) -> None:
-        for reference in self._reference:
-            reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
-        self.datamodule.connect(self)
+    def on_train_start(self) -> None:
+        """A resumed run takes learning rates and weight decay from its configuration, not from the checkpoint."""
+        for group in self.trainer.optimizers[0].param_groups:
+            wanted = {"lr": self.optim.rates[group["name"]], "weight_decay": self.optim.weight_decay}
+            for key, value in wanted.items():
+                if group[key] != value:
+                    rank_zero_info(f"{key} of the {group['name']}: {value}, in the checkpoint it was {group[key]}")
+            group.update(wanted)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
+        checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
+        checkpoint["attempts"] = self.attempts
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        accept_checkpoint(checkpoint, self, self.model, self.lora)
+        self._saved_weights = checkpoint["state_dict"]
+        self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
+        self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
+
+    # What data module, engine and callbacks ask for
 
     @property
     def datamodule(self) -> RolloutDataModule:
         return cast(RolloutDataModule, cast(Any, self.trainer).datamodule)
 
-    # What data module and engine ask for
+    @property
+    def phase(self) -> Phase:
+        """Whether the critic alone is trained; the source of rollouts says so."""
+        return self.datamodule.phase
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(self.device, self.trainer.world_size)
 
     @property
     def needs_greedy_baseline(self) -> bool:
-        return self.advantage.needs_greedy_baseline
+        return self.needs.greedy_baseline
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps behind the current weights."""
-        return self.trainer.global_step
+        """Attempted optimizer steps behind the current weights."""
+        return self.attempts
 
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, close_ids, self.cached_precision, lambda: gathered(self.actor))
@@ -302,9 +396,36 @@ class Agent(ActorCritic, ABC):
     def reader(self) -> Reader:
         return Reader(
             self.temperature,
-            self.max_tokens_per_micro_batch,
+            self.compute.max_tokens_per_micro_batch,
             self.device,
-            self.shares_prefixes,
+            self.models.share_prefixes,
             self.clock.advance,
             agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
         )
+
+    @contextmanager
+    def cached_precision(self) -> Iterator[None]:
+        """The trainer's precision; under autocast, weights are cast once and not in each forward pass."""
+        with self.trainer.precision_plugin.forward_context():
+            torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
+            yield
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Eval mode, no gradients, the trainer's precision."""
+        self.eval()
+        try:
+            with torch.no_grad(), self.cached_precision():
+                yield
+        finally:
+            self.train()
+            self.models.release()
+
+    @property
+    def _callbacks(self) -> list[L.Callback]:
+        return cast(list[L.Callback], cast(Any, self.trainer).callbacks)
+
+    def _connect(self) -> None:
+        if (reference := self.models.reference) is not None:
+            reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
+        self.datamodule.connect(self)

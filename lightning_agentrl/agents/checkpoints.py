@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
-from lightning_agentrl.models.lora import durable_name, frozen_weights
-
-if TYPE_CHECKING:
-    from lightning_agentrl.agents.actor_critic import ActorCritic
+from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
 
 
-def prepare_checkpoint(agent: ActorCritic, checkpoint: dict[str, Any]) -> None:
-    """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA."""
-    checkpoint["state_dict"] = agent.masters.in_place_of(checkpoint["state_dict"])
-    checkpoint[KEY] = {"model": durable_name(agent.model), "lora": agent.lora.settings if agent.lora else None}
-    if agent.lora is not None:
-        frozen = frozen_weights(agent)
+def prepare_checkpoint(
+    checkpoint: dict[str, Any], module: nn.Module, masters: MasterWeights, model: str, lora: LoRA | None
+) -> None:
+    """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA.
+
+    Args:
+        checkpoint: is changed.
+        module: whose state dict it holds.
+        masters: of its weights of 16 bits.
+        model: hub id or folder of the actor.
+        lora: its adapters.
+    """
+    checkpoint["state_dict"] = masters.in_place_of(checkpoint["state_dict"])
+    checkpoint[KEY] = {"model": durable_name(model), "lora": lora.settings if lora else None}
+    if lora is not None:
+        frozen = frozen_weights(module)
         checkpoint["state_dict"] = {k: weight for k, weight in checkpoint["state_dict"].items() if k not in frozen}
 
 
-def accept_checkpoint(agent: ActorCritic, checkpoint: dict[str, Any]) -> None:
-    """Refuse adapters of another kind; put the frozen weights of this agent in, so that loading stays strict.
+def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str, lora: LoRA | None) -> None:
+    """Refuse adapters of another kind; put the frozen weights of this run in, so that loading stays strict.
+
+    Args:
+        checkpoint: is changed.
+        module: that will load it.
+        model: hub id or folder of the actor of this run.
+        lora: adapters of this run.
 
     Raises:
         ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
     """
     saved = checkpoint.get(KEY, {})
-    settings = agent.lora.settings if agent.lora else None
+    settings = lora.settings if lora else None
     if saved.get("lora") != settings:
         raise ValueError(
             f"the checkpoint has {_told(saved.get('lora'))}, this run has {_told(settings)}; "
             "give the same model.init_args.lora, or start without --ckpt_path"
         )
-    if agent.lora is None:
+    if lora is None:
         return
-    if saved["model"] != durable_name(agent.model):
+    if saved["model"] != durable_name(model):
         rank_zero_warn(
-            f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{agent.model}', "
+            f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{model}', "
             "which is right only if both are the same weights"
         )
-    checkpoint["state_dict"] |= frozen_weights(agent)
+    checkpoint["state_dict"] |= frozen_weights(module)
 
 
 def _told(settings: dict[str, Any] | None) -> str:

@@ -81,8 +81,8 @@ def check_groups(
         )
     if groups is None and aggregation == "prompt-mean":
         raise ValueError(
-            "loss_aggregation prompt-mean is a mean over groups of episodes; set data.init_args.groups, for example to "
-            "{size: 8, per_rollout: 16}, or change model.init_args.loss_aggregation"
+            "aggregation prompt-mean is a mean over groups of episodes; set data.init_args.groups, for example to "
+            "{size: 8, per_rollout: 16}, or change model.init_args.policy_loss.init_args.aggregation"
         )
     if groups is not None and groups.size == 1 and advantage.needs_groups:
         raise ValueError(
@@ -103,7 +103,7 @@ def check_scores(advantage: AdvantageEstimator, kl_in_reward: bool, interaction:
     """
     penalty = isinstance(interaction, TurnInteraction) and interaction.invalid_penalty > 0
     keys = [
-        *["model.init_args.kl_in_reward"] * kl_in_reward,
+        *["model.init_args.kl.reward"] * kl_in_reward,
         *["data.init_args.interaction.init_args.invalid_penalty"] * penalty,
     ]
     if advantage.needs_nonnegative_scores and keys:

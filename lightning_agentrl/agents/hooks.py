@@ -1,12 +1,16 @@
-"""The one hook that Lightning does not have."""
+"""The hooks that Lightning does not have: on a collected rollout, and between gradient and step."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import lightning as L
 
+from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.types import Rollout
 
 
@@ -16,3 +20,50 @@ class RolloutCallback(L.Callback, ABC):
     @abstractmethod
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         """Called on every rank with its own rows; the time it takes counts as stage ``log``."""
+
+
+class Verdict(IntEnum):
+    """What to do with a gradient."""
+
+    STEP = 0
+    SKIP = 1
+    STOP = 2
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A step that is about to be taken.
+
+    Args:
+        number: of attempted steps before it.
+        metrics: means of losses and other numbers over the mini-batch and all ranks.
+        norms: of the gradients before clipping by group, over all ranks; empty under ZeRO, which knows them later.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
+    norms: Mapping[str, float]
+
+
+class StepGuard(L.Callback, ABC):
+    """A callback that may keep a step from being taken."""
+
+    @abstractmethod
+    def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
+        """Say whether to step, and if not, why; the severest verdict of any rank holds for all."""
+
+
+def decide(trainer: L.Trainer, guards: Iterable[StepGuard], attempt: Attempt) -> tuple[Verdict, str]:
+    """Ask all guards on all ranks; every rank must call it with the same guards.
+
+    Returns:
+        The severest verdict and its reason, of equal ones that of the lowest rank.
+    """
+    own = [guard.before_step(trainer, attempt) for guard in guards]
+    if not own:
+        return Verdict.STEP, ""
+    return max(all_gather(max(own, key=_severity)), key=_severity)
+
+
+def _severity(told: tuple[Verdict, str]) -> Verdict:
+    return told[0]

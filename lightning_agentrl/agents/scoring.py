@@ -1,4 +1,4 @@
-"""Reading models at the action tokens of a rollout, micro-batch by micro-batch."""
+"""Scores of a rollout before it is trained on: models read at its action tokens, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
@@ -19,7 +21,7 @@ NOTHING = Row((0,), (0,))  # what an empty micro-batch reads
 
 @dataclass(frozen=True)
 class Reader:
-    """How models are read; told how many rows were read.
+    """Forward-pass settings; ``advance`` reports processed rows.
 
     Where models are sharded, ``agree`` gives the largest count of micro-batches of all ranks; a rank with fewer ends
     with empty ones, since every rank has to take part in each forward and backward pass.
@@ -40,6 +42,43 @@ class Reader:
 
     def pack(self, rows: Sequence[Row]) -> Packed:
         return pack(rows or [NOTHING], self.device, self.share)
+
+
+def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:
+    """Add what is needed of log-probs of actor and reference, entropy, values and bootstrap values.
+
+    Log-probs that are there already are kept, since the policy that sampled does not change; values are always those
+    of the current critic. A critic that shares the actor's trunk is read in the same pass.
+    """
+    bootstrap_values = None
+    if _reads_policy(models, rollout, needs):
+        shared = models.shared_critic if needs.values else None
+        scores, bootstrap_values = score_policy(models.actor, rollout, reader, shared, needs.sum_pi_squared)
+        rollout = rollout.union(scores=scores)
+    if models.reference is not None and needs.ref_logps and rollout.scores.ref_logps is None:
+        scores, _ = score_policy(models.reference, rollout, reader)
+        rollout = rollout.union(scores=Scores(ref_logps=scores.old_logps))
+    if models.critic is not None and needs.values and bootstrap_values is None:
+        values, bootstrap_values = score_values(models.actor, models.critic, rollout, reader)
+        rollout = rollout.union(scores=Scores(values=values))
+    if bootstrap_values is not None:
+        rollout = rollout.union(bootstrap_values=bootstrap_values)
+    return rollout
+
+
+def rows_to_score(models: Models, rollout: Rollout, needs: Needs) -> int:
+    """Rows that the passes of :func:`score_rollout` read together."""
+    ends = len(bootstrap_rows(rollout)) if needs.values else 0
+    shared = needs.values and models.shared_critic is not None
+    policy = len(rollout) + ends * shared if _reads_policy(models, rollout, needs) else 0
+    reference = len(rollout) if needs.ref_logps and rollout.scores.ref_logps is None else 0
+    values = len(rollout) + ends if needs.values and not (shared and policy) else 0
+    return policy + reference + values
+
+
+def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
+    wanted = needs.policy_pass or (needs.values and models.shared_critic is not None)
+    return wanted and rollout.scores.old_logps is None
 
 
 def action_rows(rollout: Rollout) -> list[Row]:

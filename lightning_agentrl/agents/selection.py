@@ -1,10 +1,12 @@
-"""Which tokens and which groups of a rollout are trained on."""
+"""Which tokens and which groups of a rollout are trained on, and what is random in that choice."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
@@ -41,3 +43,21 @@ def filtered(
     assert rollout.groups is not None
     keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.trajectory, gather)
     return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
+
+
+def token_noise(rollout: Rollout, seed: int) -> Tensor:
+    """Draw a number for each token: [B, A] float64 in [0, 1), 0 off the action mask.
+
+    A token has the same number on whichever rank and in whichever order its row lies, since each row draws from a seed
+    of its own.
+
+    Args:
+        rollout: rows of a mini-batch.
+        seed: of the mini-batch.
+    """
+    noise_BA = torch.zeros(rollout.action_mask.shape, dtype=torch.float64)
+    for row, (sample, count) in enumerate(zip(rollout.samples, rollout.action_mask.sum(1).tolist(), strict=True)):
+        turn = sample.turns[0]
+        generator = np.random.default_rng([seed, turn.env, turn.episode, turn.index])
+        noise_BA[row, :count] = torch.from_numpy(generator.random(count))
+    return noise_BA

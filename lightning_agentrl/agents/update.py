@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.agents.gradients import sync_gradients, without_sync
-from lightning_agentrl.agents.scoring import action_rows, to_columns
-from lightning_agentrl.distributed import max_over_ranks
-from lightning_agentrl.losses import aggregate, masked_sum, row_weights
+from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
+from lightning_agentrl.distributed import Ranks, max_over_ranks
+from lightning_agentrl.losses import aggregate, masked_sum
+from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
-
-if TYPE_CHECKING:
-    from lightning_agentrl.agents.agent import Agent
 
 GAP = "mismatch/logp_gap_mean"
 
@@ -30,82 +27,110 @@ class CurrentScores:
     entropy: Tensor
 
 
-def accumulate_gradients(agent: Agent, rollout: Rollout) -> dict[str, float]:
-    """Backward through every micro-batch; the means of the metrics over the mini-batch.
+@dataclass(frozen=True)
+class Losses:
+    """What a mini-batch is trained on; each function gives numbers per action token [B, A].
+
+    Args:
+        policy: loss of the actor; None: the actor stands still.
+        values: loss of the critic, of the current values.
+        metrics: what is logged beside the losses.
+    """
+
+    policy: Callable[[Rollout, CurrentScores], Tensor] | None
+    values: Callable[[Rollout, Tensor], Tensor]
+    metrics: Callable[[Rollout, CurrentScores], dict[str, Tensor]]
+
+
+def accumulate_gradients(
+    models: Models,
+    rollout: Rollout,
+    losses: Losses,
+    policy_weights_B: Tensor,
+    temperature: float,
+    reader: Reader,
+    ranks: Ranks,
+    clock: StageClock,
+    backward: Callable[[Tensor], None],
+) -> dict[str, float]:
+    """Pass backward through every micro-batch.
 
     Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is cut changes nothing.
-    Data-parallel wrappers average gradients over ranks; the factor world_size turns that into the sum.
+    Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum.
+
+    Args:
+        models: that are trained.
+        rollout: the rows of the mini-batch on this rank.
+        losses: of its tokens.
+        policy_weights_B: what a token of each row counts in the policy loss; in that of the values all count equally.
+        temperature: of log-probs.
+        reader: how rows are cut and packed.
+        ranks: of the run.
+        clock: is told what was packed and how far the update is.
+        backward: of one loss.
+
+    Returns:
+        Means of losses and metrics over the trained tokens of the mini-batch on all ranks.
     """
     trained = rollout.trained_mask
-    tokens = float(agent.reduce_sum(trained.sum().double()))
-    of_policy = row_weights(
-        trained,
-        agent.loss_aggregation,
-        norm_tokens=agent.loss_norm_tokens,
-        groups_B=rollout.groups,
-        gather=agent.gather,
-    )
-    of_values = torch.full_like(of_policy, 1 / max(tokens, 1.0))
-    rows, reader = action_rows(rollout), agent.reader()
+    tokens = float(ranks.sum(trained.sum().double()))
+    value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1.0))
+    rows = action_rows(rollout)
     totals: dict[str, float] = {}
     largest_gap = 0.0
-    # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
-    with without_sync(agent), agent.cached_precision():
-        for index in reader.micro_batches(rows):
-            micro = rollout.select(index).to(agent.device)
-            mask = micro.trained_mask
-            packed = reader.pack([rows[i] for i in index])
-            held = sum(len(rows[i].input_ids) for i in index)
-            agent.clock.count_packed(held, packed.tokens, packed.padding_tokens if index else packed.tokens)
-            for losses, metrics in micro_batch_losses(agent, micro, packed):
-                parts = [
-                    aggregate(x, mask, weights[index], float(agent.trainer.world_size))
-                    for x, weights in zip(losses, (of_policy, of_values), strict=True)
-                    if x is not None
-                ]
-                agent.manual_backward(torch.stack(parts).sum())
-                for name, x in metrics.items():
-                    totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
-                if GAP in metrics and mask.any():
-                    largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
-            agent.clock.advance(len(index))
-    sync_gradients(agent, agent.optimizers())
-    means = {name: total / tokens for name, total in agent.reduce_dict(totals).items()} if tokens else {}
-    if GAP in means:
-        means["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
-    return means
+    for index in reader.micro_batches(rows):
+        micro = rollout.select(index).to(ranks.device)
+        mask = micro.trained_mask
+        packed = reader.pack([rows[i] for i in index])
+        held = sum(len(rows[i].input_ids) for i in index)
+        clock.count_packed(held, packed.tokens, packed.padding_tokens if index else packed.tokens)
+        for parts, metrics in micro_batch_losses(models, micro, packed, losses, temperature):
+            means = [
+                aggregate(x, mask, weights_B[index], float(ranks.count))
+                for x, weights_B in zip(parts, (policy_weights_B, value_weights_B), strict=True)
+                if x is not None
+            ]
+            backward(torch.stack(means).sum())
+            for name, x in metrics.items():
+                totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
+            if GAP in metrics and mask.any():
+                largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
+        clock.advance(len(index))
+    numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
+    if GAP in numbers:
+        numbers["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
+    return numbers
 
 
 def micro_batch_losses(
-    agent: Agent, micro: Rollout, packed: Packed
+    models: Models, micro: Rollout, packed: Packed, losses: Losses, temperature: float
 ) -> Iterator[tuple[tuple[Tensor | None, Tensor | None], dict[str, Tensor]]]:
     """Losses of policy and values, and metrics, per action token [B, A].
 
-    First of the actor with a shared critic, then of a separate critic.
-
-    A generator, so that the graph of the first is gone before the second is built.
+    First of the actor with a shared critic, then of a separate critic: a generator, so that the graph of the first is
+    gone before the second is built.
     """
-    mask, critic, shared = micro.action_mask, agent.critic, agent.shared_critic
-    metrics: dict[str, Tensor] = {}
-    if agent.phase == "train":
-        hidden = agent.actor.hidden(packed)
-        token = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
+    mask, critic, shared = micro.action_mask, models.critic, models.shared_critic
+    if losses.policy is not None:
+        metrics: dict[str, Tensor] = {}
+        hidden = models.actor.hidden(packed)
+        token = models.actor.token_scores(hidden, packed.targets, temperature)
         scores = CurrentScores(to_columns(token.logps, mask), to_columns(token.entropy, mask))
         if micro.scores.old_logps is None:
             micro = micro.union(scores=Scores(scores.logps.detach(), entropy=scores.entropy.detach()))
             metrics = {GAP: (scores.logps - micro.rollout_logps).abs()}
-        loss = agent.policy_loss(micro, scores)
-        metrics = {**metrics, "policy/loss": loss, **agent.update_metrics(micro, scores)}
+        loss = losses.policy(micro, scores)
+        metrics = {**metrics, "policy/loss": loss, **losses.metrics(micro, scores)}
         value_loss = None
         if shared is not None:
-            value_loss = agent.value_loss(micro, to_columns(shared(packed, hidden), mask))
+            value_loss = losses.values(micro, to_columns(shared(packed, hidden), mask))
             metrics = {**metrics, "critic/loss": value_loss}
         yield (loss, value_loss), metrics
     elif shared is not None:
         with torch.no_grad():
-            hidden = agent.actor.hidden(packed)
-        value_loss = agent.value_loss(micro, to_columns(shared(packed, hidden), mask))
+            hidden = models.actor.hidden(packed)
+        value_loss = losses.values(micro, to_columns(shared(packed, hidden), mask))
         yield (None, value_loss), {"critic/loss": value_loss}
     if critic is not None and shared is None:
-        value_loss = agent.value_loss(micro, to_columns(critic(packed, None), mask))
+        value_loss = losses.values(micro, to_columns(critic(packed, None), mask))
         yield (None, value_loss), {"critic/loss": value_loss}

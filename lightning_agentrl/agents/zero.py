@@ -6,7 +6,7 @@ flat tensor. So what belongs to a group, its clip and its standstill in the warm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,10 +49,19 @@ def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
     return norm
 
 
-def step_zero(optimizer: Any, limits: Mapping[str, float], held: str | None) -> dict[str, float]:
-    """One step of the engine; the norms of the groups that moved, before clipping."""
+def is_grouped(optimizer: Any) -> bool:
+    """Whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
+    return any("max_norm" in group for group in optimizer.param_groups)
+
+
+def step_zero(optimizer: Any, limits: Mapping[str, float], held: Sequence[str]) -> dict[str, float]:
+    """Let the engine step, also where all groups are held: it drops its gradients then.
+
+    Returns:
+        Norms before clipping of the groups that moved.
+    """
     for group in optimizer.param_groups:
-        group.update(max_norm=limits[group["name"]], held=group["name"] == held)
+        group.update(max_norm=limits[group["name"]], held=group["name"] in held)
     optimizer.step()
     return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if not group["held"]}
 
@@ -87,7 +96,7 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
     if config.get("gradient_clipping"):
         raise ValueError(
             "gradient_clipping of DeepSpeed would clip actor and critic by one norm: remove it from its config and set "
-            "model.init_args.max_grad_norm_actor and model.init_args.max_grad_norm_critic"
+            "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
         )
     if any(zero.get(key) for key in ("offload_optimizer", "offload_param")):
         raise ValueError("offloading of DeepSpeedStrategy is not supported (key trainer.strategy.init_args)")

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.rollout import RolloutDataModule, RolloutSource, RolloutStream
+from lightning_agentrl.rollout import Phase, Prepared, RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.rollout.state import pooled, rows_of
 from lightning_agentrl.types import Rollout, rollout_from_plain
@@ -47,12 +47,18 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.rollouts, self.rounds, self.fraction = rollouts, rounds, fraction
         self.min_explained_variance = min_explained_variance
         self.done_epochs = 0
+        self._warm = False  # this epoch is one of the warm-up
         self.buffer: Rollout | None = None
         self.prepared: Rollout | None = None
 
     @property
     def total_epochs(self) -> int:
         return self.rounds * self.portions
+
+    @property
+    def phase(self) -> Phase:
+        """The warm-up to the end of its last epoch; training from the first rollout after it."""
+        return "critic_warmup" if self._warm else "train"
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:
@@ -72,49 +78,49 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take over the stream while warm-up lasts, and for the first rollout after it."""
-        agent = cast(Agent, pl_module)
         stream = cast(RolloutDataModule, cast(Any, trainer).datamodule).stream
         assert stream is not None
-        warm = self.done_epochs < self.total_epochs
-        agent.phase = "critic_warmup" if warm else "train"
-        if warm or self.buffer is not None:
+        self._warm = self.done_epochs < self.total_epochs
+        if self._warm or self.buffer is not None:
             stream.source = self
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count by epochs, since a resumed run calls this hook again."""
         self.done_epochs = min(trainer.current_epoch + 1, self.total_epochs)
 
-    def next_rollout(self, stream: RolloutStream) -> Rollout:
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
         """The next portion of the round's sample; collects before the first round."""
         if self.done_epochs == self.total_epochs:
             return self._hand_over(stream)
         if self.buffer is None:
             self.buffer = Rollout.concat([stream.collect() for _ in range(self.rollouts)])
         round_, portion = divmod(self.done_epochs, self.portions)
+        metrics: dict[str, float] = {}
         if portion == 0 or self.prepared is None:
-            self.prepared = stream.learner.prepare(self.buffer)
+            prepared = stream.learner.prepare(self.buffer)
+            self.prepared, metrics = prepared.rollout, prepared.metrics
             self.buffer = self.buffer.union(scores=self.prepared.scores)  # log-probs stay; values are made anew
         envs = [sample.turns[0].env for sample in self.prepared.samples]
         places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))
-        return self.prepared.select(split(places, self.portions, upto=self.fraction)[portion])
+        return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)
 
-    def _hand_over(self, stream: RolloutStream) -> Rollout:
+    def _hand_over(self, stream: RolloutStream) -> Prepared:
         """Free the buffer, collect the actor's first rollout and say how well the critic explains it."""
         stream.source = stream.usual_source
         self.buffer = self.prepared = None
-        rollout = stream.source.next_rollout(stream)
-        explained = stream.learner.explained_variance
+        prepared = stream.source.next_rollout(stream)
+        explained = prepared.metrics.get("critic/explained_variance")
         if explained is None or math.isnan(explained):
             rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")
         elif explained < self.min_explained_variance:
             rank_zero_warn(
                 f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
                 f"returns, less than {self.min_explained_variance}; raise CriticWarmup's rounds, fraction or rollouts, "
-                "or model.init_args.lr_critic"
+                "or model.init_args.optim.lr_critic"
             )
         else:
             rank_zero_info(f"critic warm-up has ended: it explains {explained:.2f} of the variance of the returns")
-        return rollout
+        return prepared
 
     def state_dict(self) -> dict[str, Any]:
         """A checkpoint taken inside the warm-up holds the data of all ranks."""

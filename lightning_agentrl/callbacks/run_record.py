@@ -79,7 +79,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             "name": agent.model,
             "folder_or_id": Path(resolve_model(agent.model)).name,
             "type": agent.actor.lm.config.model_type,
-            "reference": agent.needs_reference,
+            "reference": agent.needs.ref_logps,
             "parameters": {
                 name: {"all": count_parameters(module), "trained": count_parameters(module, trained=True)}
                 for name, module in modules.items()

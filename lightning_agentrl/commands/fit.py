@@ -156,7 +156,7 @@ class AgentCLI(LightningCLI):
             data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
-                check_groups(agent.advantage, data.groups, agent.group_filter, agent.loss_aggregation)
+                check_groups(agent.advantage, data.groups, agent.group_filter, agent.aggregation)
                 check_scores(agent.advantage, agent.takes_kl_from_rewards, data.interaction)
             check_before_loading(agent, data)
         except (ValueError, ImportError, OSError) as error:
@@ -273,13 +273,13 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
         if trainer.get(key) is not None:
             raise ConfigError(
                 f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
-                "model.init_args.max_grad_norm_actor and model.init_args.max_grad_norm_critic"
+                "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
             )
     if trainer.get("accumulate_grad_batches") not in (None, 1):
         raise ConfigError(
             "trainer.accumulate_grad_batches cannot be used, a mini-batch is cut into micro-batches by itself here: "
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
-            "model.init_args.max_tokens_per_micro_batch (memory)"
+            "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
 
 

@@ -83,7 +83,7 @@ def _models(agent: Agent) -> Rows:
         kind = type(agent.critic).__name__.removeprefix("FSDP")  # sharding renames classes
         rows.append(("critic", f"{kind}, {_trained(agent.critic)}"))
     kept = "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
-    rows.append(("reference", kept if agent.needs_reference else "none"))
+    rows.append(("reference", kept if agent.needs.ref_logps else "none"))
     return rows
 
 
@@ -102,7 +102,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
         (
             "micro-batches",
             f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
-            f"{agent.max_tokens_per_micro_batch} tokens" + _growth(data),
+            f"{agent.compute.max_tokens_per_micro_batch} tokens" + _growth(data),
         ),
         ("prompts", f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens at the start of an episode"),
         ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
@@ -197,7 +197,7 @@ def memory_plan(
 ) -> MemoryPlan:
     """Weights are counted, activations measured on short rows and drawn out to the longest micro-batch."""
     modules = [module for module in (agent.actor, agent.critic) if module is not None]
-    frozen = [p for reference in agent.references for p in reference.parameters()]
+    frozen = [] if agent.models.reference is None else list(agent.models.reference.parameters())
     every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
     trained = [p for p in every if p.requires_grad]
     rows = example_rows(prompts, step_turns(data, agent.trainer.world_size), data)
@@ -239,7 +239,7 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
     shortest = PROBE_TOKENS[0]
     per_read = (at(shortest, shortest) - at(shortest)) / (shortest - 1)
-    kept = min(reads, READS_PER_CHUNK) if agent.recompute_logits else reads
+    kept = min(reads, READS_PER_CHUNK) if agent.compute.recompute_logits else reads
     return int(parabola(tokens) + per_read * (kept - 1))
 
 

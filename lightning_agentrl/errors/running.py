@@ -23,17 +23,17 @@ from lightning_agentrl.errors.raised import missing_package
 from lightning_agentrl.errors.words import closest, import_class, keys_of
 
 _SESSION = "lightning_agentrl.episodes.session"
-_TOKENS = "model.init_args.max_tokens_per_micro_batch"
+_TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
 _LESS_MODEL = (
     "use a smaller model (model.init_args.model), LoRA (model.init_args.lora), SharedCritic (model.init_args.critic) "
-    "or model.init_args.kl_in_reward 0, which keeps no copy of the initial policy"
+    "or model.init_args.kl.reward 0, which keeps no copy of the initial policy"
 )
 _LESS_MEMORY = {
     "load": _LESS_MODEL,
     "collect": f"lower {_BATCH}, data.init_args.num_envs or data.init_args.prompt.max_prompt_tokens",
     "score": f"lower {_TOKENS}",
-    "update": f"lower {_TOKENS}, set model.init_args.gradient_checkpointing to true, or {_LESS_MODEL}",
+    "update": f"lower {_TOKENS}, set model.init_args.compute.gradient_checkpointing to true, or {_LESS_MODEL}",
     "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
 }
 _LESS_MEMORY_ANYWHERE = f"while playing, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"

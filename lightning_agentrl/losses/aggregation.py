@@ -31,14 +31,14 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 def check_aggregation(mode: str, norm_tokens: int | None) -> None:
     """Raise a ValueError for an unknown mode, or if the length of seq-mean-token-sum-norm is missing or needless."""
     if mode not in get_args(AggregationMode):
-        raise ValueError(f"loss aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
+        raise ValueError(f"aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
     if (mode == "seq-mean-token-sum-norm") != (norm_tokens is not None):
         raise ValueError(
-            "loss_norm_tokens goes with loss_aggregation seq-mean-token-sum-norm and with no other, "
+            "norm_tokens goes with aggregation seq-mean-token-sum-norm and with no other, "
             f"got {norm_tokens} with {mode}"
         )
     if norm_tokens is not None and norm_tokens < 1:
-        raise ValueError(f"loss_norm_tokens must be at least 1, got {norm_tokens}")
+        raise ValueError(f"norm_tokens must be at least 1, got {norm_tokens}")
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def row_weights(
     count_B = mask_BT.bool().sum(1)
     if mode == "prompt-mean":
         if groups_B is None:
-            raise ValueError("loss_aggregation prompt-mean needs groups of episodes, which this rollout lacks")
+            raise ValueError("aggregation prompt-mean needs groups of episodes, which this rollout lacks")
         return 1 / _group_totals(groups_B, count_B, gather)
     counts = gather(torch.stack([count_B.sum(), (count_B > 0).sum()]))
     tokens, rows = torch.stack([part.cpu() for part in counts]).sum(0).clamp_min(1).tolist()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from lightning_agentrl.losses.policy import PolicyLoss
@@ -26,9 +28,11 @@ class CISPO(PolicyLoss):
     Args:
         clip_low: how far a weight may fall below 1; from 1 on without a bound.
         clip_high: how far it may rise above 1.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, clip_low: float = 1.0, clip_high: float = 0.28) -> None:
+    def __init__(self, clip_low: float = 1.0, clip_high: float = 0.28, **mean: Any) -> None:
+        super().__init__(**mean)
         if not clip_low > 0 or not clip_high > 0:
             raise ValueError(f"CISPO: clip_low and clip_high must be above 0, got {clip_low} and {clip_high}")
         self.clip_low, self.clip_high = clip_low, clip_high

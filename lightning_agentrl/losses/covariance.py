@@ -5,7 +5,7 @@ They are what drives the entropy down. Which ones they are is decided over the m
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +85,7 @@ class ClipCov(PPOClip):
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
@@ -97,8 +98,9 @@ class ClipCov(PPOClip):
         clip_low: float = 0.2,
         clip_high: float = 0.2,
         dual_clip: float | None = 3.0,
+        **mean: Any,
     ) -> None:
-        super().__init__(clip_low, clip_high, dual_clip)
+        super().__init__(clip_low, clip_high, dual_clip, **mean)
         _check_share("ClipCov", share)
         if not cov_low < cov_high:
             raise ValueError(f"ClipCov: cov_low must be below cov_high, got {cov_low} and {cov_high}")
@@ -142,11 +144,13 @@ class KLCov(PolicyLoss):
     Args:
         share: of the tokens of a mini-batch, how many are pulled back; one at least.
         penalty: weight of the size of their log-ratio.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
 
-    def __init__(self, share: float = 2e-4, penalty: float = 1.0) -> None:
+    def __init__(self, share: float = 2e-4, penalty: float = 1.0, **mean: Any) -> None:
+        super().__init__(**mean)
         _check_share("KLCov", share)
         if not penalty > 0:
             raise ValueError(f"KLCov: penalty must be above 0, got {penalty}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,11 @@ class DPPO(PolicyLoss):
         limit_low: how far the probability of a token with a negative advantage may fall.
         limit_high: how far that of one with a positive advantage may rise.
         max_ratio: bound of the importance weight.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, limit_low: float, limit_high: float, max_ratio: float = 20.0) -> None:
+    def __init__(self, limit_low: float, limit_high: float, max_ratio: float = 20.0, **mean: Any) -> None:
+        super().__init__(**mean)
         name = type(self).__name__
         if not limit_low > 0 or not limit_high > 0:
             raise ValueError(f"{name}: limit_low and limit_high must be above 0, got {limit_low} and {limit_high}")
@@ -85,10 +88,11 @@ class DPPOTV(DPPO):
         limit_low: how far the probability of a token with a negative advantage may fall.
         limit_high: how far that of one with a positive advantage may rise.
         max_ratio: bound of the importance weight.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, limit_low: float = 0.15, limit_high: float = 0.15, max_ratio: float = 20.0) -> None:
-        super().__init__(limit_low, limit_high, max_ratio)
+    def __init__(self, limit_low: float = 0.15, limit_high: float = 0.15, max_ratio: float = 20.0, **mean: Any) -> None:
+        super().__init__(limit_low, limit_high, max_ratio, **mean)
 
     def shift(self, logps: Tensor, old_logps: Tensor) -> Tensor:
         return tv_shift(logps, old_logps)
@@ -101,10 +105,11 @@ class DPPOKL(DPPO):
         limit_low: KL up to which the probability of a token with a negative advantage may fall.
         limit_high: KL up to which that of one with a positive advantage may rise.
         max_ratio: bound of the importance weight.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, limit_low: float = 0.05, limit_high: float = 0.05, max_ratio: float = 20.0) -> None:
-        super().__init__(limit_low, limit_high, max_ratio)
+    def __init__(self, limit_low: float = 0.05, limit_high: float = 0.05, max_ratio: float = 20.0, **mean: Any) -> None:
+        super().__init__(limit_low, limit_high, max_ratio, **mean)
 
     def shift(self, logps: Tensor, old_logps: Tensor) -> Tensor:
         return kl_shift(logps, old_logps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from lightning_agentrl.losses.policy import PolicyLoss
@@ -18,9 +20,11 @@ class DRO(PolicyLoss):
 
     Args:
         beta: weight of the pull.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, beta: float) -> None:
+    def __init__(self, beta: float, **mean: Any) -> None:
+        super().__init__(**mean)
         if not beta > 0:
             raise ValueError(f"DRO: beta must be above 0, got {beta}")
         self.beta = beta

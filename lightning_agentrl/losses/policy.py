@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.aggregation import AggregationMode
+from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
 from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
 from lightning_agentrl.losses.ranks import Gather, alone
 
@@ -16,11 +16,22 @@ from lightning_agentrl.losses.ranks import Gather, alone
 class PolicyLoss(ABC):
     """Strategy object: log-probs and advantages -> loss per action token. Subclasses define :meth:`token_loss`.
 
-    Class attributes say how it wants to be averaged and what the agent must compute for it.
+    Class attributes say how it is averaged unless told otherwise, and what the agent must compute for it.
+
+    Args:
+        aggregation: how the loss is averaged over a mini-batch; None: as the class prefers.
+        norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
     """
 
-    aggregation: ClassVar[AggregationMode] = "token-mean"  # where the agent is not told another
+    aggregation: AggregationMode = "token-mean"
+    norm_tokens: int | None = None
     needs_mini_batch_logps: ClassVar[bool] = False  # `pick` wants the current log-probs of the whole mini-batch
+
+    def __init__(self, aggregation: AggregationMode | None = None, norm_tokens: int | None = None) -> None:
+        if aggregation is not None:
+            self.aggregation = aggregation
+        self.norm_tokens = norm_tokens
+        check_aggregation(self.aggregation, norm_tokens)
 
     def __call__(
         self,

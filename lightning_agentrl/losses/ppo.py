@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,9 +90,13 @@ class PPOClip(PolicyLoss):
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0) -> None:
+    def __init__(
+        self, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0, **mean: Any
+    ) -> None:
+        super().__init__(**mean)
         check_clip(type(self).__name__, clip_low, clip_high)
         if dual_clip is not None and not dual_clip > 1:
             raise ValueError(f"{type(self).__name__}: dual_clip must be above 1, got {dual_clip}")

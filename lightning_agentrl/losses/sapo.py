@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,9 +30,11 @@ class SAPO(PolicyLoss):
     Args:
         tau_positive: steepness of the gate for positive advantages.
         tau_negative: for the others.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05) -> None:
+    def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **mean: Any) -> None:
+        super().__init__(**mean)
         if not tau_positive > 0 or not tau_negative > 0:
             raise ValueError(
                 f"SAPO: tau_positive and tau_negative must be above 0, got {tau_positive} and {tau_negative}"

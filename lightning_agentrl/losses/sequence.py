@@ -6,7 +6,7 @@ micro-batches, and turns of one episode may be in different mini-batches, so an 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,11 +80,13 @@ class GSPO(PolicyLoss):
     Args:
         clip_low: how far the row's ratio may fall below 1.
         clip_high: how far it may rise above 1.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    aggregation: ClassVar[AggregationMode] = "seq-mean-token-mean"
+    aggregation: AggregationMode = "seq-mean-token-mean"
 
-    def __init__(self, clip_low: float = 3e-4, clip_high: float = 4e-4) -> None:
+    def __init__(self, clip_low: float = 3e-4, clip_high: float = 4e-4, **mean: Any) -> None:
+        super().__init__(**mean)
         check_clip("GSPO", clip_low, clip_high)
         self.clip_low, self.clip_high = clip_low, clip_high
 
@@ -104,11 +106,13 @@ class GMPO(PolicyLoss):
 
     Args:
         clip: bound of the log-ratio of a token.
+        mean: how it is averaged, as of :class:`PolicyLoss`.
     """
 
-    aggregation: ClassVar[AggregationMode] = "seq-mean-token-mean"  # of equal tokens: the mean over rows
+    aggregation: AggregationMode = "seq-mean-token-mean"  # of equal tokens: the mean over rows
 
-    def __init__(self, clip: float = 0.4) -> None:
+    def __init__(self, clip: float = 0.4, **mean: Any) -> None:
+        super().__init__(**mean)
         if not clip > 0:
             raise ValueError(f"GMPO: clip must be above 0, got {clip}")
         self.clip = clip

@@ -12,7 +12,7 @@ from lightning_agentrl.models.last_layer import decoder_layers
 
 Kernels = Literal["torch", "compiled", "liger"]
 
-KEY = "model.init_args.kernels"
+KEY = "model.init_args.compute.kernels"
 
 
 def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:

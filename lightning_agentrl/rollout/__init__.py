@@ -10,7 +10,15 @@ from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantPa
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.groups import GroupRollout
-from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, RolloutSource, RolloutStream
+from lightning_agentrl.rollout.stream import (
+    MiniBatch,
+    OneStepOffPolicy,
+    OnPolicy,
+    Phase,
+    Prepared,
+    RolloutSource,
+    RolloutStream,
+)
 from lightning_agentrl.rollout.validation import ValidationConfig
 
 __all__ = [
@@ -29,6 +37,8 @@ __all__ = [
     "OneStepOffPolicy",
     "OneTurn",
     "PatternMatch",
+    "Phase",
+    "Prepared",
     "PromptFormat",
     "RawParser",
     "RewardModel",

@@ -32,7 +32,7 @@ from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import SavedRollouts
-from lightning_agentrl.rollout.stream import OneStepOffPolicy, RolloutStream
+from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
@@ -114,6 +114,11 @@ class RolloutDataModule(RolloutSizes):
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank where an episode is running."""
         return () if self.collection is None else self.collection.sessions
+
+    @property
+    def phase(self) -> Phase:
+        """What the running iteration trains."""
+        return "train" if self.stream is None else self.stream.source.phase
 
     # Lightning hooks
 

@@ -4,41 +4,59 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
 
+Phase = Literal["critic_warmup", "train"]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout with advantages and returns, and the numbers that are logged with its first step."""
+
+    rollout: Rollout
+    metrics: dict[str, float]
+
 
 class Learner(Protocol):
     """What the stream asks of the agent."""
 
-    explained_variance: float | None  # of the returns by the values of the last prepared rollout, over all ranks
-
-    def prepare(self, rollout: Rollout) -> Rollout:
+    def prepare(self, rollout: Rollout) -> Prepared:
         """Score a rollout and estimate its advantages and returns."""
 
 
 class MiniBatch:
-    """The turns of one optimizer step on this rank. Not a dataclass, so that Lightning leaves it as it is."""
+    """The turns of one optimizer step on this rank, and numbers to be logged with it.
 
-    def __init__(self, rollout: Rollout) -> None:
+    Not a dataclass, so that Lightning leaves it as it is.
+    """
+
+    def __init__(self, rollout: Rollout, metrics: dict[str, float] | None = None) -> None:
         self.rollout = rollout
+        self.metrics = metrics or {}
 
 
 class RolloutSource(ABC):
     """Where the next iteration's turns come from."""
 
+    @property
+    def phase(self) -> Phase:
+        """What is trained on them."""
+        return "train"
+
     @abstractmethod
-    def next_rollout(self, stream: RolloutStream) -> Rollout:
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
         """A prepared rollout for one epoch."""
 
 
 class OnPolicy(RolloutSource):
     """Collect with the current weights, then prepare."""
 
-    def next_rollout(self, stream: RolloutStream) -> Rollout:
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
         return stream.learner.prepare(stream.collect())
 
 
@@ -52,7 +70,7 @@ class OneStepOffPolicy(RolloutSource):
     def __init__(self, begin_next: Callable[[], None]) -> None:
         self.begin_next = begin_next
 
-    def next_rollout(self, stream: RolloutStream) -> Rollout:
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
         rollout = stream.collect()
         self.begin_next()
         return stream.learner.prepare(rollout)
@@ -95,7 +113,8 @@ class RolloutStream:
         return self.mini_batches * self.update_epochs
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        rollout = self.source.next_rollout(self)
+        prepared = self.source.next_rollout(self)
+        rollout, metrics = prepared.rollout, prepared.metrics
         self.iteration += 1
         envs = [sample.turns[0].env for sample in rollout.samples]
         for epoch in range(self.update_epochs):
@@ -103,4 +122,5 @@ class RolloutStream:
             for k, rows in enumerate(split(places, self.mini_batches)):
                 last = epoch + 1 == self.update_epochs and k + 1 == self.mini_batches
                 self.inside_iteration = not last
-                yield MiniBatch(rollout.select(rows))
+                yield MiniBatch(rollout.select(rows), metrics)
+                metrics = {}

@@ -26,5 +26,5 @@ def test_a_short_name_is_enough(cls: type[AdvantageEstimator]):
 @pytest.mark.parametrize("cls", CLASSES, ids=called)
 def test_an_agent_computes_what_its_estimator_declares(cls: type[AdvantageEstimator]):
     agent = PPOAgent("demo", advantage=cls())
-    assert agent.needs_sum_pi_squared is cls.needs_sum_pi_squared
+    assert agent.needs.sum_pi_squared is cls.needs_sum_pi_squared
     assert (agent.critic is not None) is cls.needs_values

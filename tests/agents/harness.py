@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
 from lightning_agentrl.advantages import DualDiscountGAE
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import KL, Compute, Optim, PPOAgent
 from lightning_agentrl.models.critic import Critic, SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
@@ -31,8 +32,18 @@ class ByLength(ActionParser):
 
 def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPOAgent:
     """Learning rates large enough that a step shows."""
-    defaults = {"kl_in_reward": 0.01, "lr_actor": 1e-3, "lr_critic": 1e-2, "advantage": DualDiscountGAE()}
-    return PPOAgent(str(folder), critic=critic or SharedCritic(), **{**defaults, **kwargs})
+    defaults = {"kl_reward": 0.01, "lr_actor": 1e-3, "lr_critic": 1e-2, "advantage": DualDiscountGAE()}
+    return PPOAgent(str(folder), critic=critic or SharedCritic(), **grouped({**defaults, **kwargs}))
+
+
+def grouped(settings: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an agent, of which those of ``optim``, ``compute`` and ``kl`` (as ``kl_...``) may stand alone."""
+    arguments = dict(settings)
+    for name, prefix, kind in (("optim", "", Optim), ("compute", "", Compute), ("kl", "kl_", KL)):
+        own = {f.name: arguments.pop(prefix + f.name) for f in fields(kind) if prefix + f.name in arguments}
+        if own:
+            arguments[name] = kind(**own)
+    return arguments
 
 
 def make_data(**kwargs: Any) -> RolloutDataModule:

@@ -25,10 +25,9 @@ model:
   init_args:
     model: {folder}
     critic: {{class_path: {critic}}}
-    kl_in_reward: 0.01
-    lr_actor: 1.0e-3
-    lr_critic: 1.0e-2
-    max_tokens_per_micro_batch: 300
+    kl: {{reward: 0.01}}
+    optim: {{lr_actor: 1.0e-3, lr_critic: 1.0e-2}}
+    compute: {{max_tokens_per_micro_batch: 300}}
 data:
   class_path: RolloutDataModule
   init_args:

@@ -166,7 +166,7 @@ def test_it_learns_what_the_synchronous_mode_learns(tmp_path):
     keep = Keep()
     folder = word_model(BANDIT.words, tmp_path / "words")
     agent = make_agent(
-        folder, SharedCritic(), kl_in_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
+        folder, SharedCritic(), kl_reward=0.0, lr_actor=2e-3, lr_critic=2e-3, advantage=DualDiscountGAE()
     )
     data = make_data(
         env=EnvConfig("agentrl_envs:Bandit-v0"),

@@ -24,7 +24,8 @@ FOLDERS = FSDP2.replace("false", "true")  # checkpoints of which every process w
 @pytest.mark.slow  # two processes beside others on few cores can take minutes; CI runs it by itself
 def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
-    small = ("--model.init_args.max_tokens_per_micro_batch", "200")  # so that the processes have more and less of them
+    # so that the processes have more and less of them
+    small = ("--model.init_args.compute.max_tokens_per_micro_batch", "200")
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *small)
     two = fit(tmp_path / "two", exact_folder, "SeparateCritic", 2, *small, strategy=FSDP2)
     assert_same(read(one), read(two))
@@ -79,7 +80,7 @@ def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_
 
 @pytest.mark.slow
 def test_mixed_precision_keeps_float32_weights(tmp_path, tiny_folder):
-    arguments = ("--trainer.precision", "bf16-mixed", "--model.init_args.gradient_checkpointing", "true")
+    arguments = ("--trainer.precision", "bf16-mixed", "--model.init_args.compute.gradient_checkpointing", "true")
     two = read(fit(tmp_path / "two", tiny_folder, "SeparateCritic", 2, *arguments, strategy=FSDP2, plugins="null"))
     one = read(fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, "--trainer.max_epochs", "1", plugins="null"))
     for name, weight in two["state_dict"].items():

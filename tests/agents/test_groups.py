@@ -16,7 +16,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_record import facts
 from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
-from lightning_agentrl.losses import AdaptiveKL, DropEqualScores
+from lightning_agentrl.losses import AdaptiveKL, DropEqualScores, PPOClip
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.rollout import (
@@ -26,7 +26,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from tests.agents.harness import ByLength, make_data, make_trainer
+from tests.agents.harness import ByLength, grouped, make_data, make_trainer
 
 ESTIMATORS = [
     cls
@@ -51,7 +51,7 @@ def group_data(groups: GroupRollout | None = AHEAD, **kwargs) -> RolloutDataModu
 
 
 def agent_of(folder, advantage: AdvantageEstimator, **kwargs) -> PPOAgent:
-    return PPOAgent(str(folder), **{"advantage": advantage, "kl_in_reward": 0.0, "lr_actor": 1e-3} | kwargs)
+    return PPOAgent(str(folder), **grouped({"advantage": advantage, "kl_reward": 0.0, "lr_actor": 1e-3} | kwargs))
 
 
 NEEDS = {
@@ -161,21 +161,21 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
 @pytest.mark.parametrize(
     ("kl", "penalty", "keys"),
     [
-        (0.001, 0.0, r"model\.init_args\.kl_in_reward"),
-        (AdaptiveKL(), 0.0, r"model\.init_args\.kl_in_reward"),
+        (0.001, 0.0, r"model\.init_args\.kl\.reward"),
+        (AdaptiveKL(), 0.0, r"model\.init_args\.kl\.reward"),
         (0.0, 0.1, r"data\.init_args\.interaction\.init_args\.invalid_penalty"),
-        (0.001, 0.1, r"model\.init_args\.kl_in_reward and data\.init_args\.interaction\.init_args\.invalid_penalty"),
+        (0.001, 0.1, r"model\.init_args\.kl\.reward and data\.init_args\.interaction\.init_args\.invalid_penalty"),
     ],
 )
 def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tmp_path, tiny_folder, kl, penalty, keys):
     data = group_data(interaction=TurnInteraction(4, invalid_penalty=penalty))
     with pytest.raises(ValueError, match=rf"^MaxRL needs scores of at least 0; set {keys} to 0, or change model\.i"):
-        make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_in_reward=kl), data)
+        make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_reward=kl), data)
 
 
 def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):
-    agent = agent_of(tiny_folder, DualDiscountGAE(), loss_aggregation="prompt-mean")
-    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups .* model\.init_args\.loss_aggregation"):
+    agent = agent_of(tiny_folder, DualDiscountGAE(), policy_loss=PPOClip(aggregation="prompt-mean"))
+    with pytest.raises(ValueError, match=r"prompt-mean .* model\.init_args\.policy_loss\.init_args\.aggregation"):
         make_trainer(tmp_path, 1).fit(agent, group_data(None, num_envs=16))
 
 

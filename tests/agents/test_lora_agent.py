@@ -71,7 +71,7 @@ def test_actor_and_reference_start_as_the_base(tmp_path, family):
     frozen = LanguageModel(load_causal_lm(str(folder)).double())
     for rollout in spy.rollouts:
         expected, _ = score_policy(frozen, rollout, agent.reader())
-        found, _ = score_policy(agent._reference[0], rollout, agent.reader())
+        found, _ = score_policy(agent.models.reference, rollout, agent.reader())
         assert torch.equal(found.old_logps, expected.old_logps)
         assert torch.allclose(rollout.scores.ref_logps, expected.old_logps, rtol=0, atol=1e-5)
 
@@ -79,7 +79,7 @@ def test_actor_and_reference_start_as_the_base(tmp_path, family):
 def test_the_base_is_in_memory_once(tmp_path, tiny_folder):
     agent = lora_agent(tiny_folder)
     fit(tmp_path, agent, 1)
-    base = {p.data_ptr() for p in agent._reference[0].parameters()}
+    base = {p.data_ptr() for p in agent.models.reference.parameters()}
     for lm in (agent.actor.lm, agent.critic.backbone):
         assert {p.data_ptr() for p in lm.parameters() if not p.requires_grad} == base
 
@@ -91,13 +91,13 @@ def test_in_mixed_precision_the_base_takes_half_the_memory(tmp_path, tiny_folder
     first, last = spy.rollouts[0].scores, spy.rollouts[-1].scores
     assert torch.equal(first.old_logps, first.ref_logps)
     assert (last.old_logps - last.ref_logps).abs().max() > 1e-2
-    for lm in (agent.actor.lm, agent.critic.backbone, agent._reference[0].lm):
+    for lm in (agent.actor.lm, agent.critic.backbone, agent.models.reference.lm):
         dtypes = {name: p.dtype for name, p in lm.named_parameters() if "_proj" in name}
         assert all(dtype == (torch.float32 if ".lora_" in name else torch.bfloat16) for name, dtype in dtypes.items())
     frozen = LanguageModel(load_causal_lm(str(tiny_folder)))
     with torch.autocast("cpu", torch.bfloat16):
         expected, _ = score_policy(frozen, spy.rollouts[-1], agent.reader())
-        found, _ = score_policy(agent._reference[0], spy.rollouts[-1], agent.reader())
+        found, _ = score_policy(agent.models.reference, spy.rollouts[-1], agent.reader())
     assert torch.equal(found.old_logps, expected.old_logps)
 
 

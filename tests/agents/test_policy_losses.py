@@ -9,8 +9,9 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent, mini_batch, passes
-from lightning_agentrl.agents.mini_batch import token_noise
+from lightning_agentrl.agents import KL, PPOAgent, scoring
+from lightning_agentrl.agents import agent as agent_module
+from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import (
     GSPO,
@@ -119,21 +120,21 @@ def test_every_correction_trains(tmp_path, tiny_folder, correction):
 
 def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_folder):
     folder = str(tiny_folder)
-    assert PPOAgent(folder).loss_aggregation == "token-mean"
-    assert PPOAgent(folder, policy_loss=GSPO()).loss_aggregation == "seq-mean-token-mean"
-    assert PPOAgent(folder, policy_loss=GSPO(), loss_aggregation="token-sum").loss_aggregation == "token-sum"
-    with pytest.raises(ValueError, match="loss_norm_tokens goes with"):
-        PPOAgent(folder, loss_aggregation="seq-mean-token-sum-norm")
-    with pytest.raises(ValueError, match="kl_loss must not be negative, got -1"):
-        PPOAgent(folder, kl_loss=-1.0)
+    assert PPOAgent(folder).aggregation == "token-mean"
+    assert PPOAgent(folder, policy_loss=GSPO()).aggregation == "seq-mean-token-mean"
+    assert PPOAgent(folder, policy_loss=GSPO(aggregation="token-sum")).aggregation == "token-sum"
+    with pytest.raises(ValueError, match="norm_tokens goes with"):
+        PPOClip(aggregation="seq-mean-token-sum-norm")
+    with pytest.raises(ValueError, match=r"kl\.loss must not be negative, got -1"):
+        PPOAgent(folder, kl=KL(loss=-1.0))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {"policy_loss": GSPO()},
-        {"policy_loss": ClipCov(0.1, 0.0, 100.0), "loss_aggregation": "seq-mean-token-sum"},
-        {"loss_aggregation": "seq-mean-token-sum-norm", "loss_norm_tokens": 4, "kl_loss": 0.1},
+        {"policy_loss": ClipCov(0.1, 0.0, 100.0, aggregation="seq-mean-token-sum")},
+        {"policy_loss": PPOClip(aggregation="seq-mean-token-sum-norm", norm_tokens=4), "kl_loss": 0.1},
         {"correction": TruncatedWeights("sequence", rejections=[RatioRejection("token", 0.6, 1.6)])},
     ],
     ids=["GSPO", "ClipCov", "norm", "correction"],
@@ -150,7 +151,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, settings)
 
 def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
     with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups of episodes; set data\.init_args\.groups"):
-        train(tmp_path, tiny_folder, loss_aggregation="prompt-mean")
+        train(tmp_path, tiny_folder, policy_loss=PPOClip(aggregation="prompt-mean"))
 
 
 # Picked tokens
@@ -159,8 +160,8 @@ def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
 def counted_passes(monkeypatch):
     """Counts the passes of the policy without gradients."""
     made = []
-    real = passes.score_policy
-    for module in (passes, mini_batch):
+    real = scoring.score_policy
+    for module in (scoring, agent_module):
         monkeypatch.setattr(module, "score_policy", lambda *a: made.append(len(a[1])) or real(*a))
     return made
 
@@ -174,7 +175,7 @@ def test_tokens_are_picked_by_current_log_probs_of_the_whole_mini_batch(tmp_path
             seen.append((logps, old_logps, noise))
             return super().pick(logps, old_logps, advantages, mask, noise, gather)
 
-    spy = train(tmp_path, exact_folder, policy_loss=Watched(0.1), kl_in_reward=0.0, max_tokens_per_micro_batch=300)
+    spy = train(tmp_path, exact_folder, policy_loss=Watched(0.1), kl_reward=0.0, max_tokens_per_micro_batch=300)
     assert made == [16, 8]
     (first, old, _), (second, old_of_second, noise) = seen
     assert torch.equal(first, old)
@@ -208,7 +209,7 @@ def test_noise_belongs_to_a_token_wherever_its_row_lies(tmp_path, tiny_folder):
 
 def test_a_bypass_needs_no_pass_of_the_trainer(tmp_path, exact_folder, monkeypatch):
     made = counted_passes(monkeypatch)
-    settings = {"critic": SeparateCritic(), "kl_in_reward": 0.0}
+    settings = {"critic": SeparateCritic(), "kl_reward": 0.0}
     train(tmp_path, exact_folder, correction=Bypass(), **settings)
     assert made == []
     train(tmp_path, exact_folder, correction=Bypass(), policy_loss=ClipCov(), **settings)
@@ -240,7 +241,7 @@ class RejectAll(OffPolicyCorrection):
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_where_everything_is_rejected_nothing_is_learned_and_nothing_breaks(tmp_path, tiny_folder, aggregation):
-    spy = train(tmp_path, tiny_folder, correction=RejectAll(), loss_aggregation=aggregation)
+    spy = train(tmp_path, tiny_folder, correction=RejectAll(), policy_loss=PPOClip(aggregation=aggregation))
     assert spy.steps[0]["mismatch/rejected"] == 1.0
     assert spy.steps[0]["mismatch/ess"] == 0.0
     for step, gradients in zip(spy.steps, spy.gradients, strict=True):
@@ -266,7 +267,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     clip_cov = "{class_path: ClipCov, init_args: {share: 0.1, cov_low: 0.0, cov_high: 100.0}}"
     settings = [
         *("--model.init_args.policy_loss", clip_cov),
-        *("--model.init_args.loss_aggregation", "seq-mean-token-mean"),
+        *("--model.init_args.policy_loss.init_args.aggregation", "seq-mean-token-mean"),
         *("--model.init_args.correction", "{class_path: TruncatedWeights, init_args: {normalise: true}}"),
     ]
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1, *settings)

@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 
 from lightning_agentrl.agents.scoring import Reader, action_rows
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.update import micro_batch_losses
+from lightning_agentrl.agents.update import Losses, micro_batch_losses
 from lightning_agentrl.losses import aggregate
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.packing import Row
@@ -78,7 +78,8 @@ def test_an_empty_micro_batch_runs_every_layer_and_adds_no_gradient(tmp_path, ti
         def training_step(self, batch, batch_idx):
             empty, packed = batch.rollout.select([]), self.reader().pack([])
             assert action_rows(empty) == []
-            for losses, metrics in micro_batch_losses(self, empty, packed):
+            own = Losses(self.policy_loss, self.value_loss, self.update_metrics)
+            for losses, metrics in micro_batch_losses(self.models, empty, packed, own, self.temperature):
                 for loss in losses:
                     if loss is not None:
                         aggregate(loss, empty.action_mask, torch.ones(0)).backward(retain_graph=True)

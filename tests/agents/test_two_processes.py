@@ -115,7 +115,8 @@ def test_two_processes_that_share_prefixes_have_the_gradient_of_turns_by_themsel
     def gradient(name, processes, tokens, *arguments):
         saving = f"{{dirpath: {tmp_path / name}, filename: last, save_on_train_epoch_end: true}}"
         first_step = ("--trainer.max_epochs", "1", "--data.init_args.mini_batch_turns", "16")
-        settings = ("--model.init_args.kl_in_reward", "0", "--model.init_args.max_tokens_per_micro_batch", str(tokens))
+        budget = "--model.init_args.compute.max_tokens_per_micro_batch"
+        settings = ("--model.init_args.kl.reward", "0", budget, str(tokens))
         callbacks = ("--trainer.callbacks", f"[{{class_path: ModelCheckpoint, init_args: {saving}}}]")
         arguments = (*first_step, *settings, *callbacks, *(ONE_SIGN if family == "demo" else ()), *arguments)
         saved = read(fit(tmp_path / name, folder, "SharedCritic", processes, *arguments, plugins="null"))
@@ -125,7 +126,9 @@ def test_two_processes_that_share_prefixes_have_the_gradient_of_turns_by_themsel
 
     played, apart, shared = gradient("apart", 1, 1)  # one row in each micro-batch
     assert shared == 0
-    also_played, together, shared = gradient("together", 2, 4096, "--model.init_args.gradient_checkpointing", "true")
+    also_played, together, shared = gradient(
+        "together", 2, 4096, "--model.init_args.compute.gradient_checkpointing", "true"
+    )
     assert shared > 0.3
     assert_alike(played, also_played)
     assert apart.norm() > 0

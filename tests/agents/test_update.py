@@ -6,14 +6,14 @@ import lightning as L
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent, passes
+from lightning_agentrl.agents import Needs, PPOAgent, scoring
 from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.rollout import EnvConfig, FullMemory
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import grouped, make_agent, make_data, make_trainer
 
 
 class Spy(L.Callback):
@@ -107,9 +107,9 @@ def test_squared_probabilities_are_summed_only_where_something_needs_them(tmp_pa
     for wanted in (False, True):
         for turns in (8, 16):
             spy = Spy()
-            agent = make_agent(exact_folder, SeparateCritic(), kl_in_reward=0.0, variance_proxy=wanted)
+            agent = make_agent(exact_folder, SeparateCritic(), kl_reward=0.0, variance_proxy=wanted)
             make_trainer(tmp_path, 1, [spy]).fit(agent, make_data(mini_batch_turns=turns))
-            assert agent.needs_sum_pi_squared is wanted
+            assert agent.needs.sum_pi_squared is wanted
             scores = spy.rollouts[0].scores
             assert (scores.sum_pi_squared is not None) is wanted
             assert (scores.old_logps is not None) is (wanted or turns == 8)
@@ -220,9 +220,8 @@ def test_it_says_how_much_was_shared_and_padded(tmp_path, tiny_folder, monkeypat
 
 def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):
     """An iteration of a single optimizer step, with a critic that has its own backbone."""
-    agent = agent_class(
-        str(folder), critic=SeparateCritic(), lr_actor=1e-3, lr_critic=1e-2, **{"kl_in_reward": 0.0, **kwargs}
-    )
+    settings = {"lr_actor": 1e-3, "lr_critic": 1e-2, "kl_reward": 0.0, **kwargs}
+    agent = agent_class(str(folder), critic=SeparateCritic(), **grouped(settings))
     data = make_data(mini_batch_turns=16)
     trainer = make_trainer(tmp_path, 2, [])
     trainer.fit(agent, data)
@@ -231,13 +230,15 @@ def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):
 
 def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_folder, monkeypatch):
     scored = []
-    real = passes.score_policy
-    monkeypatch.setattr(passes, "score_policy", lambda *a: scored.append(1) or real(*a))
+    real = scoring.score_policy
+    monkeypatch.setattr(scoring, "score_policy", lambda *a: scored.append(1) or real(*a))
     left_out, metrics = one_step(tmp_path, exact_folder)
     assert not scored
 
     class Careful(PPOAgent):
-        needs_old_logps = True
+        @property
+        def needs(self):
+            return super().needs | Needs(old_logps=True)
 
     expected, all_metrics = one_step(tmp_path, exact_folder, Careful)
     assert len(scored) == 2
@@ -248,10 +249,10 @@ def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_fo
         assert gap == pytest.approx(expected_gap, abs=1e-9)
     assert float(metrics["mismatch/logp_gap_max"]) > float(metrics["mismatch/logp_gap_mean"]) > 0
 
-    class Shaper(PPOAgent):
+    class Shaper(Careful):
         def shape_rewards(self, rollout):
             return rollout.rewards + 0.1 * rollout.scores.entropy
 
     one_step(tmp_path, exact_folder, Shaper)
-    one_step(tmp_path, exact_folder, kl_in_reward=0.1)
+    one_step(tmp_path, exact_folder, kl_reward=0.1)
     assert len(scored) == 2 + 2 + 2 * 2  # with the reference's

@@ -129,7 +129,7 @@ def test_the_reference_is_neither_saved_nor_optimised(tmp_path, tiny_folder):
     saved = torch.load(path, weights_only=True)["state_dict"]
     assert {name.split(".")[0] for name in saved} == {"actor", "critic"}
     optimised = {id(p) for group in agent.trainer.optimizers[0].param_groups for p in group["params"]}
-    assert not any(id(p) in optimised or p.requires_grad for p in agent._reference[0].parameters())
+    assert not any(id(p) in optimised or p.requires_grad for p in agent.models.reference.parameters())
 
 
 def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(tmp_path, tiny_folder):
@@ -165,7 +165,7 @@ def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_o
 
 def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
     def agent():
-        return make_agent(tiny_folder, SeparateCritic(), kl_in_reward=AdaptiveKL(0.01, target=1e-9, horizon=100))
+        return make_agent(tiny_folder, SeparateCritic(), kl_reward=AdaptiveKL(0.01, target=1e-9, horizon=100))
 
     checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="stop", save_on_train_epoch_end=True)
     first = agent()

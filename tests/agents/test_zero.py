@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from lightning_agentrl.agents.gradients import step_by_group
+from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from tests.agents.processes import fit, metrics, read
@@ -42,7 +42,7 @@ def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_do
         for held in ("actor", "actor", None, None):
             for parameter in parameters.values():
                 parameter.grad = torch.randn(5)
-            norms.append(step_by_group(optimizer, limits, held))
+            norms.append(step_by_group(optimizer, limits, held, allowed=lambda norms: True))
             if held:
                 assert not optimizer.state[parameters["actor"]]
         told.append((parameters, norms))
@@ -52,6 +52,17 @@ def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_do
     assert plain_norms[-1]["actor"] > limits["actor"]  # was clipped
     for name in plain:
         torch.testing.assert_close(plain[name], grouped[name])
+
+
+def test_a_skipped_step_below_zero_moves_and_ages_no_group():
+    limits = {"actor": 0.5, "critic": 100.0}
+    parameters, optimizer = groups(GroupedAdamW)
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(5)
+    assert step_by_group(optimizer, limits, None, allowed=lambda norms: False) == {}
+    assert all(torch.equal(before[name], p) and not optimizer.state[p] for name, p in parameters.items())
+    assert all(p.grad is None for p in parameters.values())  # nothing of it is left for the next step
 
 
 class Trainer:
@@ -80,7 +91,7 @@ def test_stages_that_were_tried_are_taken_and_leave_the_boundary_of_a_step_to_us
         (Trainer(zero={"stage": 3}), False, "trainer.strategy.init_args.stage to one of 1, 2"),
         (Trainer(zero={}), False, "trainer.strategy.init_args.stage"),
         (Trainer("bf16-mixed"), False, "ModelParallelStrategy with bf16-mixed"),
-        (Trainer(gradient_clipping=1.0), False, "model.init_args.max_grad_norm_actor"),
+        (Trainer(gradient_clipping=1.0), False, "model.init_args.optim.max_grad_norm_actor"),
         (Trainer(zero={"stage": 2, "offload_optimizer": {"device": "cpu"}}), False, "offloading"),
         (Trainer(), True, "remove model.init_args.lora"),
     ],

@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.estimators.learn import estimators
-from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents.mini_batch import token_noise
-from lightning_agentrl.agents.selection import corrected, filtered
+from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
+from lightning_agentrl.agents.selection import corrected, filtered, token_noise
 from lightning_agentrl.losses import (
     AggregationMode,
     DropEqualScores,
@@ -27,7 +26,7 @@ from lightning_agentrl.losses import (
 )
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.models.critic import SharedCritic
-from lightning_agentrl.rollout import GroupRollout, MiniBatch, TurnInteraction
+from lightning_agentrl.rollout import GroupRollout, MiniBatch, Prepared, TurnInteraction
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import ByLength, make_data, make_trainer
 from tests.losses.test_conformance import CORRECTIONS, LOSSES, make, named
@@ -58,13 +57,14 @@ def without_times(numbers: Mapping[str, Any]) -> dict[str, float]:
 class Everything(PPOAgent):
     """Prepares a rollout with every estimator, and takes every step with another loss, under weights that stay."""
 
-    needs_sum_pi_squared = True
-    needs_greedy_baseline = True
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.told = Told()
         self.step = ""
+
+    @property
+    def needs(self) -> Needs:
+        return super().needs | Needs(sum_pi_squared=True, greedy_baseline=True)
 
     def tell(self, name: str, rollout: Rollout, *columns_BA: Tensor) -> None:
         places = [(sample.turns[0].env, sample.turns[0].index) for sample in rollout.samples]
@@ -75,35 +75,36 @@ class Everything(PPOAgent):
     def score(self, rollout: Rollout) -> Rollout:
         return rollout if rollout.scores.values is not None else super().score(rollout)
 
-    def prepare(self, rollout: Rollout) -> Rollout:
+    def prepare(self, rollout: Rollout) -> Prepared:
         with self.evaluation_mode():
             rollout = self.score(rollout)
         misread = 0.4 * (token_noise(rollout, 0) - 0.5) * rollout.action_mask  # by the engine
         rollout = rollout.union(rollout_logps=rollout.rollout_logps + misread)
         for correction in CORRECTIONS:
-            changed = corrected(rollout, correction, self.reduce_sum)
+            changed = corrected(rollout, correction, self.ranks.sum)
             weights = torch.ones_like(misread) if changed.weights is None else changed.weights
             self.tell(f"correction {named(correction)}", rollout, weights, changed.trained_mask)
         for name, group_filter in FILTERS.items():
-            kept, numbers = filtered(rollout, group_filter, self.gather)
+            kept, numbers = filtered(rollout, group_filter, self.ranks.gather)
             self.tell(f"filter {name}", kept, kept.rewards)
             self.told.numbers[f"filter {name}"] = over_ranks(numbers, self.device)
         for name, cls in ESTIMATORS.items():
             self.advantage = cls()
             for self.correction in (None, REJECTING):
-                prepared = super().prepare(rollout)
+                whole = super().prepare(rollout)
+                prepared = whole.rollout
                 assert prepared.advantages is not None
                 assert prepared.returns is not None
                 label = f"estimator {name}{'' if self.correction is None else ', rejecting'}"
                 self.tell(label, prepared, prepared.advantages, prepared.returns)
-                self.told.numbers[label] = without_times(self.iteration_metrics)
-        return rollout.union(advantages=prepared.advantages, returns=prepared.returns)
+                self.told.numbers[label] = without_times(whole.metrics)
+        return Prepared(rollout.union(advantages=prepared.advantages, returns=prepared.returns), {})
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
         """Advantages of both signs, an old policy that is another one, rejected tokens and weights."""
         self.step = list(STEPS)[batch_idx]
-        self.loss, self.loss_aggregation = STEPS[self.step]
-        self.loss_norm_tokens = 16 if self.loss_aggregation == "seq-mean-token-sum-norm" else None
+        self.loss, self.aggregation = STEPS[self.step]
+        self.norm_tokens = 16 if self.aggregation == "seq-mean-token-sum-norm" else None
         rollout, mask = batch.rollout, batch.rollout.action_mask
         first, second, third = (token_noise(rollout, seed) for seed in (1, 2, 3))
         assert rollout.scores.old_logps is not None
@@ -130,12 +131,9 @@ def fit(path: Path, model: str, devices: int) -> Told:
     agent = Everything(
         model,
         critic=SharedCritic(),
-        kl_in_reward=0.0,
+        kl=KL(reward=0.0),
         variance_proxy=True,
-        lr_actor=0.0,
-        lr_critic=0.0,
-        max_grad_norm_actor=1e9,
-        max_grad_norm_critic=1e9,
+        optim=Optim(lr_actor=0.0, lr_critic=0.0, max_grad_norm_actor=1e9, max_grad_norm_critic=1e9),
     )
     agent.configure_model()
     agent.critic.head.linear.weight.data.normal_()

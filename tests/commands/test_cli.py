@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_agentrl.agents import actor_critic
+from lightning_agentrl.agents import models
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.errors import explain
 
@@ -143,12 +143,12 @@ WRONG = {
     "no class_path": ("model", {"model": "demo"}, ["model needs a class_path", "PPOAgent"]),
     "no class": ("data.init_args.memory", 3, ["data.init_args.memory needs a class_path", "WindowMemory"]),
     "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs must be a whole number, got 'many'"]),
-    "float": ("model.init_args.lr_actor", "fast", ["model.init_args.lr_actor must be a number, got 'fast'"]),
+    "float": ("model.init_args.optim.lr_actor", "fast", ["optim.lr_actor must be a number, got 'fast'"]),
     "bool": ("data.init_args.prompt", {"think": "maybe"}, ["prompt.think must be true or false, got 'maybe'"]),
     "list for an int": ("data.init_args.turns_per_env", [1, 2], ["must be a whole number, got '[1, 2]'"]),
     "float for an int": ("data.init_args.num_envs", 4.5, ["must be a whole number, got '4.5'"]),
-    "choice": ("model.init_args.kl_kind", "k9", ["model.init_args.kl_kind must be one of", "'k3'", "'k9'"]),
-    "misspelt choice": ("model.init_args.kl_kind", "K3", ["'k1'", "got 'K3'", "did you mean k3?"]),
+    "choice": ("model.init_args.kl.reward_kind", "k9", ["kl.reward_kind must be one of", "'k3'", "'k9'"]),
+    "misspelt choice": ("model.init_args.kl.reward_kind", "K3", ["'k1'", "got 'K3'", "did you mean k3?"]),
     "type in a dataclass": (
         "data.init_args.validation.episodes",
         "all",
@@ -202,7 +202,7 @@ WRONG = {
     "clipping": (
         "trainer.gradient_clip_val",
         1.0,
-        ["trainer.gradient_clip_val", "init_args.max_grad_norm_actor"],
+        ["trainer.gradient_clip_val", "init_args.optim.max_grad_norm_actor"],
     ),
     "accumulation": (
         "trainer.accumulate_grad_batches",
@@ -212,7 +212,7 @@ WRONG = {
     "limited iterations": ("trainer.limit_train_batches", 1, ["trainer.limit_train_batches", "mini_batch_turns"]),
     "last iteration cut": ("trainer.max_steps", 3, ["trainer.max_steps 3", "an iteration of 2 optimizer steps"]),
     "precision": ("trainer.precision", "fp16", ["trainer.precision must be one of '32-true', '64-true', 'bf16-mixed'"]),
-    "kernels without a GPU": ("model.init_args.kernels", "liger", ["Liger kernels need a GPU", "'compiled'"]),
+    "kernels without a GPU": ("model.init_args.compute.kernels", "liger", ["Liger kernels need a GPU", "'compiled'"]),
     "logger class": ("trainer.logger", {"class_path": "TensorBordLogger"}, ["did you mean TensorBoardLogger?"]),
     "logger package": (
         "trainer.logger",
@@ -267,12 +267,12 @@ UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "scores from 0": (
         "MaxRL",
         GROUPS | {"groups": {"size": 2, "per_rollout": 4}},
-        ["MaxRL needs scores of at least 0; set model.init_args.kl_in_reward and data.init_args.interaction.init_args"],
+        ["MaxRL needs scores of at least 0; set model.init_args.kl.reward and data.init_args.interaction.init_args"],
     ),
     "groups of a mean": (
         "GAE",
-        {"model.init_args.loss_aggregation": "prompt-mean"},
-        ["prompt-mean is a mean over groups", "data.init_args.groups", "model.init_args.loss_aggregation"],
+        {"model.init_args.policy_loss.init_args.aggregation": "prompt-mean"},
+        ["prompt-mean is a mean over groups", "data.init_args.groups", "policy_loss.init_args.aggregation"],
     ),
     "groups of a filter": (
         "GAE",
@@ -286,7 +286,7 @@ UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded(
     need: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_critic, "load_causal_lm", None)
+    monkeypatch.setattr(models, "load_causal_lm", None)
     advantage, changes, parts = UNMET[need]
     given = changed(config, "model.init_args.advantage", {"class_path": advantage})
     for key, value in changes.items():
@@ -306,7 +306,7 @@ def test_an_agent_that_gives_an_estimator_no_values_is_told(
         "from lightning_agentrl.agents import Agent\n\n\n"
         "class Bare(Agent):\n"
         "    def __init__(self, model: str):\n"
-        "        super().__init__(model, critic=None, advantage=GAE(), needs_reference=False)\n\n"
+        "        super().__init__(model, advantage=GAE())\n\n"
         "    def policy_loss(self, batch, scores):\n"
         "        return -batch.advantages * scores.logps\n\n"
         "    def value_loss(self, batch, values):\n"
@@ -394,7 +394,7 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
     for files in (["wrong.yaml", "right.yaml"], ["right.yaml", "wrong.yaml"]):
         told = sentence(agentrl("--config", files[0], "--config", files[1]))
         assert "(key model.init_args.lr_actr; wrong.yaml, line 4)" in told
-    (tmp_path / "wrong.yaml").write_text("model:\n  init_args:\n    lr_actor: 1\n")
+    (tmp_path / "wrong.yaml").write_text("model:\n  init_args:\n    optim: {lr_actor: 1}\n")
     assert "model needs a class_path (and init_args for its arguments) (wrong.yaml, line 1)" in sentence(
         agentrl("--config", "wrong.yaml", "--config", "right.yaml")
     )
@@ -405,7 +405,7 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
 def test_numbers_that_yaml_reads_as_text_are_numbers(
     number: str, config: Config, tmp_path: Path, agentrl: Command
 ) -> None:
-    (tmp_path / "more.yaml").write_text(f"model: {{init_args: {{lr_actor: {number}}}}}\n")
+    (tmp_path / "more.yaml").write_text(f"model: {{init_args: {{optim: {{lr_actor: {number}}}}}}}\n")
     assert agentrl("--config", "more.yaml", config=config)[0] == 0
 
 

@@ -11,7 +11,7 @@ import gymnasium
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent, actor_critic
+from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
 from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
@@ -33,9 +33,9 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
         ),
-        (PPOAgent, "score", "fit", ["in stage score", "model.init_args.max_tokens_per_micro_batch"]),
+        (PPOAgent, "score", "fit", ["in stage score", "model.init_args.compute.max_tokens_per_micro_batch"]),
         (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
-        (actor_critic, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
+        (models, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
     ],
 )
 def test_running_out_of_memory_says_in_which_stage(

@@ -77,7 +77,7 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
         make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
     plan = memory_plan(agent, data, data.first_prompts(), program_bytes=7)
     trained = sum(p.numel() * p.element_size() for p in agent.parameters())
-    reference = sum(p.numel() * p.element_size() for p in agent.references[0].parameters())
+    reference = sum(p.numel() * p.element_size() for p in agent.models.reference.parameters())
     assert plan.program == 7
     assert plan.weights == trained + reference
     assert plan.gradients == trained
@@ -85,7 +85,7 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
     assert plan.peak == 7 + plan.weights + 3 * trained + plan.activations
     rows = example_rows(data.first_prompts(), 8, data)
     assert len({row.ids for row in rows}) == 8
-    assert plan_micro_batches(rows, agent.max_tokens_per_micro_batch)
+    assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
     data.teardown("fit")
 
 

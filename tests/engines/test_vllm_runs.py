@@ -28,7 +28,7 @@ pytestmark = [
 def given(vllm_config: Config) -> Config:
     given = changed(vllm_config, "seed_everything", 3)
     given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
-    given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
+    given["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
     return given
 
 

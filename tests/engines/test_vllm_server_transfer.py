@@ -260,7 +260,7 @@ def training(given: Config, tmp_path: Path) -> Config:
     given["seed_everything"] = 3
     given["trainer"] |= {"max_epochs": 2, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
     given["trainer"]["default_root_dir"] = str(tmp_path / "run")
-    given["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
+    given["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
     return given
 
 

@@ -44,7 +44,7 @@ def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, mon
 
     longer: Any = changed(given, "trainer.max_epochs", 3)
     longer["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
-    longer["model"]["init_args"] |= {"lr_actor": 1e-3, "lr_critic": 1e-2}
+    longer["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
     fit(longer, tmp_path, monkeypatch)
     (path,) = tmp_path.rglob("metrics.csv")
     names, *rows = (line.split(",") for line in path.read_text().splitlines())

@@ -20,8 +20,8 @@ from tests.guides import write_files
 
 WORDS = ("Player", ",", "stones", ":", "0", "1", "2", "3", "4", "5", "6", "7")
 SMALL = {
-    "model.init_args.lr_actor": 5e-3,
-    "model.init_args.kl_in_reward": 0,
+    "model.init_args.optim.lr_actor": 5e-3,
+    "model.init_args.kl.reward": 0,
     "data.init_args.groups.per_rollout": 4,
     "data.init_args.interaction.init_args.max_reply_tokens": 1,
     "data.init_args.prompt": {"think": False, "instruction": "", "system": "", "max_prompt_tokens": 64},

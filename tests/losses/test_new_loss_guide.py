@@ -39,7 +39,7 @@ def test_it_trains_averaged_as_it_prefers_and_logs_its_metric(tmp_path, tiny_fol
     agent = make_agent(tiny_folder, policy_loss=loss_class())
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(agent, make_data())
-    assert agent.loss_aggregation == "seq-mean-token-mean"
+    assert agent.aggregation == "seq-mean-token-mean"
     assert 0 < trainer.logged_metrics["policy/weight"] < 1
 
 

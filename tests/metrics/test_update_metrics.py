@@ -130,7 +130,7 @@ def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         exact_folder,
         critic(),
         policy_loss=PPOClip(CLIP_LOW, CLIP_HIGH, DUAL_CLIP),
-        kl_in_reward=AdaptiveKL(KL_START, KL_TARGET, KL_HORIZON, KL_CLIP),
+        kl_reward=AdaptiveKL(KL_START, KL_TARGET, KL_HORIZON, KL_CLIP),
         entropy_bonus=ENTROPY_BONUS,
         value_clip=VALUE_CLIP,
         first_token_weight=FIRST_TOKEN_WEIGHT,

@@ -1,0 +1,123 @@
+"""Actor, critic and reference: how they are built, and which of them read rows as a prefix tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.kernels import Kernels, use_kernels
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.lora import LoRA, round_linear_layers
+from lightning_agentrl.models.sharding import release, shard
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Memory against time; none of it changes what is learned.
+
+    Args:
+        max_tokens_per_micro_batch: token budget of one forward and backward pass; affects memory and speed, not the
+            gradient. Scoring takes four times as many, since it keeps no activations.
+        gradient_checkpointing: recompute activations in the backward pass.
+        recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
+            keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
+    """
+
+    max_tokens_per_micro_batch: int = 16384
+    gradient_checkpointing: bool = False
+    recompute_logits: bool = True
+    kernels: Kernels = "torch"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens_per_micro_batch < 1:
+            raise ValueError(
+                f"compute.max_tokens_per_micro_batch must be at least 1, got {self.max_tokens_per_micro_batch}"
+            )
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of an agent."""
+
+    actor: LanguageModel
+    critic: Critic | None
+    reference: LanguageModel | None  # frozen; not registered in the agent, so neither optimised nor saved
+
+    @property
+    def shared_critic(self) -> Critic | None:
+        """The critic, where it reads the hidden states of the actor."""
+        return self.critic if self.critic is not None and self.critic.shares_trunk else None
+
+    @property
+    def share_prefixes(self) -> bool:
+        """Whether actor and critic read several rows as one prefix tree."""
+        return self.actor.shares_prefixes and (self.critic is None or self.critic.shares_prefixes)
+
+    def release(self) -> None:
+        """Drop gathered weights of sharded models, so that parameters are this rank's shares again."""
+        for model in (self.actor, self.critic, self.reference):
+            if model is not None:
+                release(model)
+
+
+def build_models(
+    model: str,
+    critic: Critic | None,
+    with_reference: bool,
+    lora: LoRA | None,
+    compute: Compute,
+    precision: str | None = None,
+    mesh: DeviceMesh | None = None,
+) -> Models:
+    """Read or make all weights, one model after the other; each is sharded before the next is read.
+
+    Args:
+        model: hub id or folder.
+        critic: gets its weights here; None: there is none.
+        with_reference: keep a frozen copy of the initial policy; with LoRA, the base below the adapters.
+        lora: adapters on one frozen base that all three share; None: all weights are trained.
+        compute: how activations and layers are computed.
+        precision: of the trainer; None outside of one.
+        mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
+    """
+    base = None if lora is None else load_causal_lm(model)
+
+    def backbone(name: str, other: str | None = None) -> PreTrainedModel:
+        lm = load_causal_lm(other or model) if lora is None or base is None or other else lora.adapt(base, name)
+        use_kernels(lm, compute.kernels)
+        if compute.gradient_checkpointing:
+            lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return lm.train()
+
+    def share_out(module: nn.Module) -> None:
+        if mesh is not None:
+            shard(module, mesh, torch.bfloat16 if precision == "bf16-mixed" else None)
+
+    actor = LanguageModel(backbone("actor"), compute.recompute_logits)
+    share_out(actor)
+    if critic is not None:
+        critic.build(actor.hidden_size, lambda other: backbone("critic", other))
+        share_out(critic)
+    reference = None
+    if with_reference:
+        reference = LanguageModel(load_causal_lm(model) if base is None else base).requires_grad_(False).eval()
+        share_out(reference)
+    if base is not None and precision == "bf16-mixed":
+        round_linear_layers(base, torch.bfloat16)
+    models = Models(actor, critic, reference)
+    if not models.share_prefixes:
+        why = why_unshared(actor.lm.config)
+        who = f"'{model}' ({why})" if why else "the critic"
+        rank_zero_warn(
+            f"{who} cannot read several rows as one, so the beginnings that prompts have in common are computed "
+            "for each turn anew"
+        )
+    return models

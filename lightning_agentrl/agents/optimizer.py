@@ -1,0 +1,157 @@
+"""The optimizer of actor and critic: its groups, gradients over ranks, and the step that a guard may skip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped, step_zero
+
+
+@dataclass(frozen=True)
+class Optim:
+    """AdamW on two parameter groups, each with its own learning rate and clip.
+
+    Args:
+        lr_actor: learning rate of the actor.
+        lr_critic: learning rate of the critic.
+        weight_decay: of both groups.
+        max_grad_norm_actor: clip of the norm of the actor's gradient.
+        max_grad_norm_critic: clip of the norm of the critic's gradient.
+    """
+
+    lr_actor: float = 1e-6
+    lr_critic: float = 1e-5
+    weight_decay: float = 0.01
+    max_grad_norm_actor: float = 1.0
+    max_grad_norm_critic: float = 1.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Learning rates by group."""
+        return {"actor": self.lr_actor, "critic": self.lr_critic}
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Clips of the gradient norm by group."""
+        return {"actor": self.max_grad_norm_actor, "critic": self.max_grad_norm_critic}
+
+
+def make_optimizer(
+    models: Models, masters: MasterWeights, optim: Optim, zero: bool, sharded: bool
+) -> torch.optim.AdamW:
+    """Make AdamW with a group ``actor`` and, where there is a critic, a group ``critic``.
+
+    Args:
+        models: whose weights are trained.
+        masters: float32 copies that stand for weights of 16 bits.
+        optim: rates.
+        zero: whether DeepSpeed wraps it.
+        sharded: under FSDP2, where a distributed checkpoint takes no state that is missing.
+    """
+    named: list[tuple[str, nn.Module | None]] = [("actor", models.actor), ("critic", models.critic)]
+    groups: list[dict[str, Any]] = [
+        {"name": name, "params": masters.of(_trainable(model)), "lr": optim.rates[name]}
+        for name, model in named
+        if model is not None
+    ]
+    kind = GroupedAdamW if zero else torch.optim.AdamW
+    optimizer = kind(groups, weight_decay=optim.weight_decay, fused=True)
+    masters.attach(optimizer)
+    if sharded:
+        _start_adam(optimizer)
+    return optimizer
+
+
+def without_sync(model: nn.Module) -> AbstractContextManager:
+    """Inside, backward passes under DDP add to the gradients of this rank only; elsewhere they share them out."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def sync_gradients(
+    model: nn.Module, optimizer: Any, masters: MasterWeights, world_size: int, backward: Callable[[Tensor], None]
+) -> None:
+    """Average the gradients of a step over ranks under DDP; elsewhere there is nothing left to do.
+
+    One more backward pass of a zero loss that touches every parameter does it: whatever the micro-batches of this rank
+    left out (a frozen actor, no rows at all), all ranks take part. Gradients that are added up in masters of the
+    weights are out of its reach and averaged here.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    if not masters:
+        zero = torch.zeros((), device=next(model.parameters()).device)
+        backward(sum((0.0 * p.sum() for p in model.parameters() if p.requires_grad), zero))
+        return
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= world_size
+
+
+def step_by_group(
+    optimizer: Any, limits: dict[str, float], held: str | None, allowed: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
+    """Clip each parameter group by its own norm, ask, then step all groups or none.
+
+    Under ZeRO the optimizer that it wraps clips and skips, and norms are not known before the step.
+
+    Args:
+        optimizer: with the gradients of a whole mini-batch.
+        limits: clips by group.
+        held: a group that does not move, and whose Adam state does not age, as a gradient of zero would make it.
+        allowed: is given the norms before clipping, and says whether to step; equal on all ranks.
+
+    Returns:
+        Norms before clipping of the groups that have a gradient.
+    """
+    if is_grouped(optimizer):
+        held_groups = [held] if held else []
+        return step_zero(optimizer, limits, held_groups if allowed({}) else list(limits))
+    if held is not None:
+        drop_gradients(optimizer, held)
+    norms = {name: float(norm) for name, norm in clip_by_group(optimizer, limits).items()}
+    if allowed(norms):
+        optimizer.step()
+    return norms
+
+
+def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]:
+    """Clip each parameter group by its own norm, so that one cannot shrink the other; the norms before clipping."""
+    norms = {}
+    for group in optimizer.param_groups:
+        parameters = [p for p in group["params"] if p.grad is not None]
+        if parameters:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limits[group["name"]])
+            norms[group["name"]] = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norms
+
+
+def drop_gradients(optimizer: Any, name: str) -> None:
+    """As if the parameters of a group had not been used; the group's own list, which sharded modules may hide."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["name"] == name else ():
+            parameter.grad = None
+
+
+def _start_adam(optimizer: torch.optim.AdamW) -> None:
+    """Give Adam the state that it makes at a first step; later steps are the same as without it."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
