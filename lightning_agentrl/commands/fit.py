@@ -153,7 +153,7 @@ class AgentCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         try:
             agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
-            data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
+            data.sizes.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
                 check_groups(agent.advantage, data.groups, agent.group_filter, agent.loss_aggregation)
@@ -237,12 +237,12 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    for source in data.mix.sources:
+    for source in data.pool.sources:
         source.make().close()
     renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
     context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
     with ThreadPoolExecutor(1) as executor:
-        for source in data.mix.sources:
+        for source in data.pool.sources:
             session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
             try:
                 check_prompt(session, data.interaction, int(context_length))

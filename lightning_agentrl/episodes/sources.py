@@ -1,11 +1,9 @@
-"""Several environments in one rollout, by their shares."""
+"""What episodes are made of: an environment, or a set of tasks."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol
 
 import gymnasium
@@ -13,8 +11,6 @@ import torch
 
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.errors import ConfigError, environment_problem
-
-GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
 
 class Source(Protocol):
@@ -80,32 +76,6 @@ class EnvConfig:
             return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
             raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
-
-
-class EnvMix:
-    """Which source an environment is of, by its number; the same on any number of ranks.
-
-    Args:
-        sources: at least one.
-    """
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = sources
-        total = sum(source.share for source in sources)
-        self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
-
-    def kind(self, number: int) -> int:
-        """Place of the source in the list. Any stretch of numbers has nearly its share of every source."""
-        return bisect_right(self._bounds, number * GOLDEN % 1.0)
-
-    def source(self, number: int) -> Source:
-        return self.sources[self.kind(number)]
-
-    @property
-    def label(self) -> str:
-        if len(self.sources) == 1:
-            return self.sources[0].label
-        return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
 
 
 def all_sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:

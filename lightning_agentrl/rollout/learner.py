@@ -1,4 +1,4 @@
-"""What the data module asks of an agent."""
+"""Where agent and data module meet: what the data module and its stream ask of the agent."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.rollout.stream import Learner
+from lightning_agentrl.types import Rollout
 
 
-class RolloutLearner(Learner, Protocol):
-    """An agent that a data module is connected to."""
+class Learner(Protocol):
+    """An agent, as a data module sees it. What the agent asks of the data module is its class."""
 
     clock: StageClock
     tokenizer: PreTrainedTokenizerBase
-    temperature: float
+    temperature: float  # of sampling
+    explained_variance: float | None  # of the returns by the values of the last prepared rollout, over all ranks
 
     @property
-    def needs_greedy_baseline(self) -> bool: ...
+    def needs_greedy_baseline(self) -> bool:
+        """Whether each group needs one more episode, played without randomness."""
 
     @property
-    def policy_version(self) -> int: ...
+    def policy_version(self) -> int:
+        """Optimizer steps behind the current weights."""
 
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle: ...
+    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
+        """Return what an engine needs of the policy."""
+
+    def prepare(self, rollout: Rollout) -> Rollout:
+        """Score a rollout and estimate its advantages and returns."""

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
-
-
-class Learner(Protocol):
-    """What the stream asks of the agent."""
-
-    explained_variance: float | None  # of the returns by the values of the last prepared rollout, over all ranks
-
-    def prepare(self, rollout: Rollout) -> Rollout:
-        """Score a rollout and estimate its advantages and returns."""
 
 
 class MiniBatch:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.seeds import held_out_seeds
-from lightning_agentrl.episodes.sources import EnvMix
 from lightning_agentrl.episodes.tasks import OneTurn, Task, read_tasks
 from lightning_agentrl.rollout import (
     EnvConfig,
@@ -190,8 +190,8 @@ def test_a_wrong_environment_among_several_is_told_by_its_place() -> None:
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 1.0], [3.0, 1.0], [0.5, 0.25, 0.125]])
 def test_any_stretch_of_numbers_has_its_share_of_every_source(shares: list[float]) -> None:
-    mix = EnvMix([EnvConfig("some", share=share) for share in shares])
-    kinds = torch.tensor([mix.kind(number) for number in range(600)])
+    pool = EnvPool([EnvConfig("some", share=share) for share in shares])
+    kinds = torch.tensor([pool.kind(number) for number in range(600)])
     for step in (1, 2, 4):  # ranks take every so many-th number
         own = kinds[1::step]
         for kind, share in enumerate(shares):

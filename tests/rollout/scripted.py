@@ -24,8 +24,9 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import Rollout, Turn
 
 
@@ -132,14 +133,14 @@ class Workplace:
         return Session(index, env, episode_seed, self.renderer, self.memory, self.executor)
 
     @property
-    def collector(self) -> Collector:
-        return Collector(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
+    def player(self) -> Player:
+        return Player(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
 
     def collect(self, turns: int) -> Rollout:
-        return self.loop.run(self.collector.fixed_turns(self.sessions, turns))
+        return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
 
     def episode(self, session: Session) -> list[Turn]:
-        return self.loop.run(self.collector.episode(session))
+        return self.loop.run(self.player.episode(session))
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
