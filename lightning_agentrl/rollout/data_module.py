@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -49,13 +49,12 @@ class RolloutDataModule(L.LightningDataModule):
     With ``max_staleness`` it collects the next rollout while the current one is trained on.
 
     Args:
-        env: the environment, as gymnasium.make takes it. May be left out where there are tasks.
+        env: the environment, as gymnasium.make takes it; the short form of ``envs`` for one environment alone.
         num_envs: environments that play at a time, over all ranks.
         turns_per_env: turns of each environment per iteration; not with ``groups``.
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
             ``groups``.
-        other_envs: further environments that are played beside ``env``, each by its share.
-        tasks: one-turn tasks without an environment, played beside the environments or alone.
+        envs: all that is played, each by its share: environments, and sets of one-turn tasks. Not beside ``env``.
         groups: collect whole groups of episodes, as estimators that compare episodes need them; None: a fixed number of
             turns.
         update_epochs: passes over each rollout.
@@ -71,14 +70,18 @@ class RolloutDataModule(L.LightningDataModule):
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
+    old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
+        "other_envs": "list them behind that of data.init_args.env, as envs: [{id: ...}, {id: ...}], and remove env",
+        "tasks": "make them an item of the list data.init_args.envs, as envs: [{id: ...}, {path: ...}]",
+    }
+
     def __init__(
         self,
         env: EnvConfig | None = None,
         num_envs: int = 32,
         turns_per_env: int = TURNS_PER_ENV,
         mini_batch_turns: int = MINI_BATCH_TURNS,
-        other_envs: list[EnvConfig] | None = None,
-        tasks: TaskSet | None = None,
+        envs: list[TaskSet | EnvConfig] | None = None,
         groups: GroupRollout | None = None,
         update_epochs: int = 1,
         memory: Memory | None = None,
@@ -91,7 +94,7 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.pool = EnvPool(all_sources(env, other_envs or [], tasks))
+        self.pool = EnvPool(all_sources(env, envs))
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = memory or WindowMemory()
         self.sizes.check_memory(self.memory)

@@ -50,8 +50,8 @@ class RolloutState:
         """
         if (self.sessions or self.collected) and self.origin != origin:
             raise ValueError(
-                f"the checkpoint's environments are {self.origin}; this run has {origin}, so their "
-                "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
+                f"the checkpoint's environments are {self.origin}; this run has {origin}, so their episodes "
+                "cannot go on: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
             )
 
 
