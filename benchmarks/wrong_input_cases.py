@@ -167,6 +167,25 @@ CASES: tuple[Case, ...] = (
         says=[_LINE, "did you mean colour?"],
     ),
     Case("environment argument out of range", {_ENV + ".kwargs": {"arms": 9}}, says=[_LINE, "2 to 3 arms, not 9"]),
+    Case(
+        "a key of an earlier version",
+        {"data.init_args.other_envs": [{"id": "agentrl_envs:Bandit-v0"}]},
+        says=["no key 'other_envs' any more", _LINE, "envs: ["],
+    ),
+    Case(
+        "`env` and `envs`", {"data.init_args.envs": [{"id": "agentrl_envs:Bandit-v0"}]}, says=["one of the two", _LINE]
+    ),
+    Case(
+        "a wrong key in a list of sources",
+        {_ENV: None, "data.init_args.envs": [{"id": "agentrl_envs:Bandit-v0"}, {"path": "x", "shr": 1}]},
+        says=["data.init_args.envs[1].shr", _LINE, "did you mean share?"],
+    ),
+    Case(
+        "an option for one of several sources",
+        {_ENV: None, "data.init_args.envs": [{"id": "agentrl_envs:Bandit-v0"}, {"id": "agentrl_envs:Bandit-v0"}]},
+        arguments=["--data.init_args.envs.share=2"],
+        says=["would change one of several sources"],
+    ),
     # Values
     Case("text for an int", {"data.init_args.num_envs": "many"}, says=[_LINE, "a whole number, got 'many'"]),
     Case(

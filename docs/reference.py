@@ -114,9 +114,10 @@ def parts() -> tuple[Part, ...]:
         found[part.key] = part
         for cls in part.classes:
             for argument in arguments(cls):
-                for base in own_types(argument.annotation):
+                if bases := own_types(argument.annotation):
                     key = f"{part.key}.{argument.name}" if part.plain else f"{part.key}.init_args.{argument.name}"
-                    walk(Part(key, base, concrete(base), cls, holds_list(argument.annotation)))
+                    classes = tuple(found for base in bases for found in concrete(base))
+                    walk(Part(key, bases[0], classes, cls, holds_list(argument.annotation)))
 
     for root in roots():
         walk(root)
@@ -197,7 +198,8 @@ def _section(part: Part) -> str:
 
 def _where(part: Part) -> str:
     if part.plain:
-        return f"At `{part.key}`, its keys directly below it."
+        each = " of each item" if part.many else ""
+        return f"At `{part.key}`, the keys{each} directly below it."
     base = "" if part.classes == (part.base,) else f" {_about(part.base).split(BLANK)[0]}"
     return f"At `{part.key}`, a `class_path` with `init_args`.{base}"
 
@@ -259,7 +261,10 @@ def _example(part: Part, cls: type) -> str:
     indent, many = "  " * len(way), part.many
     if dataclasses.is_dataclass(part.owner):  # what has to stand beside it
         beside = [argument for argument in arguments(part.owner) if argument.required and argument.name != last]
-        lines += [f"{indent}{argument.name}: {_yaml(SAMPLES.get(argument.annotation, '...'))}" for argument in beside]
+        inside = [f"{indent}{argument.name}: {_yaml(SAMPLES.get(argument.annotation, '...'))}" for argument in beside]
+        if any(other.many and other.key == ".".join(way) for other in parts()):  # of an item of a list
+            inside[0], indent = f"{indent}- {inside[0].lstrip()}", f"{indent}  "
+        lines += inside
     short = f"{indent}  - {_yaml(value)}" if many else f"{indent}{last}: {_yaml(value)}"
     if len(short) <= EXAMPLE_WIDTH:
         return "\n".join([*lines, f"{indent}{last}:", short] if many else [*lines, short]) + "\n"
@@ -287,7 +292,8 @@ def _shipped(part: Part, cls: type) -> Iterator[dict[str, Any]]:
         for name in part.key.split("."):
             value = value.get(name, {}) if isinstance(value, dict) else {}
         for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, dict) and item and (part.plain or item.get("class_path") == cls.__name__):
+            names = {argument.name for argument in arguments(cls)}
+            if isinstance(item, dict) and item and (item.get("class_path") == cls.__name__ or names.issuperset(item)):
                 yield item
 
 

@@ -17,8 +17,9 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
 from lightning_agentrl.rollout import WindowMemory as Window
-from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import Rollout
 
 MODEL = "demo"
@@ -79,10 +80,10 @@ class Setting:
 
     def collect(self, turns: int, interaction: Interaction | None = None) -> Measured:
         interaction = interaction or TurnInteraction(self.reply, RawParser())
-        collector = Collector(interaction, self.engine, grows=False, temperature=1.0, seed=0)
+        player = Player(interaction, self.engine, grows=False, temperature=1.0, seed=0)
         started = time.perf_counter()
         with self.engine.collecting():
-            rollout = self.loop.run(collector.fixed_turns(self.sessions, turns))
+            rollout = self.loop.run(FixedTurns(self.sessions, turns).collect(player))
         return Measured(rollout, time.perf_counter() - started)
 
 

@@ -175,7 +175,7 @@ class StageProgress(ProgressBar):
 
 
 def _unit(agent: Agent, stage: str) -> str:
-    return agent.datamodule.unit if stage == "collect" else UNITS[stage]
+    return agent.datamodule.sizes.unit if stage == "collect" else UNITS[stage]
 
 
 def total_epochs(trainer: L.Trainer) -> int | None:

@@ -87,10 +87,10 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             },
         },
         "rollout": {
-            "env": data.mix.label,
-            "num_envs": data.num_envs,
+            "env": data.pool.label,
+            "num_envs": data.sizes.num_envs,
             **_sizes(data),
-            "update_epochs": data.update_epochs,
+            "update_epochs": data.sizes.update_epochs,
             "seed": data.seed,
         },
     }
@@ -99,7 +99,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
 def _sizes(data: RolloutDataModule) -> dict[str, Any]:
     if data.groups is not None:
         return {"groups": asdict(data.groups)}
-    return {"turns_per_env": data.turns_per_env, "mini_batch_turns": data.mini_batch_turns}
+    return {"turns_per_env": data.sizes.turns_per_env, "mini_batch_turns": data.sizes.mini_batch_turns}
 
 
 def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -30,6 +31,7 @@ from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.checks import check_prompt
+from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import (
     OWN_PACKAGES,
     ConfigError,
@@ -40,6 +42,9 @@ from lightning_agentrl.errors import (
     from_package,
     one_line,
 )
+from lightning_agentrl.errors.arguments import options
+from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.errors.sources import Sources
 from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
 from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
 
@@ -88,8 +93,10 @@ class AgentCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Look at the config files first, since the parser does not say which of them is wrong."""
-        for path in _config_files(args if isinstance(args, list) else sys.argv[1:]):
+        given = args if isinstance(args, list) else sys.argv[1:]
+        for path in _config_files(given):
             check_yaml(path)
+        _refuse_override_of_one(given)
         super().parse_arguments(parser, args)
         parsed = cast(Any, self.config)
         if parsed.get(f"{parsed.get('subcommand')}.quiet"):
@@ -153,7 +160,7 @@ class AgentCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         try:
             agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
-            data.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
+            data.sizes.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
             if self.subcommand == "fit":
                 check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
                 check_groups(agent.advantage, data.groups, agent.group_filter, agent.aggregation)
@@ -237,12 +244,12 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    for source in data.mix.sources:
+    for source in data.pool.sources:
         source.make().close()
     renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
     context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
     with ThreadPoolExecutor(1) as executor:
-        for source in data.mix.sources:
+        for source in data.pool.sources:
             session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
             try:
                 check_prompt(session, data.interaction, int(context_length))
@@ -295,6 +302,21 @@ def _refuse_no_end(trainer: Any) -> None:
                 fix="it is the number of iterations, those of a critic warm-up included",
             )
         )
+
+
+def _refuse_override_of_one(args: Sequence[str]) -> None:
+    """An option for one of several sources does not say for which, and the parser would take the last."""
+    for name, _ in options(args):
+        key = ".".join(part for part in name.split(".") if part != "init_args")
+        if re.match(r"data\.envs[.\[]", key):
+            what = f"--{name} would change one of several sources and does not say which"
+            fix = f"change the list in the config, or give a whole one with --{ENVS}"
+        elif key.startswith("data.env.") and (there := Sources(args).find(Problem("", key=ENVS))):
+            what = f"--{name} is about one environment, and the config has a list of sources at {ENVS}"
+            fix = f"change the list ({there.where})"
+        else:
+            continue
+        raise ConfigError(Problem(what, place=Place(COMMAND_LINE, f"--{name}"), fix=fix))
 
 
 def _config_files(args: Sequence[str]) -> list[Path]:

@@ -64,9 +64,8 @@ def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
     lines = []
     for title, rows in sections.items():
         lines += ["", f"{title}", *(f"  {name:<{width}}  {text}" for name, text in rows)]
-    session = data.first_session()
-    parts = prompt_parts(session, data.renderer)
-    session.close()
+    with data.first_session() as session:
+        parts = prompt_parts(session, data.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
     text = str(agent.tokenizer.decode(list(prompts[0]), clean_up_tokenization_spaces=False))
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
@@ -110,19 +109,19 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
 
 
 def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
-    groups, ahead = data.groups, []
+    sizes, groups, ahead = data.sizes, data.groups, []
     if data.max_staleness:
         ahead = [("collected", f"while the iteration before trains; turns at most {data.max_staleness} iterations old")]
     if groups is None:
-        turns = f"{data.num_envs} environments * {data.turns_per_env} turns = {data.turns_per_rollout}{per_process}"
-        steps = f"{data.steps_per_iteration}, each on {data.mini_batch_turns} turns"
+        turns = f"{sizes.num_envs} environments * {sizes.turns_per_env} turns = {sizes.turns_per_rollout}{per_process}"
+        steps = f"{sizes.steps_per_iteration}, each on {sizes.mini_batch_turns} turns"
         return [("turns", turns), *ahead, ("optimizer steps", steps)]
     episodes = f"{groups.per_rollout} groups * {groups.size} = {groups.episodes}, of as many turns as they take"
     return [
         ("episodes", episodes),
-        ("at a time", f"{data.num_envs} environments{per_process}"),
+        ("at a time", f"{sizes.num_envs} environments{per_process}"),
         *ahead,
-        ("optimizer steps", f"{data.steps_per_iteration}, each on a share of 1/{groups.mini_batches} of the turns"),
+        ("optimizer steps", f"{sizes.steps_per_iteration}, each on a share of 1/{groups.mini_batches} of the turns"),
     ]
 
 
@@ -134,7 +133,11 @@ def _growth(data: RolloutDataModule) -> str:
 
 def step_turns(data: RolloutDataModule, world: int) -> int:
     """Turns of an optimizer step on each process; with groups the fewest that there can be, one per episode."""
-    turns = data.mini_batch_turns if data.groups is None else math.ceil(data.groups.episodes / data.mini_batches)
+    turns = (
+        data.sizes.mini_batch_turns
+        if data.groups is None
+        else math.ceil(data.groups.episodes / data.sizes.mini_batches)
+    )
     return math.ceil(turns / world)
 
 
@@ -148,8 +151,8 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
         left = max(epochs - warmup, 0)
         note = "" if left else "; the actor would never be trained, raise trainer.max_epochs"
         groups = data.groups
-        size = f"{left * (data.turns_per_rollout if groups is None else groups.episodes):,}"
-        rows.append(("iterations of training", f"{left}, {size} {data.unit}{note}"))
+        size = f"{left * (data.sizes.turns_per_rollout if groups is None else groups.episodes):,}"
+        rows.append(("iterations of training", f"{left}, {size} {data.sizes.unit}{note}"))
     if data.validation.episodes:
         often = trainer.check_val_every_n_epoch
         rows.append(("held-out episodes", f"{data.validation.episodes}, every {often} epochs"))

@@ -61,12 +61,12 @@ class RewardModel(Scorer):
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"the reward model '{self.model}' cannot be loaded: {str(error).splitlines()[0]} (key "
-                "data.init_args.tasks.scorer.init_args.model)"
+                f"{self.key}.init_args.model)"
             ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(
                 f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
-                "number; give a model with one (key data.init_args.tasks.scorer.init_args.model)"
+                f"number; give a model with one (key {self.key}.init_args.model)"
             )
         self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
 

@@ -1,11 +1,9 @@
-"""Several environments in one rollout, by their shares."""
+"""What episodes are made of: an environment, or a set of tasks."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Protocol
 
 import gymnasium
@@ -14,11 +12,13 @@ import torch
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.errors import ConfigError, environment_problem
 
-GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
+ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one source, and of several
 
 
 class Source(Protocol):
     """What makes environments of one kind."""
+
+    key: str  # of the configuration, under which it was given
 
     @property
     def share(self) -> float:
@@ -46,7 +46,7 @@ class EnvConfig:
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
         kwargs: arguments of the environment.
-        share: how much of what is played is played here, beside other environments.
+        share: how much of what is played is played here, beside the other sources.
         retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
             is played again from its seed and actions, and the call is tried again.
     """
@@ -57,11 +57,7 @@ class EnvConfig:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        self.key = "data.init_args.env"  # under which it was given
-        if self.retries < 0:
-            raise ValueError(f"data.init_args.env.retries must be at least 0, got {self.retries}")
-        if not self.share > 0:
-            raise ValueError(f"data.init_args.env.share must be above 0, got {self.share}")
+        self.key = ENV
 
     @property
     def label(self) -> str:
@@ -82,44 +78,24 @@ class EnvConfig:
             raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
 
 
-class EnvMix:
-    """Which source an environment is of, by its number; the same on any number of ranks.
-
-    Args:
-        sources: at least one.
-    """
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.sources = sources
-        total = sum(source.share for source in sources)
-        self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
-
-    def kind(self, number: int) -> int:
-        """Place of the source in the list. Any stretch of numbers has nearly its share of every source."""
-        return bisect_right(self._bounds, number * GOLDEN % 1.0)
-
-    def source(self, number: int) -> Source:
-        return self.sources[self.kind(number)]
-
-    @property
-    def label(self) -> str:
-        if len(self.sources) == 1:
-            return self.sources[0].label
-        return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
-
-
-def all_sources(env: EnvConfig | None, others: Sequence[EnvConfig], tasks: TaskSet | None) -> list[Source]:
-    """Everything that is played.
+def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:
+    """Return everything that is played, in the order in which it was given, each with the key under which it was.
 
     Raises:
-        ValueError: nothing is.
+        ValueError: nothing is given, both forms are, or a number is out of range; with the key to change.
     """
-    for place, other in enumerate(others):
-        other.key = f"data.init_args.other_envs[{place}]"
-    sources: list[Source] = [source for source in (env, *others, tasks) if source is not None]
+    if env is not None and envs is not None:
+        raise ValueError(f"{ENV} is the short form of {ENVS} for one environment; give one of the two, the other null")
+    sources: list[Source] = [env] if env is not None else [*(envs or ())]
     if not sources:
         raise ValueError(
-            "there is nothing to play; give an environment (key data.init_args.env) or one-turn tasks (key "
-            "data.init_args.tasks)"
+            f"there is nothing to play; give an environment (key {ENV}) or a list of environments and task sets (key "
+            f"{ENVS})"
         )
+    for place, source in enumerate(sources):
+        source.key = ENV if env is not None else f"{ENVS}[{place}]"
+        if source.retries < 0:
+            raise ValueError(f"{source.key}.retries must be at least 0, got {source.retries}")
+        if not source.share > 0:
+            raise ValueError(f"{source.key}.share must be above 0, got {source.share}")
     return sources

@@ -27,6 +27,7 @@ class Scorer(ABC):
     """Strategy object: how good a reply is. Called from several threads at a time."""
 
     needs_answer: ClassVar[bool] = True
+    key = "scorer"  # of the configuration, once the scorer is part of a task set
 
     @abstractmethod
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
@@ -64,10 +65,7 @@ class PatternMatch(Scorer):
         try:
             self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
-            raise ValueError(
-                f"PatternMatch: '{pattern}' is no regular expression ({error}); change "
-                "data.init_args.tasks.scorer.init_args.pattern"
-            ) from error
+            raise ValueError(f"PatternMatch: the pattern '{pattern}' is no regular expression ({error})") from error
         self.ignore_case = ignore_case
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
@@ -92,7 +90,7 @@ class TaskSet:
         scorer: judges replies; ExactMatch when not given.
         held_out: file of the tasks that validation plays; those of ``path`` when not given.
         system: system message of every task.
-        share: of the tasks, beside the environments.
+        share: how much of what is played are these tasks, beside the other sources.
     """
 
     path: str
@@ -104,22 +102,25 @@ class TaskSet:
     retries: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        if not self.share > 0:
-            raise ValueError(f"data.init_args.tasks.share must be above 0, got {self.share}")
+        self.key = "data.init_args.envs"
 
     @property
     def label(self) -> str:
         return f"tasks of {self.path}"
 
     def make(self, held_out: bool = False) -> gymnasium.Env:
-        """An environment that gives one task per episode.
+        """Return an environment that gives one task per episode.
+
+        Both files are read at the first call, so a wrong one is told before anything is played.
 
         Raises:
             ValueError: when a file cannot be read, with the key to change.
         """
-        return OneTurn(self._held_out_tasks if held_out else self._tasks, self._scorer, self.system)
+        tasks, held_out_tasks = self._tasks, self._held_out_tasks
+        return OneTurn(held_out_tasks if held_out else tasks, self._scorer, self.system)
 
     def start(self, device: torch.device) -> None:
+        self._scorer.key = f"{self.key}.scorer"
         self._scorer.start(device)
 
     @cached_property
@@ -128,13 +129,13 @@ class TaskSet:
 
     @cached_property
     def _tasks(self) -> list[Task]:
-        return read_tasks(self.path, "data.init_args.tasks.path", self._scorer.needs_answer)
+        return read_tasks(self.path, f"{self.key}.path", self._scorer.needs_answer)
 
     @cached_property
     def _held_out_tasks(self) -> list[Task]:
         if self.held_out is None:
             return self._tasks
-        return read_tasks(self.held_out, "data.init_args.tasks.held_out", self._scorer.needs_answer)
+        return read_tasks(self.held_out, f"{self.key}.held_out", self._scorer.needs_answer)
 
 
 class OneTurn(gymnasium.Env[str, str]):

@@ -98,7 +98,7 @@ class _Reader:
             self.bases[key] = [c for c in map(import_class, re.findall(r"[A-Za-z_][\w.]*\.\w+", match[1])) if c]
         elif match := re.match(r"Given value: (.*)", text):
             self.given[key] = match[1]
-        elif match := re.match(r"Expected a dot import path string: (\S+)", text):
+        elif match := re.match(r"Expected (?:a )?dot import path string: (\S+)", text):
             self.found.append(_Complaint(1, _no_class(match[1], key, bases)))
         elif match := re.match(r"Expected a (?:<class '([\w.]+)'>|(\S.*?))(?:\. Got value: (.*))?$", text):
             if not text.startswith("Expected a path"):
@@ -141,7 +141,7 @@ def explain(message: str, options: Sequence[str] = OPTIONS) -> Problem:
     found = _Reader(message, options).found
     if not found:
         return Problem(one_line(message.splitlines()[0]))
-    return min(found, key=lambda complaint: complaint.rank).problem
+    return min(found, key=lambda complaint: (complaint.rank, not complaint.problem.suggestion)).problem
 
 
 def unknown_command(name: str, known: Sequence[str]) -> Problem:
@@ -158,7 +158,9 @@ def _known_complaint(text: str, key: str, owner: type | None, bases: Sequence[ty
         group = dataclass_of(owner, match[1])
         return _Complaint(0, _unknown(match[2], f"{key}.{match[1]}", group, _name(owner)))
     if match := re.match(r"Option '([^']+)' is not accepted", text):
-        return _Complaint(0, _unknown(match[1], key, owner, _name(owner)))
+        others = [base for base in bases if dataclasses.is_dataclass(base) and base is not owner]
+        meant = not any(match[1].split(".")[0] in keys_of(other) for other in others)  # of several forms, this one
+        return _Complaint(0 if meant else 6, _unknown(match[1], key, owner, _name(owner)))
     if match := re.match(r"argument subcommand: invalid choice: '([^']*)' \(choose from (.*)\)", text):
         return _Complaint(0, unknown_command(match[1], re.findall(r"\w+", match[2])))
     if match := re.match(r'expected "subcommand" to be one of {(.*)}, but it was not provided', text):
@@ -168,6 +170,8 @@ def _known_complaint(text: str, key: str, owner: type | None, bases: Sequence[ty
     if re.match(r"Expected an instantiatable class|Not a valid subclass of", text):
         rank = 3 if text.startswith("Expected") else 6  # the second stands beside every other complaint about a class
         known = tuple(class_names(bases))
+        if _plain(bases):
+            return _Complaint(rank, Problem(f"{key} takes mappings, as {_forms(bases)}", key=key))
         return _Complaint(
             rank,
             Problem(
@@ -225,6 +229,9 @@ def _unknown(key: str, above: str, owner: type | None, class_name: str = "") -> 
         class_name: the class that the key is written below, if that is not the owner.
     """
     known = keys_of(owner)
+    first = key.split(".")[0]
+    if instead := getattr(owner, "old_keys", {}).get(first):
+        return Problem(f"there is no key '{first}' any more", key=f"{above}.{first}", owner=class_name, fix=instead)
     return Problem(
         f"there is no key '{key}' in {owner.__name__ if owner else above}",
         key=f"{above}.{key}" if above else key,
@@ -237,6 +244,8 @@ def _unknown(key: str, above: str, owner: type | None, class_name: str = "") -> 
 
 def _no_class(name: str, key: str, bases: Sequence[type]) -> Problem:
     """A class that is not there: misspelt, of another kind, or in a module that cannot be imported."""
+    if _plain(bases):
+        return Problem(f"{key} takes mappings, as {_forms(bases)}, not '{name}'", key=key)
     kind = next((base.__name__ for base in bases), "class")
     module, _, short = name.rpartition(".")
     return Problem(
@@ -247,6 +256,16 @@ def _no_class(name: str, key: str, bases: Sequence[type]) -> Problem:
         fix="a class of your own must be importable from where agentrl runs" if module else "",
         known=tuple(class_names(bases)),
     )
+
+
+def _plain(bases: Sequence[type]) -> bool:
+    """Return whether a key holds keys of its own in place of a class_path."""
+    return bool(bases) and all(map(dataclasses.is_dataclass, bases))
+
+
+def _forms(bases: Sequence[type]) -> str:
+    """Return how mappings of these kinds begin."""
+    return " or ".join(sorted(f"{{{keys_of(base)[0]}: ...}}" for base in bases))
 
 
 def _name(owner: type | None) -> str:

@@ -87,4 +87,5 @@ def type_name(name: str) -> str:
     if name.startswith("typing.Literal["):
         return f"one of {name.removeprefix('typing.Literal[').rstrip(']')}"
     short = name.rsplit(".", 1)[-1]
-    return {"NoneType": "null", "bool": "true or false", "int": "a whole number", "float": "a number"}.get(short, short)
+    plain = {"int": "a whole number", "float": "a number", "list": "a list"}
+    return ({"NoneType": "null", "bool": "true or false"} | plain).get(short, short)

@@ -9,16 +9,9 @@ from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, 
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data_module import RolloutDataModule
-from lightning_agentrl.rollout.groups import GroupRollout
-from lightning_agentrl.rollout.stream import (
-    MiniBatch,
-    OneStepOffPolicy,
-    OnPolicy,
-    Phase,
-    Prepared,
-    RolloutSource,
-    RolloutStream,
-)
+from lightning_agentrl.rollout.learner import Prepared
+from lightning_agentrl.rollout.sizes import GroupRollout
+from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, Phase, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.validation import ValidationConfig
 
 __all__ = [

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.rollout.collection import Collection
-from lightning_agentrl.rollout.collector import Collector
-from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.event_loop import LoopThread, Running
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.groups import WholeGroups
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.staleness import misfit, too_old
 from lightning_agentrl.rollout.state import rows_of
 from lightning_agentrl.types import Rollout
 
 
-@dataclass(frozen=True)
-class Collected:
-    """A rollout that waits to be trained on."""
-
-    rollout: Rollout
-    seconds: float = 0.0  # that collecting took; 0 where it comes out of a checkpoint
-
-
-class NextRollout:
-    """At most one rollout, on its way or there. From ``begin`` to ``settle`` the environments belong to it.
+class Background:
+    """At most one rollout, on its way or ready. From ``begin`` to ``settle`` the environments belong to it.
 
     Args:
         max_staleness: iterations that its turns may be old when they are trained on.
@@ -35,22 +28,42 @@ class NextRollout:
 
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
-        self.collected: Collected | None = None
-        self._background: Background | None = None
+        self.ready: Rollout | None = None
+        self.seconds = 0.0  # that collecting the last one took; 0 where it comes out of a checkpoint
+        self.before: dict[int, Any] | None = None  # where the rollout on its way, or failed, found the environments
+        self._running: Running[Rollout] | None = None
+        self._clock = StageClock()  # of the agent, once a rollout is on its way
+        self._total = self._done = 0
+        self._awaited = self._told = False  # somebody waits for it; its error was raised
 
-    def begin(self, collection: Collection, collector: Collector, loop: LoopThread, clock: StageClock) -> None:
-        """Collect in the background."""
-        self._background = Background(collection, collector, loop, clock)
+    def begin(self, episodes: FixedTurns | WholeGroups, player: Player, loop: LoopThread, clock: StageClock) -> None:
+        """Collect in the background.
+
+        Args:
+            episodes: the environments of this rank.
+            player: plays them.
+            loop: where it runs.
+            clock: is told how far it is while somebody waits.
+        """
+        self.before = episodes.state_dict()
+        self._clock, self._total, self._done = clock, episodes.total, 0
+        self._awaited = self._told = False
+        self._running = loop.begin(self._collect(episodes, replace(player, advance=self._advance)))
 
     def settle(self) -> bool:
-        """Wait for what is on its way; whether a rollout has come. ``take`` raises its error, where it is needed."""
-        background = self._background
-        if background is None or background.failed():
+        """Wait for what is on its way; return whether a rollout has come.
+
+        Its error is raised by ``take``, where the rollout is needed.
+        """
+        running = self._running
+        if running is None or running.failed():
             return False
-        background.wait()
-        if background.failed():
+        with self._clock.stage("collect", self._total, self._done):
+            self._awaited = True
+            running.wait()
+        if running.failed():
             return False
-        self.collected, self._background = background.result(), None
+        self.ready, self._running, self.before = running.result(), None, None
         return True
 
     def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None) -> None:
@@ -63,10 +76,10 @@ class NextRollout:
             turns: of a rollout of this run, where their number is fixed.
         """
         if not _left_out(misfit(rollout, num_envs, turns)):
-            self.collected = Collected(rows_of(rollout, own_envs))
+            self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
-    def take(self, policy_version: int, steps_per_iteration: int) -> Collected | None:
-        """The rollout, if one was begun and may be trained on. Every rank must call it.
+    def take(self, policy_version: int, steps_per_iteration: int) -> Rollout | None:
+        """Return the rollout, if one was begun and may be trained on. Every rank must call it.
 
         Args:
             policy_version: of the weights that are trained next.
@@ -75,83 +88,37 @@ class NextRollout:
         Raises:
             Exception: that of an environment or of the engine, which ended the collection.
         """
-        if self._background is not None:
-            self._background.result()
-        taken, self.collected = self.collected, None
+        if self._running is not None:
+            self._told = True
+            self._running.result()
+        taken, self.ready = self.ready, None
         if taken is None:
             return None
-        reason = too_old(taken.rollout, policy_version, steps_per_iteration, self.max_staleness)
+        reason = too_old(taken, policy_version, steps_per_iteration, self.max_staleness)
         return None if _left_out(reason) else taken
 
     def cancel(self) -> None:
         """End what is on its way."""
-        if self._background is not None:
-            self._background.cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     @property
     def cancelled(self) -> bool:
-        return self._background is not None and self._background.cancelled
-
-    @property
-    def before(self) -> dict[int, Any] | None:
-        """Where a collection that came to no end found the environments; None: there is none."""
-        return None if self._background is None else self._background.before
+        """Whether a rollout was on its way and came to no end."""
+        return self._running is not None and self._running.cancelled
 
     @property
     def untold(self) -> BaseException | None:
         """The error of a rollout that nobody took."""
-        return None if self._background is None else self._background.untold
+        return None if self._running is None or self._told else self._running.error
 
-
-class Background:
-    """One collection that runs beside the trainer, from now on.
-
-    Args:
-        collection: the environments.
-        collector: what plays them.
-        loop: where it runs.
-        clock: is told how far it is while somebody waits.
-    """
-
-    def __init__(self, collection: Collection, collector: Collector, loop: LoopThread, clock: StageClock) -> None:
-        self.before = collection.state_dict()
-        self._total, self._done = collection.total, 0
-        self._clock = clock
-        self._awaited = self._told = False
-        self._running = loop.begin(self._collect(collection, replace(collector, advance=self._advance)))
-
-    def failed(self) -> bool:
-        """Whether it ended without a rollout, by an error or because it was cancelled."""
-        return self._running.failed()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._running.cancelled
-
-    @property
-    def untold(self) -> BaseException | None:
-        """An error that ``result`` has not raised."""
-        return None if self._told else self._running.error
-
-    def wait(self) -> None:
-        """Until it has ended, however it did."""
-        with self._clock.stage("collect", self._total, self._done):
-            self._awaited = True
-            self._running.wait()
-
-    def result(self) -> Collected:
-        self._told = True
-        return self._running.result()
-
-    def cancel(self) -> None:
-        self._running.cancel()
-
-    async def _collect(self, collection: Collection, collector: Collector) -> Collected:
-        assert collector.watchdog is not None
+    async def _collect(self, episodes: FixedTurns | WholeGroups, player: Player) -> Rollout:
+        assert player.watchdog is not None
         started = time.perf_counter()
-        with collector.watchdog.on_guard():
-            rollout = await collection.collect(collector)
-        return Collected(rollout, time.perf_counter() - started)
+        with player.watchdog.on_guard():
+            rollout = await episodes.collect(player)
+        self.seconds = time.perf_counter() - started
+        return rollout
 
     def _advance(self) -> None:
         self._done += 1
@@ -160,7 +127,7 @@ class Background:
 
 
 def _left_out(reason: str) -> bool:
-    """Whether there is a reason; says it."""
+    """Return whether there is a reason to leave a rollout out, and say it."""
     if reason:
         rank_zero_warn(f"the rollout that was collected ahead {reason}; it is left out, and a new one is collected")
     return bool(reason)

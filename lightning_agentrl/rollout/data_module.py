@@ -7,38 +7,41 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
+import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.engines import Engine, TransformersEngine
+from lightning_agentrl.episodes.checks import check_prompt
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import EnvConfig, EnvMix, all_sources
+from lightning_agentrl.episodes.sources import EnvConfig, all_sources
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.background import NextRollout
-from lightning_agentrl.rollout.collection import Collection
-from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.groups import GroupRollout
-from lightning_agentrl.rollout.learner import RolloutLearner
+from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
+from lightning_agentrl.rollout.groups import WholeGroups, group_session
+from lightning_agentrl.rollout.learner import Learner
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, RolloutSizes
+from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
-from lightning_agentrl.rollout.state import SavedRollouts
+from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Rollout
 
 
-class RolloutDataModule(RolloutSizes):
+class RolloutDataModule(L.LightningDataModule):
     """Streams rollouts for training and plays held-out episodes for validation.
 
     An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
@@ -46,13 +49,12 @@ class RolloutDataModule(RolloutSizes):
     With ``max_staleness`` it collects the next rollout while the current one is trained on.
 
     Args:
-        env: the environment, as gymnasium.make takes it. May be left out where there are tasks.
+        env: the environment, as gymnasium.make takes it; the short form of ``envs`` for one environment alone.
         num_envs: environments that play at a time, over all ranks.
         turns_per_env: turns of each environment per iteration; not with ``groups``.
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
             ``groups``.
-        other_envs: further environments that are played beside ``env``, each by its share.
-        tasks: one-turn tasks without an environment, played beside the environments or alone.
+        envs: all that is played, each by its share: environments, and sets of one-turn tasks. Not beside ``env``.
         groups: collect whole groups of episodes, as estimators that compare episodes need them; None: a fixed number of
             turns.
         update_epochs: passes over each rollout.
@@ -68,14 +70,18 @@ class RolloutDataModule(RolloutSizes):
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
+    old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
+        "other_envs": "list them behind that of data.init_args.env, as envs: [{id: ...}, {id: ...}], and remove env",
+        "tasks": "make them an item of the list data.init_args.envs, as envs: [{id: ...}, {path: ...}]",
+    }
+
     def __init__(
         self,
         env: EnvConfig | None = None,
         num_envs: int = 32,
         turns_per_env: int = TURNS_PER_ENV,
         mini_batch_turns: int = MINI_BATCH_TURNS,
-        other_envs: list[EnvConfig] | None = None,
-        tasks: TaskSet | None = None,
+        envs: list[TaskSet | EnvConfig] | None = None,
         groups: GroupRollout | None = None,
         update_epochs: int = 1,
         memory: Memory | None = None,
@@ -87,11 +93,14 @@ class RolloutDataModule(RolloutSizes):
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
-        mix = EnvMix(all_sources(env, other_envs or [], tasks))
-        super().__init__(num_envs, turns_per_env, mini_batch_turns, groups, update_epochs, memory or WindowMemory())
+        super().__init__()
+        self.pool = EnvPool(all_sources(env, envs))
+        self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
+        self.memory = memory or WindowMemory()
+        self.sizes.check_memory(self.memory)
         if stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
-        self.mix = mix
+        self.groups = groups
         self.max_staleness = max_staleness
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
@@ -100,20 +109,35 @@ class RolloutDataModule(RolloutSizes):
         self.validation = validation or ValidationConfig()
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
-        self.collection: Collection | None = None
         self.stream: RolloutStream | None = None
-        self._learner: RolloutLearner | None = None
+        self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
+        self._learner: Learner | None = None
         self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._saved = SavedRollouts()
-        self._next = NextRollout(max_staleness)
-        self._trained: RolloutLearner | None = None  # whose training the saved episodes belong to
+        self._saved = RolloutState()
+        self._background = Background(max_staleness)
+        self._trained: Learner | None = None  # whose training the saved episodes belong to
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps of an iteration, which are the mini-batches of a Lightning epoch."""
+        return self.sizes.steps_per_iteration
+
+    @property
+    def own_envs(self) -> Sequence[int]:
+        """The environments that turns of this rank name, numbered over all ranks."""
+        return self.sizes.own_envs(*self._place)
+
+    @property
+    def at_a_time(self) -> int:
+        """Environments that play at a time on this rank."""
+        return self.sizes.at_a_time(self._place[1])
 
     @property
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank where an episode is running."""
-        return () if self.collection is None else self.collection.sessions
+        return () if self._episodes is None else self._episodes.sessions
 
     @property
     def phase(self) -> Phase:
@@ -124,10 +148,10 @@ class RolloutDataModule(RolloutSizes):
 
     def setup(self, stage: str) -> None:
         """Make one environment of each kind and look for the engine's packages, before models are loaded."""
-        for source in self.mix.sources:
+        for source in self.pool.sources:
             source.make().close()
         self.engine.check()
-        self.check_processes(self._place[1])
+        self.sizes.check_processes(self._place[1])
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
@@ -155,16 +179,17 @@ class RolloutDataModule(RolloutSizes):
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
         self._saved = self._current()
-        if error := self._next.untold:
+        if error := self._background.untold:
             rank_zero_warn(f"the rollout that nobody waits for any more has failed: {type(error).__name__}: {error}")
-        if self.collection is not None:
-            self.collection.close()
-        self.collection, self._loop, self._executor, self._learner = None, None, None, None
-        self._next = NextRollout(self.max_staleness)
+        if self._episodes is not None:
+            self._episodes.close()
+        self.pool.close()
+        self._episodes, self._loop, self._executor, self._learner = None, None, None, None
+        self._background = Background(self.max_staleness)
 
     def on_exception(self, exception: BaseException) -> None:
         """End what is collected in the background."""
-        self._next.cancel()
+        self._background.cancel()
 
     def state_dict(self) -> dict[str, Any]:
         """The running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
@@ -185,55 +210,64 @@ class RolloutDataModule(RolloutSizes):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        self._saved = SavedRollouts.from_plain(state_dict)
+        self._saved = RolloutState.from_plain(state_dict)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
             self.stream.iteration = self._saved.iteration
 
-    def _current(self) -> SavedRollouts:
+    def _current(self) -> RolloutState:
         """Where this rank is."""
         iteration = self.stream.iteration if self.stream else self._saved.iteration
-        if self.collection is None:
+        if self._episodes is None:
             return replace(self._saved, iteration=iteration)
-        before, ready = self._next.before, self._next.collected
-        own = self.collection.state_dict() if before is None else before  # where it goes on, if the next one failed
-        ahead = None if ready is None else ready.rollout
-        return SavedRollouts(own, iteration, self._saved.collected, self._origin, ahead)
+        before = self._background.before
+        own = self._episodes.state_dict() if before is None else before  # where it goes on, if the next one failed
+        return RolloutState(own, iteration, self._saved.collected, self._origin, self._background.ready)
 
     @property
     def _origin(self) -> str:
         """What the episodes of a run follow from."""
         groups = "" if self.groups is None else f", {self.groups.per_rollout} groups of {self.groups.size}"
-        return f"{self.mix.label}{groups}, seed {self.seed}"
+        return f"{self.pool.label}{groups}, seed {self.seed}"
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Rank and number of ranks."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     # What the agent calls
 
-    def connect(self, learner: RolloutLearner) -> None:
+    def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Harmless when called again."""
         if self._learner is learner:
-            if not self._next.cancelled:
+            if not self._background.cancelled:
                 return
             self.teardown("fit")  # an interrupt ended a collection; go on from where it had begun
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
-            self._saved = SavedRollouts()
+            self._saved = RolloutState()
         renderer = ChatRenderer(learner.tokenizer, self.prompt)
         threads = max(self.at_a_time, self.validation.num_envs)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
-        self._session_maker = SessionMaker(self.mix, self.groups, renderer, self.memory, self._executor, self.seed)
+        self._session_maker = SessionMaker(self.pool, renderer, self.memory, self._executor, self.seed)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = learner.policy_handle(renderer.close_ids)
         handle = replace(handle, longest=longest, trained_meanwhile=self.max_staleness > 0)
-        self._session_maker.check_prompts(self.interaction, handle.policy.context_length)
-        for source in self.mix.sources:
+        for kind in range(len(self.pool.sources)):
+            session = self._session_maker.session(kind, 0, lambda _episode: 0)
+            try:
+                check_prompt(session, self.interaction, handle.policy.context_length)
+            finally:
+                session.close()
+        for source in self.pool.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
-            num_envs=self.envs_per_rollout,
-            mini_batches=self.mini_batches,
-            update_epochs=self.update_epochs,
+            num_envs=self.sizes.envs_per_rollout,
+            mini_batches=self.sizes.mini_batches,
+            update_epochs=self.sizes.update_epochs,
             seed=self.seed,
             source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
         )
@@ -245,55 +279,68 @@ class RolloutDataModule(RolloutSizes):
         learner, _ = self._connected()
         self._begin_training(learner)
         self._settle()
-        ready = self._next.take(learner.policy_version, self.steps_per_iteration)
-        rollout = self._collect_now(learner) if ready is None else ready.rollout
+        ready = self._background.take(learner.policy_version, self.steps_per_iteration)
+        rollout = self._collect_now(learner) if ready is None else ready
         tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
-        beside = None if ready is None else ready.seconds
+        beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
 
-    def _collect_now(self, learner: RolloutLearner) -> Rollout:
+    def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
-        collection = self._begin_training(learner)
-        with learner.clock.stage("collect", total=collection.total):
+        episodes = self._begin_training(learner)
+        with learner.clock.stage("collect", total=episodes.total):
             self._send_weights(learner)
-            collector = self._collector(learner.temperature, learner.clock)
-            with self._guarded(collector):
-                rollout = loop.run(collection.collect(collector))
+            player = self._player(learner.temperature, learner.clock)
+            with self._guarded(player):
+                rollout = loop.run(episodes.collect(player))
         self._saved.collected += 1
         return rollout
 
     def begin_next(self) -> None:
         """Begin to collect the next rollout with the current weights, while the agent goes on."""
         learner, loop = self._connected()
-        collection = self._begin_training(learner)
+        episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
             self._send_weights(learner)
-        collector = self._collector(learner.temperature, learner.clock, "collect")
-        self._next.begin(collection, collector, loop, learner.clock)
+        player = self._player(learner.temperature, learner.clock, "collect")
+        self._background.begin(episodes, player, loop, learner.clock)
 
-    def _send_weights(self, learner: RolloutLearner) -> None:
+    def _send_weights(self, learner: Learner) -> None:
         with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():
             self.engine.sync(learner.policy_version)
 
     def _settle(self) -> None:
         """Wait for what is collected in the background."""
-        if self._next.settle():
+        if self._background.settle():
             self._saved.collected += 1
 
-    def _begin_training(self, learner: RolloutLearner) -> Collection:
+    def _begin_training(self, learner: Learner) -> FixedTurns | WholeGroups:
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
-        if self.collection is not None:
-            return self.collection
+        if self._episodes is not None:
+            return self._episodes
         self._saved.check_origin(self._origin)
-        collection = self._new_collection(self._maker, learner.needs_greedy_baseline, self._saved.collected)
-        collection.load_state_dict(self._saved.sessions)
+        episodes = self._new_episodes(learner.needs_greedy_baseline)
+        episodes.load_state_dict(self._saved.sessions)
         if self._saved.ahead is not None:
-            turns = self.turns_per_rollout if self.groups is None else None
-            self._next.adopt(self._saved.ahead, self.own_envs, self.envs_per_rollout, turns)
+            turns = self.sizes.turns_per_rollout if self.groups is None else None
+            self._background.adopt(self._saved.ahead, self.own_envs, self.sizes.envs_per_rollout, turns)
             self._saved.ahead = None
-        self.collection, self._trained = collection, learner
-        return collection
+        self._episodes, self._trained = episodes, learner
+        return episodes
+
+    def _new_episodes(self, greedy: bool) -> FixedTurns | WholeGroups:
+        if self.groups is None:
+            sessions = [endless_session(self._maker, env, pictures=True) for env in self.own_envs]
+            return FixedTurns(sessions, self.sizes.turns_per_env)
+        return WholeGroups(
+            self.groups,
+            self._maker,
+            *self._place,
+            at_a_time=self.at_a_time,
+            greedy=greedy,
+            collected=self._saved.collected,
+        )
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -305,14 +352,23 @@ class RolloutDataModule(RolloutSizes):
         prompts = []
         step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
         for index in self.own_envs[: most * step : step]:
-            session = self.first_session(index)
-            prompts.append(session.prompt().ids)
-            session.close()
+            with self.first_session(index) as session:
+                prompts.append(session.prompt().ids)
         return prompts
 
-    def first_session(self, index: int = 0) -> Session:
-        """An environment at the start of its first training episode, apart from those that are trained on."""
-        return self._maker.first(index)
+    @contextmanager
+    def first_session(self, index: int = 0) -> Iterator[Session]:
+        """Give an environment at the start of its first training episode, apart from those that are trained on."""
+        if self.groups is None:
+            kind, session = self.pool.kind(index), endless_session(self._maker, index)
+        else:
+            group, member = divmod(index, self.groups.size)
+            kind, session = self.pool.kind(group), group_session(self._maker, self.groups, group, member)
+        session.begin()
+        try:
+            yield session
+        finally:
+            self._maker.end(session, kind)
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode for each seed with the current weights; training environments stay untouched."""
@@ -320,11 +376,14 @@ class RolloutDataModule(RolloutSizes):
         self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):
             self._send_weights(learner)
-            collector = self._collector(self.validation.temperature, learner.clock)
-            with self._guarded(collector):
-                return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker.held_out, collector))
+            player = self._player(self.validation.temperature, learner.clock)
+            try:
+                with self._guarded(player):
+                    return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker, player))
+            finally:
+                self.pool.close(held_out=True)
 
-    def _connected(self) -> tuple[RolloutLearner, LoopThread]:
+    def _connected(self) -> tuple[Learner, LoopThread]:
         if self._learner is None or self._loop is None:
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         return self._learner, self._loop
@@ -335,17 +394,15 @@ class RolloutDataModule(RolloutSizes):
         assert self._session_maker is not None
         return self._session_maker
 
-    def _collector(self, temperature: float, clock: StageClock, stage: str = "") -> Collector:
+    def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
         watchdog = self._watchdog(clock, stage)
-        return Collector(
-            self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog
-        )
+        return Player(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog)
 
     def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
 
     @contextmanager
-    def _guarded(self, collector: Collector) -> Iterator[None]:
-        assert collector.watchdog is not None
-        with self.engine.collecting(), collector.watchdog.on_guard():
+    def _guarded(self, player: Player) -> Iterator[None]:
+        assert player.watchdog is not None
+        with self.engine.collecting(), player.watchdog.on_guard():
             yield

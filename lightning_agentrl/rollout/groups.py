@@ -1,98 +1,22 @@
-"""Group rollouts: whole episodes, several from each start state."""
+"""Rollouts of whole groups: whole episodes, several from each start state."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import gymnasium
 import torch
 
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.rollout.collection import Collection
-from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
-
-
-@dataclass(frozen=True)
-class GroupRollout:
-    """Iterations of whole groups; the episodes of a group share environment, task and seed.
-
-    Args:
-        size: episodes of a group.
-        per_rollout: groups of an iteration over all ranks.
-        mini_batches: optimizer steps in each pass over a rollout.
-        ahead: groups of later iterations that are begun in this one, to keep environments busy while the longest
-            episodes end. They go on with the weights of the next iteration.
-        ahead_turns: turns that each of their episodes goes ahead in an iteration.
-    """
-
-    size: int = 8
-    per_rollout: int = 16
-    mini_batches: int = 2
-    ahead: int = 0
-    ahead_turns: int = 1
-
-    def __post_init__(self) -> None:
-        for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"data.init_args.groups.{name} must be at least {least}, got {getattr(self, name)}")
-        if self.mini_batches > self.episodes:
-            raise ValueError(
-                f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
-                f"{self.size} * {self.per_rollout} = {self.episodes}; lower data.init_args.groups.mini_batches"
-            )
-
-    @property
-    def episodes(self) -> int:
-        """Episodes of an iteration over all ranks. Each has a place, the number of its environment in a rollout."""
-        return self.size * self.per_rollout
-
-    @property
-    def longest_ahead(self) -> int:
-        """Iterations from the first turn of a group to the end of its own, at most."""
-        return math.ceil(self.ahead / self.per_rollout)
-
-    def place(self, group: int, member: int) -> int:
-        """Of an episode among those of its iteration."""
-        return group % self.per_rollout * self.size + member
-
-    def places(self, rank: int, world: int) -> list[int]:
-        """Those of a rank, in every iteration."""
-        return [self.place(group, member) for group in self.coming_home(0, rank, world) for member in range(self.size)]
-
-    def coming_home(self, rollout: int, rank: int, world: int) -> range:
-        """Groups of a rank that are complete in the end of this rollout, counted from 0."""
-        return range(rollout * self.per_rollout + rank, (rollout + 1) * self.per_rollout, world)
-
-    def going_ahead(self, rollout: int, rank: int, world: int) -> range:
-        """Groups of a rank that are played ahead in this rollout."""
-        first = (rollout + 1) * self.per_rollout
-        return range(first + rank, first + self.ahead, world)
-
-    def check_processes(self, world: int) -> None:
-        """Refuse a number of processes that cannot share the groups.
-
-        Raises:
-            ValueError: with the key to change.
-        """
-        for name in ("per_rollout", "ahead"):
-            if getattr(self, name) % world:
-                raise ValueError(
-                    f"{getattr(self, name)} groups cannot be shared evenly by {world} processes, and a group stays on "
-                    f"one; change data.init_args.groups.{name} or trainer.devices"
-                )
-
-
-class MakeSession(Protocol):
-    """Makes the session of one episode, with an idle environment if one is given."""
-
-    def __call__(self, group: int, member: int, env: gymnasium.Env | None) -> Session: ...
 
 
 class Member:
@@ -116,51 +40,44 @@ class Member:
         }
 
 
-class Groups(Collection):
+class WholeGroups:
     """Plays the groups of one rank in their order. What is played with which weights does not depend on time.
 
     A rollout plays the episodes of its groups to their end, and then those of groups ahead for a fixed number of turns.
-    ``at_a_time`` players take the next episode as soon as they are free, so none waits for another.
+    As many episodes as there are environments are played at a time, and the next begins as soon as one is free, so none
+    waits for another.
 
     Args:
         settings: sizes.
-        make_session: makes the session of an episode.
-        environment_of: which of the environments the group plays; those of equal numbers are exchanged.
+        make: makes the sessions; environments of episodes that have ended are played again.
         rank: of this process.
         world: number of ranks.
         at_a_time: episodes played at a time on this rank.
-        grows: one growing sample per episode.
         greedy: play one more episode per group without randomness; its score goes to ``Rollout.greedy_scores``.
         collected: rollouts that were collected before.
     """
 
-    unit = "episodes"
-
     def __init__(
         self,
         settings: GroupRollout,
-        make_session: MakeSession,
-        environment_of: Callable[[int], int],
+        make: SessionMaker,
         rank: int,
         world: int,
         at_a_time: int,
-        grows: bool,
         greedy: bool = False,
         collected: int = 0,
     ) -> None:
         self.settings = settings
-        self.make_session = make_session
-        self.environment_of = environment_of
+        self.make = make
         self.rank, self.world = rank, world
         self.at_a_time = at_a_time
-        self.grows = grows
         self.greedy = greedy
         self.collected = collected
-        self._members: dict[int, list[Member]] = {}  # of groups that were begun and have not come home
-        self._idle: dict[int, list[gymnasium.Env]] = {}
+        self._members: dict[int, list[Member]] = {}  # of groups that were begun and are not in a rollout yet
 
     @property
     def total(self) -> int:
+        """Episodes that end in the next rollout on this rank."""
         return len(self._coming_home) * (self.settings.size + self.greedy)
 
     @property
@@ -169,18 +86,22 @@ class Groups(Collection):
 
     @property
     def sessions(self) -> list[Session]:
+        """Where an episode is running."""
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
-    async def collect(self, collector: Collector) -> Rollout:
-        """Samples by group and episode. The scores of greedy episodes are those of the weights that end the group."""
+    async def collect(self, player: Player) -> Rollout:
+        """Play the next groups to their end; samples are by group and episode.
+
+        The scores of greedy episodes are those of the weights that end the group.
+        """
         home = self._coming_home
         ahead = self.settings.going_ahead(self.collected, self.rank, self.world)
         greedy: dict[int, float] = {}
         parts: list[Callable[[], Coroutine[Any, Any, None]]] = []
         for group in home:
-            parts += [partial(self._end, group, i, collector) for i in range(self.settings.size)]
-            parts += [partial(self._play_greedily, group, greedy, collector)] * self.greedy
-        parts += [partial(self._play, g, i, self.settings.ahead_turns, collector) for g in ahead for i in self._numbers]
+            parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
+            parts += [partial(self._play_greedily, group, greedy, player)] * self.greedy
+        parts += [partial(self._play, g, i, self.settings.ahead_turns, player) for g in ahead for i in self._numbers]
         await self._run(parts)
         self.collected += 1
         samples = {group: [s for member in self._members.pop(group) for s in member.samples] for group in home}
@@ -198,19 +119,19 @@ class Groups(Collection):
         """Play them in their order, so many at a time."""
         waiting = iter(parts)
 
-        async def player() -> None:
-            for part in waiting:  # shared between the players: each takes the next one
+        async def play() -> None:
+            for part in waiting:  # shared between the tasks: each takes the next one
                 await part()
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self.at_a_time, len(parts))):
-                tasks.create_task(player())
+                tasks.create_task(play())
 
-    async def _end(self, group: int, number: int, collector: Collector) -> None:
-        await self._play(group, number, None, collector)
-        collector.advance()
+    async def _end(self, group: int, number: int, player: Player) -> None:
+        await self._play(group, number, None, player)
+        player.advance()
 
-    async def _play(self, group: int, number: int, turns: int | None, collector: Collector) -> None:
+    async def _play(self, group: int, number: int, turns: int | None, player: Player) -> None:
         """At most so many turns of an episode; None: to its end."""
         member = self._member(group, number)
         if member.over():
@@ -218,48 +139,58 @@ class Groups(Collection):
         if member.session is None:
             member.session = self._new_session(group, number)
         member.recorder.go_on(turns)
-        await collector.part(member.session, member.recorder)
+        await player.play(member.session, member.recorder)
         if member.over():
             self._release(group, member.session)
             member.session = None
 
-    async def _play_greedily(self, group: int, scores: dict[int, float], collector: Collector) -> None:
+    async def _play_greedily(self, group: int, scores: dict[int, float], player: Player) -> None:
         session = self._new_session(group, 0)
         try:
-            turns = await replace(collector, temperature=0.0).episode(session)  # counts as one more done
+            turns = await replace(player, temperature=0.0).episode(session)  # counts as one more done
         finally:
             self._release(group, session)
         scores[group] = sum(turn.reward for turn in turns)
 
     def _member(self, group: int, number: int) -> Member:
         if group not in self._members:
-            self._members[group] = [Member(EpisodeRecorder(group, self.grows)) for _ in self._numbers]
+            self._members[group] = [Member(EpisodeRecorder(group, self.make.memory.grows)) for _ in self._numbers]
         return self._members[group][number]
 
     def _new_session(self, group: int, number: int) -> Session:
-        idle = self._idle.get(self.environment_of(group))
-        return self.make_session(group, number, idle.pop() if idle else None)
+        return group_session(self.make, self.settings, group, number, pictures=True)
 
     def _release(self, group: int, session: Session) -> None:
-        self._idle.setdefault(self.environment_of(group), []).append(session.env)
+        self.make.end(session, self.make.pool.kind(group))
 
     def state_dict(self) -> dict[int, Any]:
-        """The groups that were begun and have not come home, by number: their turns, and sessions where they go on."""
+        """Return the groups that were begun and are in no rollout yet, by number: turns, and sessions that go on."""
         return {group: [member.state_dict() for member in members] for group, members in self._members.items()}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Go on where the groups of this rank were; those of other ranks are left alone."""
         for group, members in state.items():
             if group % self.world == self.rank:
                 self._members[group] = [self._loaded(group, i, saved) for i, saved in enumerate(members)]
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:
-        member = Member(EpisodeRecorder(group, self.grows, samples_from_plain(saved["samples"])))
+        member = Member(EpisodeRecorder(group, self.make.memory.grows, samples_from_plain(saved["samples"])))
         if saved["session"] is not None:
             member.session = self._new_session(group, number)
             member.session.load_state_dict(saved["session"])
         return member
 
     def close(self) -> None:
-        for env in [*(session.env for session in self.sessions), *(e for idle in self._idle.values() for e in idle)]:
-            env.close()
-        self._members, self._idle = {}, {}
+        """Close the environments of running episodes."""
+        for session in self.sessions:
+            session.close()
+        self._members = {}
+
+
+def group_session(
+    make: SessionMaker, settings: GroupRollout, group: int, member: int, pictures: bool = False
+) -> Session:
+    """Make the session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
+    place, rollout = settings.place(group, member), group // settings.per_rollout
+    seed = derive_seed(make.seed, group)
+    return make.session(make.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)

@@ -1,28 +1,43 @@
-"""What the data module asks of an agent."""
+"""Where agent and data module meet: what the data module and its stream ask of the agent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.rollout.stream import Learner
+from lightning_agentrl.types import Rollout
 
 
-class RolloutLearner(Learner, Protocol):
-    """An agent that a data module is connected to."""
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout with advantages and returns, and the numbers that are logged with its first step."""
+
+    rollout: Rollout
+    metrics: dict[str, float]
+
+
+class Learner(Protocol):
+    """An agent, as a data module sees it. What the agent asks of the data module is its class."""
 
     clock: StageClock
     tokenizer: PreTrainedTokenizerBase
-    temperature: float
+    temperature: float  # of sampling
 
     @property
-    def needs_greedy_baseline(self) -> bool: ...
+    def needs_greedy_baseline(self) -> bool:
+        """Whether each group needs one more episode, played without randomness."""
 
     @property
-    def policy_version(self) -> int: ...
+    def policy_version(self) -> int:
+        """Optimizer steps behind the current weights."""
 
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle: ...
+    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
+        """Return what an engine needs of the policy."""
+
+    def prepare(self, rollout: Rollout) -> Prepared:
+        """Score a rollout and estimate its advantages and returns."""

@@ -2,52 +2,111 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-
-import lightning as L
+from dataclasses import dataclass
 
 from lightning_agentrl.prompts.memory import Memory
-from lightning_agentrl.rollout.collection import Collection, FixedTurns
-from lightning_agentrl.rollout.groups import GroupRollout, Groups
-from lightning_agentrl.rollout.session_maker import SessionMaker
 
-TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128
+TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # what a data module has without groups, unless it is told otherwise
 
 
-class RolloutSizes(L.LightningDataModule):
+@dataclass(frozen=True)
+class GroupRollout:
+    """Iterations of whole groups; the episodes of a group share environment, task and seed.
+
+    Args:
+        size: episodes of a group.
+        per_rollout: groups of an iteration over all ranks.
+        mini_batches: optimizer steps in each pass over a rollout.
+        ahead: groups of later iterations that are begun in this one, to keep environments busy while the longest
+            episodes end. They go on with the weights of the next iteration.
+        ahead_turns: turns that each of their episodes goes ahead in an iteration.
+    """
+
+    size: int = 8
+    per_rollout: int = 16
+    mini_batches: int = 2
+    ahead: int = 0
+    ahead_turns: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"data.init_args.groups.{name} must be at least {least}, got {getattr(self, name)}")
+        if self.mini_batches > self.episodes:
+            raise ValueError(
+                f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
+                f"{self.size} * {self.per_rollout} = {self.episodes}; lower data.init_args.groups.mini_batches"
+            )
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of an iteration over all ranks. Each has a place, the number of its environment in a rollout."""
+        return self.size * self.per_rollout
+
+    @property
+    def longest_ahead(self) -> int:
+        """Iterations from the first turn of a group to the end of its own, at most."""
+        return math.ceil(self.ahead / self.per_rollout)
+
+    def place(self, group: int, member: int) -> int:
+        """Return the place of an episode among those of its iteration."""
+        return group % self.per_rollout * self.size + member
+
+    def places(self, rank: int, world: int) -> list[int]:
+        """Return the places of a rank, the same in every iteration."""
+        return [self.place(group, member) for group in self.coming_home(0, rank, world) for member in range(self.size)]
+
+    def coming_home(self, rollout: int, rank: int, world: int) -> range:
+        """Return the groups of a rank that are complete at the end of this rollout, counted from 0."""
+        return range(rollout * self.per_rollout + rank, (rollout + 1) * self.per_rollout, world)
+
+    def going_ahead(self, rollout: int, rank: int, world: int) -> range:
+        """Return the groups of a rank that are played ahead in this rollout."""
+        first = (rollout + 1) * self.per_rollout
+        return range(first + rank, first + self.ahead, world)
+
+
+@dataclass(frozen=True)
+class RolloutSizes:
     """The counts of a :class:`RolloutDataModule`, whose arguments these are.
 
     Raises:
         ValueError: sizes that do not fit each other, with the key to change.
     """
 
-    def __init__(
-        self,
-        num_envs: int,
-        turns_per_env: int,
-        mini_batch_turns: int,
-        groups: GroupRollout | None,
-        update_epochs: int,
-        memory: Memory,
-    ) -> None:
-        super().__init__()
-        self.num_envs = num_envs
-        self.turns_per_env = turns_per_env
-        self.mini_batch_turns = mini_batch_turns
-        self.groups = groups
-        self.update_epochs = update_epochs
-        self.memory = memory
+    num_envs: int
+    turns_per_env: int = TURNS_PER_ENV
+    mini_batch_turns: int = MINI_BATCH_TURNS
+    update_epochs: int = 1
+    groups: GroupRollout | None = None  # None: a fixed number of turns
+
+    def __post_init__(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.init_args.{name} must be at least 1, got {getattr(self, name)}")
-        if groups is None:
-            self._check_turns()
-        else:
+        if self.groups is not None:
             self._refuse_turns()
+        elif self.turns_per_rollout % self.mini_batch_turns:
+            raise ValueError(
+                f"an iteration has num_envs * turns_per_env = {self.num_envs} * {self.turns_per_env} = "
+                f"{self.turns_per_rollout} turns, which do not divide into mini-batches of {self.mini_batch_turns}; "
+                "change data.init_args.mini_batch_turns"
+            )
+
+    def _refuse_turns(self) -> None:
+        for name, default in (("turns_per_env", TURNS_PER_ENV), ("mini_batch_turns", MINI_BATCH_TURNS)):
+            if getattr(self, name) != default:
+                instead = "per_rollout and size" if name == "turns_per_env" else "mini_batches"
+                raise ValueError(
+                    f"groups are whole episodes, so a rollout has no fixed number of turns; remove "
+                    f"data.init_args.{name} and set {instead} of data.init_args.groups"
+                )
 
     @property
     def turns_per_rollout(self) -> int:
-        """Of a rollout of a fixed number of turns."""
+        """Turns of a rollout, where their number is fixed."""
         return self.num_envs * self.turns_per_env
 
     @property
@@ -56,33 +115,30 @@ class RolloutSizes(L.LightningDataModule):
         return self.num_envs if self.groups is None else self.groups.episodes
 
     @property
-    def own_envs(self) -> Sequence[int]:
-        """Those of this rank, numbered over all ranks."""
-        rank, world = self._place
-        if self.groups is not None:
-            return self.groups.places(rank, world)
-        share = self.num_envs // world
-        return range(rank * share, (rank + 1) * share)
-
-    @property
-    def at_a_time(self) -> int:
-        """Environments that play at a time on this rank."""
-        return self.num_envs // self._place[1]
-
-    @property
     def unit(self) -> str:
         """What the progress of a collection counts."""
-        return FixedTurns.unit if self.groups is None else Groups.unit
+        return "turns" if self.groups is None else "episodes"
 
     @property
     def mini_batches(self) -> int:
-        """Of a pass over a rollout."""
+        """Mini-batches of a pass over a rollout."""
         return self.turns_per_rollout // self.mini_batch_turns if self.groups is None else self.groups.mini_batches
 
     @property
     def steps_per_iteration(self) -> int:
         """Optimizer steps, which are the mini-batches of a Lightning epoch."""
         return self.mini_batches * self.update_epochs
+
+    def own_envs(self, rank: int, world: int) -> Sequence[int]:
+        """Return the environments of a rank, numbered over all ranks."""
+        if self.groups is not None:
+            return self.groups.places(rank, world)
+        share = self.num_envs // world
+        return range(rank * share, (rank + 1) * share)
+
+    def at_a_time(self, world: int) -> int:
+        """Return how many environments play at a time on each rank."""
+        return self.num_envs // world
 
     def check_processes(self, world: int) -> None:
         """Refuse a number of processes that cannot share the environments.
@@ -95,54 +151,22 @@ class RolloutSizes(L.LightningDataModule):
                 f"{self.num_envs} environments cannot be shared evenly by {world} processes; "
                 "change data.init_args.num_envs or trainer.devices"
             )
-        if self.groups is not None:
-            self.groups.check_processes(world)
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """Rank and number of ranks."""
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-
-    def _new_collection(self, make: SessionMaker, greedy: bool, collected: int) -> Collection:
-        """What this rank collects.
-
-        Args:
-            make: makes its sessions.
-            greedy: with a greedy episode for each group.
-            collected: rollouts that were collected before.
-        """
-        if self.groups is None:
-            return FixedTurns([make.fixed(i, pictures=True) for i in self.own_envs], self.turns_per_env)
-        return Groups(
-            self.groups,
-            make.of_group,
-            make.mix.kind,
-            *self._place,
-            at_a_time=self.at_a_time,
-            grows=self.memory.grows,
-            greedy=greedy,
-            collected=collected,
-        )
-
-    def _check_turns(self) -> None:
-        if self.turns_per_rollout % self.mini_batch_turns:
-            raise ValueError(
-                f"an iteration has num_envs * turns_per_env = {self.num_envs} * {self.turns_per_env} = "
-                f"{self.turns_per_rollout} turns, which do not divide into mini-batches of {self.mini_batch_turns}; "
-                "change data.init_args.mini_batch_turns"
-            )
-        if self.memory.grows and self.num_envs < self.turns_per_rollout // self.mini_batch_turns:
-            raise ValueError(
-                f"{type(self.memory).__name__} keeps the turns of an episode in one sample, so each mini-batch needs "
-                f"an environment: {self.turns_per_rollout // self.mini_batch_turns} mini-batches, {self.num_envs} "
-                "environments; raise data.init_args.num_envs or mini_batch_turns"
-            )
-
-    def _refuse_turns(self) -> None:
-        for name, default in (("turns_per_env", TURNS_PER_ENV), ("mini_batch_turns", MINI_BATCH_TURNS)):
-            if getattr(self, name) != default:
-                instead = "per_rollout and size" if name == "turns_per_env" else "mini_batches"
+        for name in ("per_rollout", "ahead") if self.groups is not None else ():
+            if getattr(self.groups, name) % world:
                 raise ValueError(
-                    f"groups are whole episodes, so a rollout has no fixed number of turns; remove "
-                    f"data.init_args.{name} and set {instead} of data.init_args.groups"
+                    f"{getattr(self.groups, name)} groups cannot be shared evenly by {world} processes, and a group "
+                    f"stays on one; change data.init_args.groups.{name} or trainer.devices"
                 )
+
+    def check_memory(self, memory: Memory) -> None:
+        """Refuse a memory with one growing sample per episode where mini-batches outnumber the environments.
+
+        Raises:
+            ValueError: with the key to change.
+        """
+        if self.groups is None and memory.grows and self.num_envs < self.mini_batches:
+            raise ValueError(
+                f"{type(memory).__name__} keeps the turns of an episode in one sample, so each mini-batch needs an "
+                f"environment: {self.mini_batches} mini-batches, {self.num_envs} environments; raise "
+                "data.init_args.num_envs or mini_batch_turns"
+            )

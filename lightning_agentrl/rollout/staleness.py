@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import Engine, VLLMEngine
 from lightning_agentrl.metrics.staleness import staleness
-from lightning_agentrl.rollout.groups import GroupRollout
+from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout
 
 

@@ -11,17 +11,17 @@ from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plai
 
 
 @dataclass
-class SavedRollouts:
+class RolloutState:
     """Where collecting goes on."""
 
-    sessions: dict[int, Any] = field(default_factory=dict)  # what :meth:`Collection.state_dict` gives
+    sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by number
     iteration: int = 0  # iterations begun
     collected: int = 0  # rollouts
     origin: str = ""  # what the episodes follow from
     ahead: Rollout | None = None  # collected and not trained on yet
 
     @classmethod
-    def from_plain(cls, state: Mapping[str, Any]) -> SavedRollouts:
+    def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
         """Of all ranks."""
         ahead = state.get("ahead")
         return cls(
@@ -50,8 +50,8 @@ class SavedRollouts:
         """
         if (self.sessions or self.collected) and self.origin != origin:
             raise ValueError(
-                f"the checkpoint's environments are {self.origin}; this run has {origin}, so their "
-                "episodes cannot go on: give the same data.init_args.env and seed, or start without --ckpt_path"
+                f"the checkpoint's environments are {self.origin}; this run has {origin}, so their episodes "
+                "cannot go on: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
             )
 
 

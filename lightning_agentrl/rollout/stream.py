@@ -4,29 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.rollout.learner import Learner, Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.types import Rollout
 
 Phase = Literal["critic_warmup", "train"]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A rollout with advantages and returns, and the numbers that are logged with its first step."""
-
-    rollout: Rollout
-    metrics: dict[str, float]
-
-
-class Learner(Protocol):
-    """What the stream asks of the agent."""
-
-    def prepare(self, rollout: Rollout) -> Prepared:
-        """Score a rollout and estimate its advantages and returns."""
 
 
 class MiniBatch:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lightning_agentrl.episodes.seeds import held_out_seeds
-from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
-from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.session_maker import SessionMaker
 
 
 @dataclass
@@ -52,29 +52,27 @@ class EpisodeSeeds:
 
 
 async def play_episodes(
-    seeds: Sequence[int],
-    num_envs: int,
-    make_session: Callable[[int, Callable[[int], int]], Session],
-    collector: Collector,
+    seeds: Sequence[int], at_a_time: int, make: SessionMaker, player: Player
 ) -> list[EpisodeResult]:
-    """Play one episode per seed, ``num_envs`` at a time, each in a fresh environment."""
+    """Play one whole episode per seed, so many at a time; return the results in the order of the seeds."""
     results: dict[int, EpisodeResult] = {}
     waiting = iter(enumerate(seeds))
 
     async def play() -> None:
-        for place, seed in waiting:  # shared between the players: each takes the next seed
-            session = make_session(seed, partial(_constant, seed))
+        for place, seed in waiting:  # shared between the tasks: each takes the next seed
+            kind = make.pool.kind(held_out_place(seed))
+            session = make.session(kind, seed, partial(_constant, seed), held_out=True)
             try:
-                results[place] = summarise(await collector.episode(session))
+                results[place] = summarise(await player.episode(session))
             finally:
-                session.close()
+                make.end(session, kind, held_out=True)
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(num_envs, len(seeds))):
+        for _ in range(min(at_a_time, len(seeds))):
             tasks.create_task(play())
     return [results[place] for place in range(len(seeds))]
 
 
 def _constant(seed: int, episode: int) -> int:
-    """Episode seeds of a session that plays one episode only."""
+    """Return the episode seed of a session that plays one episode only."""
     return seed

@@ -211,7 +211,7 @@ def test_progress_counts_episodes(tmp_path, tiny_folder):
     data = group_data(interaction=TurnInteraction(4, ByLength()))
     make_trainer(tmp_path, 4, [Listen()]).fit(agent_of(tiny_folder, ReMax()), data)
     assert seen == [(done, 8) for done in range(9)] * 4
-    assert data.unit == "episodes"
+    assert data.sizes.unit == "episodes"
 
 
 def test_the_plan_and_the_record_tell_of_groups(tmp_path, tiny_folder):

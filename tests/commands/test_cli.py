@@ -104,6 +104,9 @@ WRONG = {
     "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "did you mean max_epochs?"]),
     "prompt key": ("data.init_args.prompt", {"thnk": 1}, ["data.init_args.prompt.thnk", "did you mean think?"]),
     "env key": ("data.init_args.env", {"idd": "x"}, ["data.init_args.env.idd", "did you mean id?"]),
+    "key of an earlier version": ("data.init_args.other_envs", [{"id": "x"}], ["data.init_args.other_envs", "envs: ["]),
+    "tasks of an earlier version": ("data.init_args.tasks", {"path": "x"}, ["data.init_args.tasks", "{path: ...}"]),
+    "both forms": ("data.init_args.envs", [{"path": "x"}], ["data.init_args.env ", "data.init_args.envs", "one of"]),
     "memory key": (
         "data.init_args.memory",
         {"class_path": "WindowMemory", "init_args": {"turn": 1}},
@@ -399,6 +402,65 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
         agentrl("--config", "wrong.yaml", "--config", "right.yaml")
     )
     assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
+
+
+WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
+    "environment key": ({"id": "x", "shar": 2}, ["no key 'shar' in EnvConfig", "envs[1].shar", "mean share?"]),
+    "key of tasks": ({"path": "x", "shr": 2}, ["no key 'shr' in TaskSet", "envs[1].shr", "mean share?"]),
+    "neither": ({"idd": "x"}, ["no key 'idd' in EnvConfig", "envs[1].idd", "mean id?"]),
+    "type": ({"path": "x", "share": "many"}, ["data.init_args.envs.share must be a number, got 'many'"]),
+    "text": ("agentrl_envs:Bandit-v0", ["data.init_args.envs takes mappings, as {id: ...} or {path: ...}"]),
+    "environment": ({"id": "agentrl_envs:Bandt-v0"}, ["data.init_args.envs[1].id", "mean agentrl_envs:Bandit-v0?"]),
+    "scorer": (
+        {"path": "x", "scorer": {"class_path": "PatternMtch"}},
+        ["data.init_args.envs[1].scorer.class_path", "did you mean PatternMatch?"],
+    ),
+    "scorer key": (
+        {"path": "x", "scorer": {"class_path": "PatternMatch", "init_args": {"patern": "a"}}},
+        ["data.init_args.envs[1].scorer.init_args.patern", "did you mean pattern?"],
+    ),
+    "constructor of a scorer": (
+        {"path": "x", "scorer": {"class_path": "PatternMatch", "init_args": {"pattern": "("}}},
+        ["is no regular expression", "data.init_args.envs[1].scorer.init_args.pattern"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ITEMS)
+def test_a_wrong_item_of_a_list_of_sources_is_told_with_its_place(case: str, config: Config, agentrl: Command) -> None:
+    item, parts = WRONG_ITEMS[case]
+    data = config["data"]["init_args"]
+    data["envs"] = [data.pop("env"), item]
+    told = sentence(agentrl(config=config))
+    for part in parts:
+        assert part in told
+    assert "given.yaml, line" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--data.init_args.envs.share", "2"], ["--data.init_args.envs.share would change one of several sources"]),
+        (["--data.envs.id=x"], ["--data.envs.id would change one of several sources"]),
+        (["--data.init_args.envs[1].share=2"], ["envs[1].share would change one of several sources"]),
+        (["--data.init_args.env.id", "x"], ["--data.init_args.env.id is about one", "given.yaml, line"]),
+        (["--data.env.share=2"], ["--data.env.share is about one", "given.yaml, line"]),
+    ],
+)
+def test_an_option_that_would_fall_on_one_of_several_sources_is_refused(
+    arguments: list[str], parts: list[str], config: Config, agentrl: Command
+) -> None:
+    data = config["data"]["init_args"]
+    data["envs"] = [data.pop("env"), {"id": "agentrl_envs:GuessNumber-v0"}]
+    told = sentence(agentrl(*arguments, config=config))
+    for part in [*parts, "data.init_args.envs"]:
+        assert part in told
+
+
+def test_a_list_of_sources_is_given_as_a_whole_on_the_command_line(config: Config, agentrl: Command) -> None:
+    both = "[{id: 'agentrl_envs:Bandit-v0', share: 2}, {id: 'agentrl_envs:GuessNumber-v0'}]"
+    config["data"]["init_args"]["envs"] = [config["data"]["init_args"].pop("env")]
+    assert agentrl("--data.init_args.envs", both, config=config)[0] == 0
 
 
 @pytest.mark.parametrize("number", ["5e-6", "'1e-5'"])

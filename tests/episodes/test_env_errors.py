@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from lightning_agentrl.episodes.session import ReplayDiffersError, Session
-from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from tests.rollout.scripted import Scripted, story, workplace
 
 
@@ -78,7 +78,7 @@ def test_without_retries_the_first_error_is_raised(tiny_folder):
 
 def test_retries_below_zero_are_refused():
     with pytest.raises(ValueError, match=r"data.init_args.env.retries must be at least 0, got -1"):
-        EnvConfig("agentrl_envs:Bandit-v0", retries=-1)
+        RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", retries=-1))
 
 
 class Reporting(Scripted):

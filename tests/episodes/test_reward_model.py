@@ -88,9 +88,9 @@ def test_an_error_is_told_to_all_of_its_batch(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has 2 outputs, .* data.init_args.tasks.scorer.init_args.model"):
+    with pytest.raises(ValueError, match=r"has 2 outputs, .* scorer.init_args.model"):
         started(classifier_folder(tmp_path / "two", outputs=2))
-    with pytest.raises(ValueError, match=r"nowhere' cannot be loaded: .* data.init_args.tasks.scorer.init_args.model"):
+    with pytest.raises(ValueError, match=r"nowhere' cannot be loaded: .* scorer.init_args.model"):
         started(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="max_batch must be at least 1"):
         RewardModel("somewhere", max_batch=0)
@@ -101,7 +101,7 @@ def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
 def test_rewards_of_a_rollout_are_those_of_the_model(tiny_folder: Path, tmp_path: Path) -> None:
     folder = classifier_folder(tmp_path / "rewards")
     tasks = TaskSet(file_of(tmp_path / "sums.jsonl", SUMS), RewardModel(str(folder)))
-    rollout, _ = collect(tiny_folder, tasks=tasks, groups=GroupRollout(4, 2, 2))
+    rollout, _ = collect(tiny_folder, envs=[tasks], groups=GroupRollout(4, 2, 2))
     model = started(folder)
     for turn in rollout.turns:
         assert turn.env_reward == pytest.approx(model.score(turn.observation, turn.action, None), abs=1e-5)

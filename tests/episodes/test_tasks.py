@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.seeds import held_out_seeds
-from lightning_agentrl.episodes.sources import EnvMix
 from lightning_agentrl.episodes.tasks import OneTurn, Task, read_tasks
 from lightning_agentrl.rollout import (
     EnvConfig,
@@ -84,7 +84,7 @@ def test_scores(scorer: Scorer, reply: str, score: float) -> None:
 
 def test_a_pattern_alone_asks_for_a_fit() -> None:
     assert [PatternMatch(r"\d+").score("Count.", reply, None) for reply in ("one", "1 2")] == [0, 1]
-    with pytest.raises(ValueError, match=r"is no regular expression .* data.init_args.tasks.scorer.init_args.pattern"):
+    with pytest.raises(ValueError, match=r"the pattern '\(' is no regular expression"):
         PatternMatch("(")
 
 
@@ -124,7 +124,7 @@ def test_tasks_are_read(tmp_path: Path) -> None:
 def test_tasks_alone_are_prompts_and_whole_replies(tiny_folder: Path, tmp_path: Path, sums: str) -> None:
     held_out = file_of(tmp_path / "held_out.jsonl", [{"prompt": "Now."}])
     tasks = TaskSet(sums, Letters(), held_out=held_out, system="Add.")
-    rollout, validation = collect(tiny_folder, tasks=tasks, groups=GroupRollout(3, 4, 2))
+    rollout, validation = collect(tiny_folder, envs=[tasks], groups=GroupRollout(3, 4, 2))
     assert len(rollout.turns) == 12
     tokenizer = Learner(tiny_folder).tokenizer
     for sample, turn in zip(rollout.samples, rollout.turns, strict=True):
@@ -148,7 +148,7 @@ def test_tasks_and_environments_are_played_in_one_rollout(
     if "groups" not in sizes:
         sizes = sizes | {"mini_batch_turns": 12}
     guess = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 9})
-    settings = {"env": guess, "other_envs": [EnvConfig("agentrl_envs:Bandit-v0")], "tasks": TaskSet(sums)}
+    settings = {"envs": [guess, EnvConfig("agentrl_envs:Bandit-v0"), TaskSet(sums)]}
     *rollouts, validation = collect(tiny_folder, 2, memory=memory, **settings, **sizes)
     for rollout in rollouts:
         kinds = {}
@@ -166,32 +166,67 @@ def test_tasks_and_environments_are_played_in_one_rollout(
 
 def test_an_environment_that_needs_a_parser_is_still_refused_beside_tasks(tiny_folder: Path, sums: str) -> None:
     with pytest.raises(ValueError, match=r"names no actions .* RawParser"):
-        collect(tiny_folder, tasks=TaskSet(sums), env=EnvConfig("Varied-v0"), groups=GroupRollout(2, 2, 2))
-    settings = {"env": EnvConfig("Varied-v0"), "interaction": TurnInteraction(4, RawParser())}
+        collect(tiny_folder, envs=[EnvConfig("Varied-v0"), TaskSet(sums)], groups=GroupRollout(2, 2, 2))
+    settings = {"envs": [EnvConfig("Varied-v0"), TaskSet(sums)], "interaction": TurnInteraction(4, RawParser())}
     with pytest.raises(ValueError, match=r"set data.init_args.prompt.think to false"):
-        collect(tiny_folder, tasks=TaskSet(sums), groups=GroupRollout(2, 2, 2), **settings)
+        collect(tiny_folder, groups=GroupRollout(2, 2, 2), **settings)
 
 
-def test_nothing_to_play_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data.init_args.env\) or one-turn tasks \(key data.init_args.tasks\)"):
-        RolloutDataModule()
-    with pytest.raises(ValueError, match=r"data.init_args.tasks.share must be above 0"):
-        TaskSet("tasks.jsonl", share=0)
-    with pytest.raises(ValueError, match=r"data.init_args.env.share must be above 0"):
-        EnvConfig("agentrl_envs:Bandit-v0", share=-1)
+BANDIT = "agentrl_envs:Bandit-v0"
 
 
-def test_a_wrong_environment_among_several_is_told_by_its_place() -> None:
-    others = [EnvConfig("agentrl_envs:Bandit-v0"), EnvConfig("agentrl_envs:NoSuch-v0")]
-    data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), other_envs=others)
-    with pytest.raises(ValueError, match=r"data\.init_args\.other_envs\[1\]\.id"):
+@pytest.mark.parametrize(
+    ("sources", "keys"),
+    [
+        ({}, ["data.init_args.env)", "data.init_args.envs)"]),
+        ({"envs": []}, ["data.init_args.env)", "data.init_args.envs)"]),
+        ({"env": EnvConfig(BANDIT), "envs": [EnvConfig(BANDIT)]}, ["data.init_args.env ", "data.init_args.envs "]),
+        ({"env": EnvConfig(BANDIT, share=-1)}, ["data.init_args.env.share"]),
+        ({"env": EnvConfig(BANDIT, retries=-1)}, ["data.init_args.env.retries"]),
+        ({"envs": [EnvConfig(BANDIT), TaskSet("tasks.jsonl", share=0)]}, ["data.init_args.envs[1].share"]),
+        ({"envs": [EnvConfig(BANDIT, retries=-1), TaskSet("tasks.jsonl")]}, ["data.init_args.envs[0].retries"]),
+    ],
+)
+def test_sources_that_cannot_be_played_are_refused_with_their_keys(sources: dict[str, Any], keys: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"data\.init_args\.env") as error:
+        RolloutDataModule(**sources)
+    for key in keys:
+        assert key in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        (EnvConfig("agentrl_envs:NoSuch-v0"), "id"),
+        (EnvConfig(BANDIT, {"arms": 9}), "kwargs"),
+        (TaskSet("nowhere.jsonl"), "path"),
+        (TaskSet("sums.jsonl", held_out="nowhere.jsonl"), "held_out"),  # told before anything is played
+    ],
+)
+def test_a_wrong_source_among_several_is_told_by_its_place(
+    wrong: Any, key: str, sums: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = RolloutDataModule(envs=[EnvConfig(BANDIT), wrong])
+    with pytest.raises(ValueError, match=rf"data\.init_args\.envs\[1\]\.{key}"):
         data.setup("fit")
+
+
+def test_the_label_of_a_checkpoint_does_not_depend_on_how_sources_are_given() -> None:
+    """As it was written before there was a list, so checkpoints of that time go on."""
+    sources = [EnvConfig(BANDIT, {"arms": 3}, share=2), EnvConfig("Varied-v0"), TaskSet("sums.jsonl", share=3)]
+    assert RolloutDataModule(envs=sources, seed=5)._origin == (
+        "agentrl_envs:Bandit-v0 with {'arms': 3} (share 2) and Varied-v0 with {} (share 1) and tasks of sums.jsonl "
+        "(share 3), seed 5"
+    )
+    one, listed = RolloutDataModule(sources[0], seed=5), RolloutDataModule(envs=sources[:1], seed=5)
+    assert one._origin == listed._origin == "agentrl_envs:Bandit-v0 with {'arms': 3}, seed 5"
 
 
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 1.0], [3.0, 1.0], [0.5, 0.25, 0.125]])
 def test_any_stretch_of_numbers_has_its_share_of_every_source(shares: list[float]) -> None:
-    mix = EnvMix([EnvConfig("some", share=share) for share in shares])
-    kinds = torch.tensor([mix.kind(number) for number in range(600)])
+    pool = EnvPool([EnvConfig("some", share=share) for share in shares])
+    kinds = torch.tensor([pool.kind(number) for number in range(600)])
     for step in (1, 2, 4):  # ranks take every so many-th number
         own = kinds[1::step]
         for kind, share in enumerate(shares):

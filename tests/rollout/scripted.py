@@ -18,14 +18,16 @@ from lightning_agentrl.rollout import (
     ChatRenderer,
     Interaction,
     Memory,
+    Prepared,
     PromptFormat,
     RawParser,
     Session,
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.types import Rollout, Turn
 
 
@@ -132,14 +134,14 @@ class Workplace:
         return Session(index, env, episode_seed, self.renderer, self.memory, self.executor)
 
     @property
-    def collector(self) -> Collector:
-        return Collector(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
+    def player(self) -> Player:
+        return Player(self.interaction, self.engine, self.memory.grows, temperature=1.0, seed=self.seed)
 
     def collect(self, turns: int) -> Rollout:
-        return self.loop.run(self.collector.fixed_turns(self.sessions, turns))
+        return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
 
     def episode(self, session: Session) -> list[Turn]:
-        return self.loop.run(self.collector.episode(session))
+        return self.loop.run(self.player.episode(session))
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -164,7 +166,6 @@ class Learner:
 
     temperature = 1.0
     policy_version = 0
-    explained_variance = None
     needs_greedy_baseline = False
 
     def __init__(self, folder: Any) -> None:
@@ -175,8 +176,8 @@ class Learner:
     def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.policy, close_ids, nullcontext)
 
-    def prepare(self, rollout: Rollout) -> Rollout:
-        return rollout
+    def prepare(self, rollout: Rollout) -> Prepared:
+        return Prepared(rollout, {})
 
 
 def story(rollout: Rollout) -> list[tuple]:

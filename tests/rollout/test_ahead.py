@@ -152,7 +152,7 @@ def test_what_must_not_be_trained_on_is_named_and_collected_anew(connected, tiny
     with pytest.warns(UserWarning, match=rf"{reason}; it is left out, and a new one is collected"):
         rollout = new.collect()
     assert {turn.policy_version for turn in rollout.turns} == {2}
-    assert len(rollout.turns) == new.turns_per_rollout
+    assert len(rollout.turns) == new.sizes.turns_per_rollout
 
 
 def test_an_error_is_raised_where_the_rollout_is_needed_and_the_environments_are_not_lost(connected):
@@ -225,7 +225,7 @@ def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
     with learner.clock.stage("update", total=9):
         GO.set()
         end = time.monotonic() + 30
-        while data._next._background._done < 4:
+        while data._background._done < 4:
             assert time.monotonic() < end
             time.sleep(0.01)
     data.collect()

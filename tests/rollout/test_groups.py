@@ -234,4 +234,4 @@ def test_a_number_of_turns_beside_groups_is_refused(name):
 def test_groups_that_processes_cannot_share_are_refused(groups, name):
     data = RolloutDataModule(EnvConfig("Varied-v0"), groups=groups)
     with pytest.raises(ValueError, match=rf"by 2 processes, .* data.init_args.groups.{name} or trainer.devices"):
-        data.check_processes(2)
+        data.sizes.check_processes(2)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, derive_seed, held_out_seeds
+from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.rollout.stream import RolloutStream
 from lightning_agentrl.types import Rollout, Sample
@@ -96,8 +97,6 @@ def test_seeds_depend_on_every_part():
 class Order:
     """Notes when a rollout is collected and prepared."""
 
-    explained_variance = None
-
     def __init__(self) -> None:
         self.events: list[str] = []
 
@@ -110,9 +109,9 @@ class Order:
         ]
         return Rollout.from_samples(samples)
 
-    def prepare(self, rollout: Rollout) -> Rollout:
+    def prepare(self, rollout: Rollout) -> Prepared:
         self.events.append("prepare")
-        return rollout
+        return Prepared(rollout, {"told": 1.0})
 
 
 def make_stream(learner: Order, seed: int = 0, update_epochs: int = 2) -> RolloutStream:
@@ -124,14 +123,16 @@ def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():
     stream = make_stream(learner)
     iterator = iter(stream)
     assert learner.events == []  # nothing is collected before it is asked for
-    batches, inside = [], []
+    batches, inside, told = [], [], []
     for batch in iterator:
         learner.events.append("train")
+        told.append(batch.metrics)
         batches.append(batch.rollout.turns)
         inside.append(stream.inside_iteration)
     assert len(batches) == len(stream) == 8
     assert learner.events == ["collect", "prepare"] + ["train"] * 8
     assert inside == [True] * 7 + [False]
+    assert told == [{"told": 1.0}] + [{}] * 7  # numbers of the iteration come with its first step
     for one_pass in (batches[:4], batches[4:]):
         assert [len(turns) for turns in one_pass] == [2] * 4
         assert len({(t.env, t.index) for turns in one_pass for t in turns}) == 8

@@ -13,7 +13,8 @@ import pytest
 
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
-from lightning_agentrl.rollout.collector import Collector
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.watchdog import Watchdog
 from tests.rollout.scripted import Learner, Scripted, Workplace, workplace
 
@@ -21,10 +22,10 @@ LIMIT = 0.2
 
 
 @contextmanager
-def guarded(place: Workplace, seconds: float = LIMIT) -> Iterator[Collector]:
+def guarded(place: Workplace, seconds: float = LIMIT) -> Iterator[Player]:
     watchdog = Watchdog(seconds, "LoggingEngine", lambda: "collect")
     with watchdog.on_guard():
-        yield replace(place.collector, watchdog=watchdog)
+        yield replace(place.player, watchdog=watchdog)
 
 
 def told(caught: list[warnings.WarningMessage]) -> list[str]:
@@ -53,8 +54,8 @@ def test_a_stuck_environment_is_named_again_and_again(tiny_folder, caught):
             wait_for(lambda: len(told(caught)) >= 2)
 
     envs = [Scripted(9), Scripted(9, on_step=stuck), Scripted(9)]
-    with workplace(tiny_folder, envs) as place, guarded(place) as collector:
-        rollout = place.loop.run(collector.fixed_turns(place.sessions, 3))
+    with workplace(tiny_folder, envs) as place, guarded(place) as player:
+        rollout = place.loop.run(FixedTurns(place.sessions, 3).collect(player))
     assert len(rollout.turns) == 9
     for text in told(caught)[:2]:
         assert text.startswith("nothing has moved for 0 s in stage collect; ")
@@ -74,8 +75,8 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
             return sample(requests)
 
         monkeypatch.setattr(place.engine, "_generate_batch", held)
-        with guarded(place) as collector:
-            place.loop.run(collector.fixed_turns(place.sessions, 2))
+        with guarded(place) as player:
+            place.loop.run(FixedTurns(place.sessions, 2).collect(player))
     assert told(caught)[0].endswith("waiting for replies of LoggingEngine to environments 0, 1")
 
 
@@ -101,8 +102,8 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
 def test_nothing_is_said_where_something_moves(tiny_folder, caught):
     """One step takes most of the limit, all steps together several times the limit."""
     slow = Scripted(9, on_step=lambda count: time.sleep(0.75))
-    with workplace(tiny_folder, [slow]) as place, guarded(place, seconds=2.0) as collector:
-        place.loop.run(collector.fixed_turns(place.sessions, 4))
+    with workplace(tiny_folder, [slow]) as place, guarded(place, seconds=2.0) as player:
+        place.loop.run(FixedTurns(place.sessions, 4).collect(player))
     assert told(caught) == []
 
 
@@ -110,9 +111,9 @@ def test_zero_turns_it_off(tiny_folder, caught):
     before = threading.active_count()
     with workplace(tiny_folder, [Scripted(9)]) as place:
         started = threading.active_count()
-        with guarded(place, seconds=0.0) as collector:
+        with guarded(place, seconds=0.0) as player:
             assert threading.active_count() == started
-            place.loop.run(collector.fixed_turns(place.sessions, 1))
+            place.loop.run(FixedTurns(place.sessions, 1).collect(player))
     assert started > before
     with pytest.raises(ValueError, match="stall_seconds must be at least 0, got -1"):
         RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), stall_seconds=-1)

@@ -1,0 +1,60 @@
+"""The environments of a rank: which source a number plays, and which environments nobody plays at the moment."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import gymnasium
+
+from lightning_agentrl.episodes.sources import Source
+
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
+
+
+class EnvPool:
+    """Makes environments of several sources by their shares, and keeps idle ones for whoever asks next.
+
+    Args:
+        sources: at least one; the place of a source among them is the kind of its environments.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        total = sum(source.share for source in sources)
+        self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
+        self._idle: dict[tuple[int, bool], list[gymnasium.Env]] = {}  # by kind, and whether they are held out
+
+    def kind(self, number: int) -> int:
+        """Return the kind that a number plays; any stretch of numbers has nearly its share of every source.
+
+        The answer is the same on any number of ranks.
+        """
+        return bisect_right(self._bounds, number * GOLDEN % 1.0)
+
+    @property
+    def label(self) -> str:
+        """What all episodes follow from, beside a seed."""
+        if len(self.sources) == 1:
+            return self.sources[0].label
+        return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
+
+    def take(self, kind: int, held_out: bool = False) -> gymnasium.Env:
+        """Return an idle environment, or a new one where there is none.
+
+        Raises:
+            ValueError: when it cannot be made, with the key to change.
+        """
+        idle = self._idle.get((kind, held_out))
+        return idle.pop() if idle else self.sources[kind].make(held_out)
+
+    def give_back(self, kind: int, env: gymnasium.Env, held_out: bool = False) -> None:
+        """Keep an environment for the next one who asks."""
+        self._idle.setdefault((kind, held_out), []).append(env)
+
+    def close(self, held_out: bool | None = None) -> None:
+        """Close idle environments: all, or those of held-out or of training episodes alone."""
+        for key in [key for key in self._idle if held_out in (None, key[1])]:
+            for env in self._idle.pop(key):
+                env.close()
