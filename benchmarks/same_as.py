@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import yaml
+from transformers.utils.logging import disable_progress_bar
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -41,6 +42,7 @@ from benchmarks.same_as_cases import (  # noqa: E402
     TURNS,
     WEIGHTS,
     Case,
+    Config,
     Rule,
     cases,
     of_class,
@@ -50,8 +52,10 @@ from tests.tiny import tiny_model_folder  # noqa: E402
 
 PARTS = {"metrics": METRICS, "turns": TURNS, "weights": WEIGHTS, "optimizer": []}
 PACKAGES = ("lightning_agentrl", "envs")
+SETTINGS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}
+SETTINGS |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 # Wall-clock times and what is made of them. Shares of the update (time/update_shared) are no times.
-TIMES = re.compile(r".*seconds?\b.*|.*_per_second|time/collect_to_update|time/env_to_generation")
+TIMES = re.compile(r".*_seconds|.*_per_second|time/collect_to_update|time/env_to_generation")
 
 Row = dict[str, Any]  # plain values by name
 
@@ -110,7 +114,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def named(row: Iterable[tuple[str, Any]], rules: Sequence[Rule], notes: Notes) -> Row:
-    """Values by their new names, without times.
+    """Values by their new names, without times. A rule is about a whole name, or about its beginning before . / or [.
 
     Raises:
         ValueError: two values have one name.
@@ -122,7 +126,7 @@ def named(row: Iterable[tuple[str, Any]], rules: Sequence[Rule], notes: Notes) -
             continue
         new = name
         for pattern, replacement in rules:
-            new = re.sub(rf"\A(?:{pattern})(?=\Z|\[)", replacement, new)
+            new = re.sub(rf"\A(?:{pattern})(?=\Z|[./\[])", replacement, new)
         if new != name:
             notes.renamed.add(f"{name} -> {new}")
         if new in values:
@@ -154,11 +158,29 @@ def digest(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} norm {norm:.17g} sha256 {hashlib.sha256(data).hexdigest()[:16]}"
 
 
+class Command:
+    """`agentrl` of one checkout, in folders that it is given."""
+
+    def __init__(self, runner: subprocess.Popen[str]) -> None:
+        self.runner = runner
+        self.packages = json.loads(self._answer() or "[]")
+
+    def __call__(self, folder: Path, *arguments: str) -> str:
+        """Run it; its last words if it failed."""
+        print(json.dumps([str(folder), arguments]), file=self.runner.stdin, flush=True)
+        code = self._answer()
+        return "" if code == "0" else f"exit code {code}: {(folder / 'log.txt').read_text().strip()[-600:]}"
+
+    def _answer(self) -> str:
+        assert self.runner.stdout
+        return self.runner.stdout.readline().strip()
+
+
 class Checkout:
     """The package at one commit, or as it is in the working tree, in a folder of its own."""
 
     def __init__(self, commit: str | None, folder: Path) -> None:
-        self.source, self.folder = folder / "source", folder
+        self.folder, self.source = folder, folder / "source"
         self.source.mkdir(parents=True)
         if commit is None:
             self.name = f"working tree on {git('rev-parse', '--short', 'HEAD')}"
@@ -169,53 +191,39 @@ class Checkout:
             archive = subprocess.run(["git", "archive", commit, *PACKAGES], cwd=ROOT, capture_output=True, check=True)
             subprocess.run(["tar", "-x", "-C", self.source], input=archive.stdout, check=True)
         (self.source / "agentrl_envs").symlink_to("envs")
-        self.keys: set[str] = set()  # of configs that were written otherwise
+        self.renamed: set[str] = set()  # keys of configs
 
     def run(self, wanted: dict[str, Case]) -> dict[str, str]:
         """Run the cases one after the other; what went wrong in each, or nothing."""
         settings = {name: value for name, value in os.environ.items() if not name.startswith("PL_")}
-        settings |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}
-        settings |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(self.source)}
+        path = os.pathsep.join(map(str, (self.source, self.folder.parent)))  # beside both is the game
         runner = subprocess.Popen(
             [sys.executable, "-P", str(ROOT / "benchmarks" / "same_as_runner.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=settings,
+            env=settings | SETTINGS | {"PYTHONPATH": path},
             cwd=self.folder,
         )
-        assert runner.stdin
-        assert runner.stdout
+        with runner:
+            agentrl = Command(runner)
+            for place in agentrl.packages or ["nowhere"]:
+                if not Path(place).resolve().is_relative_to(self.source.resolve()):
+                    raise SystemExit(f"{self.name}: a package was imported from {place}, not from {self.source}")
+            printed = self._printed(agentrl)
+            return {name: self._run(case, self.folder / name, agentrl, printed) for name, case in wanted.items()}
 
-        def agentrl(folder: Path, *arguments: str) -> str:
-            """Run the command; its last words if it failed."""
-            assert runner.stdin
-            assert runner.stdout
-            print(json.dumps([str(folder), arguments]), file=runner.stdin, flush=True)
-            code = runner.stdout.readline().strip()
-            return "" if code == "0" else f"exit code {code}: {(folder / 'log.txt').read_text().strip()[-600:]}"
+    def _run(self, case: Case, folder: Path, agentrl: Command, printed: Config) -> str:
+        config, renamed = translated(case.config, printed, KEYS, REWRITTEN)
+        self.renamed |= set(renamed)
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        failures = (agentrl(folder, "fit", "--config", "config.yaml", *arguments) for arguments in case.runs)
+        failure = next(filter(None, failures), "")
+        print(f"{self.name}: {folder.name}{' failed' if failure else ''}", file=sys.stderr, flush=True)
+        return failure
 
-        for place in json.loads(runner.stdout.readline() or "[]") or ["nowhere"]:
-            if not Path(place).resolve().is_relative_to(self.source.resolve()):
-                raise SystemExit(f"{self.name}: a package was imported from {place}, not from {self.source}")
-        printed = self._printed(agentrl)
-        failures = {}
-        for name, case in wanted.items():
-            folder = self.folder / name
-            folder.mkdir()
-            config, keys = translated(case.config, printed, KEYS, REWRITTEN)
-            self.keys |= set(keys)
-            (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-            for arguments in case.runs:
-                failures[name] = agentrl(folder, "fit", "--config", "config.yaml", *arguments)
-                if failures[name]:
-                    break
-            print(f"{self.name}: {name}{' failed' if failures[name] else ''}", file=sys.stderr, flush=True)
-        runner.stdin.close()
-        runner.wait()
-        return failures
-
-    def _printed(self, agentrl: Any) -> dict[str, Any]:
+    def _printed(self, agentrl: Command) -> Config:
         """Every key of the command, with its default."""
         folder = self.folder / "keys"
         folder.mkdir()
@@ -250,7 +258,8 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp(prefix="same_as_"))
     try:
-        torch.set_num_threads(1)
+        disable_progress_bar()
+        shutil.copy(ROOT / "benchmarks" / "same_as_game.py", folder)
         model = tiny_model_folder(folder / "model")
         tasks = folder / "tasks.jsonl"
         tasks.write_text("".join(f'{{"prompt": "{a} + 1 is", "answer": "{a + 1}"}}\n' for a in range(5)))
@@ -299,7 +308,7 @@ def compare_commits(commit: str, other: str | None, wanted: dict[str, Case], fol
     print("\n" + "".join(f"{trouble}\n" for trouble in troubles) + ("all equal" if equal else "not equal"))
     renamed = {}
     for label, side, note in zip(("old", "new"), sides, notes, strict=True):
-        renamed[label] = sorted(note.renamed | side.keys)
+        renamed[label] = sorted(note.renamed | side.renamed)
         print(f"renamed in {label}: {', '.join(renamed[label]) or 'nothing'}")
     left_out = sorted(notes[0].left_out | notes[1].left_out)
     print(f"left out as times: {', '.join(left_out)}")

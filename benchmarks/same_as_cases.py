@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
-Rule = tuple[str, str]  # a regular expression of the whole old name, and the new name, with \1 for what is kept
+Rule = tuple[str, str]  # regular expression of an old name, or of its beginning before . / or [, and the new one
 
 # What has been renamed, oldest first. Old names are read as new ones on whichever side still has them.
 METRICS: list[Rule] = []
@@ -115,11 +115,11 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
             kl_in_reward=0.01,
             lr_actor=1e-3,
             lr_critic=1e-2,
-            max_tokens_per_micro_batch=400,  # several micro-batches in each step
+            max_tokens_per_micro_batch=120,  # several micro-batches in each step
         ),
         "data": of_class(
             "RolloutDataModule",
-            env={"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 5}},
+            env={"id": "same_as_game:Echo-v0"},
             num_envs=1,
             memory=of_class("WindowMemory", turns=0),
             prompt={"think": False, "max_prompt_tokens": 512},
@@ -153,6 +153,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
     four = {f"{data}.num_envs": 4, f"{data}.turns_per_env": 4, f"{data}.mini_batch_turns": 8}
     one_at_a_time = {f"{data}.num_envs": 1, f"{data}.turns_per_env": 12, f"{data}.mini_batch_turns": 12}
     growing = one_at_a_time | {f"{data}.memory": of_class("FullMemory")}
+    guessing = {"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 5}}
     warm_up = of_class("CriticWarmup", rollouts=2, rounds=2, fraction=0.5)
     adaptive = of_class("AdaptiveKL", value=0.05, target=0.01, horizon=1000)
 
@@ -177,6 +178,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
             {
                 **separate,
                 **one_at_a_time,
+                f"{data}.env": guessing,
                 f"{data}.mini_batch_turns": 6,
                 f"{data}.memory": of_class("WindowMemory", turns=2),
                 f"{data}.prompt.think": True,
@@ -196,7 +198,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
                 **shared,
                 f"{data}.num_envs": 6,
                 f"{data}.mini_batch_turns": 12,
-                f"{data}.other_envs": [{"id": "agentrl_envs:Bandit-v0", "share": 0.7}],
+                f"{data}.other_envs": [guessing, {"id": "agentrl_envs:Bandit-v0", "share": 0.7}],
                 f"{data}.tasks": {"path": str(tasks), "system": "Reply with a number.", "share": 0.6},
             }
         ),
