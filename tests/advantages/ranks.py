@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 def on_two_ranks(fn: Callable[[int, Callable[[Tensor], Tensor]], T]) -> list[T]:
     """Run ``fn(rank, reduce)`` in two threads; `reduce` meets the other rank and sums in place, as all_reduce does."""
-    barrier, posted = Barrier(2, timeout=10), [torch.zeros(()), torch.zeros(())]
+    barrier, posted = Barrier(2, timeout=60), [torch.zeros(()), torch.zeros(())]
 
     def run(rank: int) -> T:
         def reduce(x: Tensor) -> Tensor:

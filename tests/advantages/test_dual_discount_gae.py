@@ -201,7 +201,7 @@ def test_one_terminal_reward_has_a_closed_form(reward, value, last_value, gamma,
     close(advantages[0], torch.full((2,), expected, dtype=torch.float64), atol=1e-12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ragged(), PAIRS)
 def test_equals_the_definition(x: Inputs, pairs):
     advantages, returns = x.run(**as_discounts(pairs))
@@ -212,7 +212,7 @@ def test_equals_the_definition(x: Inputs, pairs):
     assert torch.equal(returns[~x.mask], torch.zeros_like(returns[~x.mask]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ragged())
 def test_all_ones_is_reward_to_go_minus_value(x: Inputs):
     x.terminated[:] = True
@@ -230,7 +230,7 @@ def test_all_ones_is_reward_to_go_minus_value(x: Inputs):
 # Invariances: bit for bit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ragged(), PAIRS, st.integers(0, 2**31))
 def test_numbers_off_the_mask_are_not_read(x: Inputs, pairs, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -247,7 +247,7 @@ def test_numbers_off_the_mask_are_not_read(x: Inputs, pairs, seed):
     assert torch.equal(got[1], want[1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ragged(), PAIRS, st.data())
 def test_observation_columns_and_padding_change_nothing(x: Inputs, pairs, data):
     want = x.run(**as_discounts(pairs))
@@ -266,7 +266,7 @@ def test_observation_columns_and_padding_change_nothing(x: Inputs, pairs, data):
         assert int((wide != 0).sum()) == int((narrow != 0).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ragged(), PAIRS, st.data())
 def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
     want = x.run(**as_discounts(pairs))
@@ -278,7 +278,7 @@ def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
     assert torch.equal(got[1], want[1][order])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ragged(), PAIRS)
 def test_one_trajectory_does_not_touch_another(x: Inputs, pairs):
     want, _ = x.run(**as_discounts(pairs))

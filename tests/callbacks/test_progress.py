@@ -98,13 +98,17 @@ def test_a_callback_leaves_the_agent_with_its_trainer(tiny_folder: Path, tmp_pat
     assert agent.clock.listeners == []
 
 
-def test_the_time_left_counts_the_running_iteration(tiny_folder: Path, tmp_path: Path) -> None:
+def test_the_time_left_counts_the_running_iteration(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four iterations of 100 s each: 30 s into the third, 170 s are left; as it ends, 100 s."""
     bar, _ = progress(terminal=False)
     trainer = make_trainer(tmp_path, 4, [bar], enable_progress_bar=True)
     bar._durations.extend([100.0, 100.0])
     trainer.fit_loop.epoch_progress.current.completed = trainer.fit_loop.epoch_progress.current.processed = 2
-    bar._iteration_started = time.monotonic() - 30
+    now = time.monotonic()
+    bar._iteration_started = now - 30
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     assert trainer.current_epoch == 2
-    assert bar._time_left(trainer, 2) == ", 2:49 left"
+    assert bar._time_left(trainer, 2) == ", 2:50 left"
     assert bar._time_left(trainer, 3) == ", 1:40 left"

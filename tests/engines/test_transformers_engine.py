@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -350,13 +349,11 @@ def test_stop_answers_those_who_still_wait(policy):
 
 
 def test_requests_wait_for_company_only_briefly(policy):
-    engine = TransformersEngine(max_batch=1000, gather_seconds=0.01)
+    """Not once for each place in the batch, which would take hours; `serve` gives up long before."""
+    engine = TransformersEngine(max_batch=1_000_000, gather_seconds=0.02)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
     try:
         serve(engine, [request(PREFIX, max_tokens=1)])
-        started = time.perf_counter()
-        serve(engine, [request(PREFIX, max_tokens=1)])
-        assert time.perf_counter() - started < 5
     finally:
         engine.stop()
 

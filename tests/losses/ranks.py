@@ -17,7 +17,7 @@ T = TypeVar("T")
 def on_ranks(work: Callable[[int, Gather], T], count: int = 2) -> list[T]:
     """What ``work(rank, gather)`` gives on each rank; every rank has to call gather equally often."""
     slots: list[Tensor | None] = [None] * count
-    barrier = Barrier(count, timeout=20)
+    barrier = Barrier(count, timeout=60)
 
     def of(rank: int) -> T:
         def gather(x: Tensor) -> list[Tensor]:

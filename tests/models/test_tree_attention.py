@@ -44,7 +44,7 @@ def dense(x: list[torch.Tensor], mask: torch.Tensor, scale: float) -> torch.Tens
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 40), st.sampled_from([None, 3]))
 def test_equals_dense_attention(seed, rows, longest, window):
     tree = random_tree(seed, rows, longest)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,7 +207,7 @@ KEYS = ["{}", "ACTION: {}", "action:{}", "**Action:** {}", "Action - {}", "### A
 CASES = [str.lower, str.upper, str.title, lambda name: name.replace(" ", "_"), lambda name: name.replace(" ", "-")]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from(BABYAI),
     wrap=st.sampled_from(WRAPS),
@@ -221,7 +219,7 @@ def test_a_decorated_action_is_found(name, wrap, key, case, end):
     assert action_of(key.format(wrap.format(case(name)) + end)) == name
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     said=st.lists(st.sampled_from([*BABYAI, "wait,", "the action", "Then", "*", "(2)", "no!", "\n"]), max_size=12),
     name=st.sampled_from(BABYAI),
@@ -233,15 +231,14 @@ def test_thoughts_about_other_actions_do_not_confuse(said, name):
     assert all(word in parsed.thought for word in said if word.isalpha())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=80))
 def test_any_text_is_read_without_an_error(reply):
     assert action_of(reply) in [None, *BABYAI]
 
 
 @pytest.mark.parametrize("filler", ["*", " ", "\n", "-", "action", "think\n", "1. ", "turn left or "])
-def test_long_replies_are_read_quickly(filler):
-    start = time.perf_counter()
+def test_long_replies_are_read_in_time(filler):
+    """A pattern that tries all ways to split a reply would run into the time limit of every test."""
     action_of("THINK: " + filler * 4000)
     action_of("ACTION: " + filler * 4000)
-    assert time.perf_counter() - start < 3.0

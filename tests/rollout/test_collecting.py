@@ -303,10 +303,13 @@ def test_every_reply_has_its_own_seed(tiny_folder):
 def test_turns_say_what_happened(tiny_folder):
     with workplace(tiny_folder, [Scripted(50, on_step=lambda _: time.sleep(0.02))]) as place:
         place.engine.sync(17)
+        started = time.perf_counter()
         turns = place.collect(2).turns
+        seconds = time.perf_counter() - started
     assert [turn.policy_version for turn in turns] == [17, 17]
-    assert all(0.02 <= turn.env_seconds < 5 for turn in turns)
-    assert all(0 < turn.engine_seconds < 5 for turn in turns)
+    assert all(turn.env_seconds >= 0.02 for turn in turns)
+    assert all(turn.engine_seconds > 0 for turn in turns)
+    assert sum(turn.env_seconds + turn.engine_seconds for turn in turns) <= seconds
     assert [turn.observation[-6:] for turn in turns] == ["step 0", "step 1"]
 
 

@@ -1,0 +1,249 @@
+"""The runs that `same_as.py` compares, and the names that have changed since: tables to be read and added to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Config = dict[str, Any]
+Rule = tuple[str, str]  # regular expression of an old name, or of its beginning before . / or [, and the new one
+
+# What has been renamed, oldest first. Old names are read as new ones on whichever side still has them.
+METRICS: list[Rule] = []
+TURNS: list[Rule] = []  # fields of the turn log; (r"metrics\.old", "metrics.new") for those inside of one
+WEIGHTS: list[Rule] = []  # keys of the state dict
+
+OPTIM = ("lr_actor", "lr_critic", "weight_decay", "max_grad_norm_actor", "max_grad_norm_critic")
+COMPUTE = ("max_tokens_per_micro_batch", "gradient_checkpointing", "recompute_logits", "kernels")
+
+# Old keys of a config and their new ones. A commit that no longer has the old key gets the new one.
+KEYS: list[tuple[str, str]] = [
+    *((f"model.init_args.{name}", f"model.init_args.optim.{name}") for name in OPTIM),
+    *((f"model.init_args.{name}", f"model.init_args.compute.{name}") for name in COMPUTE),
+    ("model.init_args.kl_in_reward", "model.init_args.kl.reward"),
+    ("model.init_args.kl_kind", "model.init_args.kl.reward_kind"),
+    ("model.init_args.kl_loss", "model.init_args.kl.loss"),
+    ("model.init_args.kl_loss_kind", "model.init_args.kl.loss_kind"),
+    ("model.init_args.loss_aggregation", "model.init_args.policy_loss.init_args.aggregation"),
+    ("model.init_args.loss_norm_tokens", "model.init_args.policy_loss.init_args.norm_tokens"),
+]
+
+
+def one_list_of_sources(config: Config) -> None:
+    """Write ``env``, ``other_envs`` and ``tasks`` as the list ``envs``."""
+    data = config["data"]["init_args"]
+    given = [data.pop("env", None), *(data.pop("other_envs", None) or []), data.pop("tasks", None)]
+    data["envs"] = [source for source in given if source is not None]
+
+
+# Changes of a config that no table of keys can tell: done where a commit has no such key, and the case sets it.
+REWRITTEN: list[tuple[str, Callable[[Config], None]]] = [("data.init_args.other_envs", one_list_of_sources)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config, and the arguments of each run of the command with it; a later run finds the files of those before."""
+
+    config: Config
+    runs: tuple[tuple[str, ...], ...] = ((),)
+
+
+def of_class(name: str, **arguments: Any) -> Config:
+    return {"class_path": name, "init_args": arguments}
+
+
+def value_at(config: Any, key: str) -> Any:
+    """What is at a dotted key; None where the way to it ends. Raises KeyError where the way has no such key."""
+    for part in key.split("."):
+        if not isinstance(config, dict):
+            return None
+        config = config[part]
+    return config
+
+
+def has(config: Config, key: str) -> bool:
+    """Whether there is a value at a dotted key; also where the way to it ends in something that is no mapping."""
+    try:
+        value_at(config, key)
+    except KeyError:
+        return False
+    return True
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """A copy with the values at their dotted keys."""
+    config = copy.deepcopy(config)
+    for key, value in values.items():
+        *way, last = key.split(".")
+        node = config
+        for part in way:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return config
+
+
+def translated(
+    config: Config, printed: Config, keys: list[tuple[str, str]], rewritten: list[tuple[str, Callable[[Config], None]]]
+) -> tuple[Config, list[str]]:
+    """A config in the keys of a commit, and the old keys that it does not have.
+
+    Args:
+        config: in the keys of the first commit.
+        printed: what ``agentrl fit --print_config`` of the commit prints. A key whose parent it prints as null counts
+            as known.
+        keys: old and new keys.
+        rewritten: old keys, and what is done where they are set and unknown.
+    """
+    config, applied = copy.deepcopy(config), []
+    for old, new in keys:
+        if has(config, old) and not has(printed, old):
+            value = value_at(config, old)
+            parent, _, name = old.rpartition(".")
+            del value_at(config, parent)[name]
+            config = changed(config, {new: value})
+            applied.append(f"{old} -> {new}")
+    for old, rewrite in rewritten:
+        if has(config, old) and not has(printed, old):
+            rewrite(config)
+            applied.append(f"{old}: {rewrite.__name__}")
+    return config, applied
+
+
+def cases(model: Path, tasks: Path) -> dict[str, Case]:
+    """All cases by name.
+
+    What the engine computes depends on the order of its requests where one prompt continues another, and which of two
+    environments comes first depends on the machine. So a case has one environment in each process, or prompts that
+    never continue another. ``max_staleness`` is left out: what it samples is not the same in every run.
+    """
+    base = {
+        "seed_everything": 0,
+        "model": of_class(
+            "PPOAgent",
+            model=str(model),
+            kl_in_reward=0.01,
+            lr_actor=1e-3,
+            lr_critic=1e-2,
+            max_tokens_per_micro_batch=120,  # several micro-batches in each step
+        ),
+        "data": of_class(
+            "RolloutDataModule",
+            env={"id": "same_as_game:Echo-v0"},
+            num_envs=1,
+            memory=of_class("WindowMemory", turns=0),
+            prompt={"think": False, "max_prompt_tokens": 512},
+            interaction=of_class("TurnInteraction", max_reply_tokens=4),
+            engine=of_class("TransformersEngine", max_batch=1),
+            validation={"episodes": 4, "num_envs": 1},
+        ),
+        "trainer": {
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 3,
+            "check_val_every_n_epoch": 100,
+            "deterministic": "warn",
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "logger": of_class("CSVLogger", save_dir="metrics"),
+            "callbacks": [
+                of_class("TurnLog", folder="turns"),
+                of_class(
+                    "ModelCheckpoint",
+                    dirpath=".",
+                    filename="last",
+                    enable_version_counter=False,
+                    save_on_train_epoch_end=True,
+                ),
+            ],
+        },
+    }
+    agent, data = "model.init_args", "data.init_args"
+    separate, shared = ({f"{agent}.critic": of_class(name)} for name in ("SeparateCritic", "SharedCritic"))
+    four = {f"{data}.num_envs": 4, f"{data}.turns_per_env": 4, f"{data}.mini_batch_turns": 8}
+    one_at_a_time = {f"{data}.num_envs": 1, f"{data}.turns_per_env": 12, f"{data}.mini_batch_turns": 12}
+    growing = one_at_a_time | {f"{data}.memory": of_class("FullMemory")}
+    guessing = {"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 5}}
+    warm_up = of_class("CriticWarmup", rollouts=2, rounds=2, fraction=0.5)
+    adaptive = of_class("AdaptiveKL", value=0.05, target=0.01, horizon=1000)
+
+    def case(values: Mapping[str, Any], *runs: tuple[str, ...], callbacks: tuple[Config, ...] = ()) -> Case:
+        sizes = {} if f"{data}.groups" in values else four
+        config = changed(base, {**sizes, **values})
+        config["trainer"]["callbacks"] += callbacks
+        return Case(config, runs or ((),))
+
+    return {
+        "separate": case({**separate, f"{agent}.kl_loss": 0.01, f"{data}.update_epochs": 2}),
+        "shared": case({**shared, f"{agent}.kl_in_reward": adaptive, "trainer.check_val_every_n_epoch": 3}),
+        "growing": case(
+            {
+                **shared,
+                **growing,
+                f"{agent}.advantage": of_class("DualDiscountGAE", gamma_step=0.95, lam_step=0.95),
+                f"{data}.update_epochs": 2,
+            }
+        ),
+        "thinking": case(
+            {
+                **separate,
+                **one_at_a_time,
+                f"{data}.env": guessing,
+                f"{data}.mini_batch_turns": 6,
+                f"{data}.memory": of_class("WindowMemory", turns=2),
+                f"{data}.prompt.think": True,
+                f"{data}.interaction": of_class("TurnInteraction", max_reply_tokens=12, invalid_penalty=0.2),
+            }
+        ),
+        "groups": case(
+            {
+                f"{agent}.advantage": of_class("GRPO"),
+                f"{agent}.group_filter": of_class("DropEqualScores"),
+                f"{data}.groups": {"size": 3, "per_rollout": 4, "mini_batches": 2, "ahead": 2},
+                f"{data}.memory": of_class("FullMemory"),
+            }
+        ),
+        "sources": case(
+            {
+                **shared,
+                f"{data}.num_envs": 6,
+                f"{data}.mini_batch_turns": 12,
+                f"{data}.other_envs": [guessing, {"id": "agentrl_envs:Bandit-v0", "share": 0.7}],
+                f"{data}.tasks": {"path": str(tasks), "system": "Reply with a number.", "share": 0.6},
+            }
+        ),
+        "settings": case(
+            {
+                **shared,
+                f"{agent}.policy_loss": of_class("PPOClip", clip_low=0.1, clip_high=0.3),
+                f"{agent}.loss_aggregation": "seq-mean-token-sum-norm",
+                f"{agent}.loss_norm_tokens": 16,
+                f"{agent}.correction": of_class("TruncatedWeights", cap=1.5),
+                f"{agent}.kl_kind": "k3",
+                f"{agent}.kl_loss": 0.02,
+                f"{agent}.kl_loss_kind": "k2",
+                f"{agent}.entropy_bonus": 0.01,
+                f"{agent}.value_clip": 0.2,
+                f"{agent}.first_token_weight": 2.0,
+                f"{agent}.weight_decay": 0.1,
+                f"{agent}.max_grad_norm_actor": 0.5,
+                f"{agent}.max_grad_norm_critic": 0.3,
+                f"{agent}.temperature": 0.9,
+                f"{agent}.gradient_checkpointing": True,
+                f"{agent}.recompute_logits": False,
+                f"{agent}.variance_proxy": True,
+                f"{data}.update_epochs": 2,
+            }
+        ),
+        "lora": case({**separate, f"{agent}.lora": of_class("LoRA", rank=4), f"{agent}.lr_actor": 1e-2}),
+        "bf16": case({**separate, "trainer.precision": "bf16-true"}),
+        "warmup": case({**separate, "trainer.max_epochs": 4}, callbacks=(warm_up,)),
+        "resume": case(
+            shared, ("--trainer.max_epochs", "2"), ("--trainer.max_epochs", "4", "--ckpt_path", "last.ckpt")
+        ),
+        "ranks": case(
+            {**separate, "trainer.devices": 2, "trainer.strategy": "ddp", "trainer.check_val_every_n_epoch": 3}
+        ),
+    }
