@@ -5,7 +5,7 @@ a subclass of it. The walk starts at the three keys in :func:`roots`. Markers in
 
 * ``<!-- keys: data.init_args.memory -->`` becomes the sections of all classes that may stand at that key or below it,
   except for keys that have a marker of their own;
-* ``<!-- include: CHANGELOG.md -->`` becomes the file without its title.
+* ``<!-- include: CHANGELOG.md -->`` becomes the file without its title, and a Python file becomes a block of code.
 """
 
 from __future__ import annotations
@@ -324,6 +324,8 @@ def filled(markdown: str) -> str:
 
 def _included(name: str) -> str:
     text = (REPOSITORY / name).read_text()
+    if name.endswith(".py"):
+        return f"```python\n{text}```"
     return text.split("\n", 1)[1].strip().replace("](docs/", "](")
 
 
