@@ -140,7 +140,7 @@ def record(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Record:
         SeparateCritic(),
         advantage=DualDiscountGAE(RECIPE.gamma_step, RECIPE.lam_step, RECIPE.gamma_token, RECIPE.lam_token),
         policy_loss=PPOClip(RECIPE.clip, RECIPE.clip, RECIPE.dual_clip),
-        kl_in_reward=RECIPE.kl,
+        kl_reward=RECIPE.kl,
         entropy_bonus=RECIPE.entropy_bonus,
         value_clip=RECIPE.value_clip,
         first_token_weight=RECIPE.first_token_weight,

@@ -274,7 +274,7 @@ UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "groups of a mean": (
         "GAE",
-        {"model.init_args.policy_loss.init_args.aggregation": "prompt-mean"},
+        {"model.init_args.policy_loss": {"class_path": "PPOClip", "init_args": {"aggregation": "prompt-mean"}}},
         ["prompt-mean is a mean over groups", "data.init_args.groups", "policy_loss.init_args.aggregation"],
     ),
     "groups of a filter": (
@@ -297,27 +297,6 @@ def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded
     told = sentence(agentrl(config=given))
     for part in parts:
         assert part in told
-
-
-def test_an_agent_that_gives_an_estimator_no_values_is_told(
-    config: Config, agentrl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PPOAgent adds a critic where one is needed; an agent of your own may not."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "no_critic.py").write_text(
-        "from lightning_agentrl.advantages import GAE\n"
-        "from lightning_agentrl.agents import Agent\n\n\n"
-        "class Bare(Agent):\n"
-        "    def __init__(self, model: str):\n"
-        "        super().__init__(model, advantage=GAE())\n\n"
-        "    def policy_loss(self, batch, scores):\n"
-        "        return -batch.advantages * scores.logps\n\n"
-        "    def value_loss(self, batch, values):\n"
-        "        return values\n"
-    )
-    given = changed(config, "model", {"class_path": "no_critic.Bare", "init_args": {"model": "demo"}})
-    told = sentence(agentrl(config=given))
-    assert "GAE needs values, so a critic must be given: set model.init_args.critic" in told
 
 
 @pytest.mark.parametrize(
