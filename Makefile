@@ -36,7 +36,7 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
-ablations: install ## choices of the recipe taken back one by one, then docs/results/ablations.md; goes on where it stopped
+ablations: install ## repeat the runs of docs/results/ablations.md, with one choice of the recipe taken back in each
 	$(BIN)/python benchmarks/ablations/run.py $(ABLATION_ARGS)
 
 table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
