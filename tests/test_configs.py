@@ -27,7 +27,15 @@ needs_vllm = [
     pytest.mark.vllm,
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
-TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) for path in CONFIGS]
+
+QUICK = "guess_number_grpo"  # test_readme.py runs the quickstart
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [*(needs_vllm if "vllm" in name else ()), *(() if name == QUICK else (pytest.mark.slow,))]
+
+
+TO_RUN = [pytest.param(path, marks=marks(path.stem)) for path in CONFIGS]
 
 
 @pytest.fixture

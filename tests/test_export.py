@@ -39,7 +39,10 @@ def trained(path, folder, lora, **kwargs):
     return agent, path / "run.ckpt"
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=2), LoRA(rank=2, targets=["q_proj", "down_proj"])])
+@pytest.mark.parametrize(
+    "lora",
+    [None, LoRA(rank=2), pytest.param(LoRA(rank=2, targets=["q_proj", "down_proj"]), marks=pytest.mark.slow)],
+)
 def test_a_checkpoint_becomes_the_whole_model(tmp_path, tiny_folder, lora):
     agent, checkpoint = trained(tmp_path, tiny_folder, lora)
     export_checkpoint(checkpoint, tmp_path / "out")

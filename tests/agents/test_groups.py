@@ -59,9 +59,15 @@ NEEDS = {
 }
 
 
+def case(cls, memory):
+    """Of the estimators that need the same, one is enough while you work."""
+    kept = cls in NEEDS.values() and isinstance(memory, WindowMemory)
+    return pytest.param(cls, memory, marks=() if kept else pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("estimator", "memory"),
-    [*((cls, WindowMemory(1)) for cls in ESTIMATORS), *((cls, FullMemory()) for cls in NEEDS.values())],
+    [*(case(cls, WindowMemory(1)) for cls in ESTIMATORS), *(case(cls, FullMemory()) for cls in NEEDS.values())],
 )
 def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memory):
     """In growing samples one of each kind: how its numbers depend on the layout is told by the conformance suite."""
@@ -84,7 +90,10 @@ def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memo
     assert float(trainer.callback_metrics["rollout/policy_lag"]) > 0
 
 
-@pytest.mark.parametrize(("advantage", "warm_up", "stops"), [(GRPO(), False, [2]), (DualDiscountGAE(), True, [1, 3])])
+@pytest.mark.parametrize(
+    ("advantage", "warm_up", "stops"),
+    [(GRPO(), False, [2]), pytest.param(DualDiscountGAE(), True, [1, 3], marks=pytest.mark.slow)],
+)
 def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, advantage, warm_up, stops):
     """Stopped while episodes are paused, also inside a warm-up."""
 

@@ -59,7 +59,9 @@ def fit(path, agent, epochs=2, callbacks=(), ckpt_path=None, seed=0, **kwargs):
     return spy
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "qwen3", "gpt_neox"))]
+)
 def test_actor_and_reference_start_as_the_base(tmp_path, family):
     """KL 0 to the last bit in the first iteration; then the actor has moved and the reference has not."""
     folder = tiny_model_folder(tmp_path / family, family=family)
@@ -125,7 +127,7 @@ class TwoModels(SeparateCritic):
         super().build(actor_hidden_size, load_copy)
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize("gradient_checkpointing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradients_are_those_of_two_models(tmp_path, exact_folder, gradient_checkpointing):
     def gradients(critic, **kwargs):
         agent = lora_agent(exact_folder, critic, max_grad_norm_actor=1e9, max_grad_norm_critic=1e9, **kwargs)
@@ -149,7 +151,7 @@ def test_gradients_are_those_of_two_models(tmp_path, exact_folder, gradient_chec
         assert torch.allclose(cut[name], gradient, rtol=0, atol=1e-10), name
 
 
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [pytest.param(SharedCritic, marks=pytest.mark.slow), SeparateCritic])
 def test_the_actor_rests_in_the_warm_up_and_the_base_always(tmp_path, tiny_folder, critic):
     spy = fit(tmp_path, lora_agent(tiny_folder, critic()), 3, [CriticWarmup(rollouts=2, rounds=2, fraction=0.5)])
     start, warm, end = spy.weights[0], spy.weights[2], spy.weights[3]

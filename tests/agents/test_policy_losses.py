@@ -131,9 +131,12 @@ def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_fold
 @pytest.mark.parametrize(
     "settings",
     [
-        {"policy_loss": GSPO()},
+        pytest.param({"policy_loss": GSPO()}, marks=pytest.mark.slow),
         {"policy_loss": ClipCov(0.1, 0.0, 100.0), "loss_aggregation": "seq-mean-token-sum"},
-        {"loss_aggregation": "seq-mean-token-sum-norm", "loss_norm_tokens": 4, "kl_loss": 0.1},
+        pytest.param(
+            {"loss_aggregation": "seq-mean-token-sum-norm", "loss_norm_tokens": 4, "kl_loss": 0.1},
+            marks=pytest.mark.slow,
+        ),
         {"correction": TruncatedWeights("sequence", rejections=[RatioRejection("token", 0.6, 1.6)])},
     ],
     ids=["GSPO", "ClipCov", "norm", "correction"],

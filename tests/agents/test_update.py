@@ -42,7 +42,7 @@ def gradients(tmp_path, folder, critic, tokens, memory=None, **kwargs):
     return spy
 
 
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
     whole = gradients(tmp_path, exact_folder, critic(), 10**6)
     cut = gradients(tmp_path, exact_folder, critic(), 1)  # every row by itself

@@ -93,7 +93,8 @@ def test_a_sample_that_is_no_whole_number_of_iterations_is_refused(rollouts, fra
         CriticWarmup(rollouts=rollouts, rounds=1, fraction=fraction)
 
 
-def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
+@pytest.mark.parametrize("stops", [(1,), pytest.param((3, 4), marks=pytest.mark.slow)])
+def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, stops):
     """Stopped inside a round of the warm-up, at its end, and after it."""
 
     def callbacks():
@@ -108,7 +109,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, whole = run(5)
-        for stop_after in (1, 3, 4):
+        for stop_after in stops:
             folder = tmp_path / str(stop_after)
             first, _ = run_and_save(folder, tiny_folder, stop_after, callbacks())
             _, resumed = run(5, ckpt_path=str(first))

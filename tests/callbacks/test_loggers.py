@@ -103,6 +103,7 @@ def test_without_a_logger_the_files_are_in_the_root(
     assert (tmp_path / "config.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(
     config: Config,  # noqa: F811
     tmp_path: Path,

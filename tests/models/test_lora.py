@@ -184,6 +184,7 @@ def test_a_missing_peft_is_told(tiny_folder, monkeypatch):
         LoRA().check(str(tiny_folder))
 
 
+@pytest.mark.slow
 def test_peft_is_not_imported_without_need():
     program = "import sys, lightning_agentrl.models.export; sys.exit('peft' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0

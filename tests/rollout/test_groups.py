@@ -118,8 +118,8 @@ def test_episodes_ahead_go_on_with_new_weights(tiny_folder):
             assert {turn.policy_version for turn in rollout.turns} == {number}
 
 
-@pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
-@pytest.mark.parametrize("groups", [SIZES, AHEAD])
+@pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
+@pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])
 def test_how_many_play_at_a_time_changes_nothing(tiny_folder, memory, groups):
     told = []
     for num_envs in (1, 5, 32):
@@ -128,7 +128,7 @@ def test_how_many_play_at_a_time_changes_nothing(tiny_folder, memory, groups):
     assert told[0] == told[1] == told[2]
 
 
-@pytest.mark.parametrize("groups", [SIZES, AHEAD])
+@pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])
 def test_ranks_share_the_groups(tiny_folder, groups):
     with data_module(tiny_folder, groups) as data:
         one = collect(data, 3)
@@ -140,8 +140,14 @@ def test_ranks_share_the_groups(tiny_folder, groups):
     assert [story(rollout) for rollout in one] == [story(Rollout.concat(both)) for both in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
-@pytest.mark.parametrize("env", [EnvConfig("Varied-v0"), EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 9})])
+@pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
+@pytest.mark.parametrize(
+    "env",
+    [
+        EnvConfig("Varied-v0"),
+        pytest.param(EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 9}), marks=pytest.mark.slow),
+    ],
+)
 def test_saved_groups_go_on_exactly(tiny_folder, tmp_path, memory, env):
     """Episodes that are running, that have ended and that were not begun; on as many ranks as one likes."""
     settings = {"memory": memory, "env": env}

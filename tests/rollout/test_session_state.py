@@ -16,7 +16,9 @@ BABYAI = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0")
 
 
 @pytest.mark.parametrize("memory", [WindowMemory(3), FullMemory()])
-@pytest.mark.parametrize("make", [lambda: Scripted(6, "truncated"), GUESS.make, BABYAI.make])
+@pytest.mark.parametrize(
+    "make", [lambda: Scripted(6, "truncated"), *(pytest.param(e.make, marks=pytest.mark.slow) for e in (GUESS, BABYAI))]
+)
 def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, make):
     settings = {"memory": memory, "interaction": TurnInteraction(4, RawParser())}
     settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
