@@ -87,7 +87,7 @@ def test_masters_begin_as_the_saved_weights():
     assert len(MasterWeights([("weight", full)], {})) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_add_up_the_gradients_of_one(tmp_path, tiny_folder):
     """Of the same turns, in other micro-batches, so in bfloat16 not to the last digit.
 

@@ -13,7 +13,7 @@ ALWAYS = ("DualDiscountGAE", "GRPO")  # with a critic and with groups
 NAMES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in estimators()]
 
 
-@pytest.mark.parametrize("name", NAMES)  # CI runs the slow ones by themselves
+@pytest.mark.parametrize("name", NAMES)
 def test_a_contextual_bandit(tmp_path, name):
     """A random word pays in one of nine cases, and always the same word in one of three: the goal needs the context."""
     outcome = learn(BANDIT, estimators()[name], tmp_path, seed=0)
@@ -29,7 +29,7 @@ def test_a_shared_critic(tmp_path):
     assert outcome.learned is not None
 
 
-@pytest.mark.slow  # CI runs it by itself
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_ROOMS)
 def test_two_rooms(tmp_path, name):
     """Several turns: the reward comes at the end, behind a door."""

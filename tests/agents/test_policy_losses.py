@@ -263,7 +263,7 @@ def test_weights_of_a_rollout_are_made_over_all_of_it(tmp_path, exact_folder):
     assert not any(rollout.weights[~mask].any() for rollout, mask in zip(spy.rollouts, masks, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Picked tokens, normalised weights and means over rows are those of both processes together."""
     clip_cov = "{class_path: ClipCov, init_args: {share: 0.1, cov_low: 0.0, cov_high: 100.0}}"

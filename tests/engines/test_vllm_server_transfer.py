@@ -267,7 +267,7 @@ def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> No
     check_two_processes(training, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
     training: Config, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def test_two_processes_at_once_and_a_leftover_draft(tmp_path: Path) -> None:
     assert seen == [["first", "second"]] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_log_probs_equal_those_of_the_file_in_the_wheel(tmp_path: Path) -> None:
     gguf_file = demo.find_gguf()
     demo.convert(gguf_file, tmp_path / "model")
