@@ -195,7 +195,11 @@ GROUPS = {
 
 @pytest.mark.parametrize(
     ("stop_after", "settings"),
-    [*(pytest.param(epoch, {}, marks=pytest.mark.slow) for epoch in (1, 2)), (3, {}), (3, GROUPS)],
+    [
+        *(pytest.param(epoch, {}, marks=pytest.mark.slow) for epoch in (1, 2)),
+        (3, {}),
+        pytest.param(3, GROUPS, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settings):
     """Stopped inside the warm-up, at its end, and with a rollout that was collected ahead."""

@@ -178,19 +178,19 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
 )
 def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tmp_path, tiny_folder, kl, penalty, keys):
     data = group_data(interaction=TurnInteraction(4, invalid_penalty=penalty))
-    with pytest.raises(ValueError, match=rf"^MaxRL needs scores of at least 0; set {keys} to 0, or change model\.i"):
+    with pytest.raises(ValueError, match=rf"MaxRL.*0.*{keys}.*0.*model\.i"):
         make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_in_reward=kl), data)
 
 
 def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):
     agent = agent_of(tiny_folder, DualDiscountGAE(), loss_aggregation="prompt-mean")
-    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups .* model\.init_args\.loss_aggregation"):
+    with pytest.raises(ValueError, match=r"prompt-mean.*model\.init_args\.loss_aggregation"):
         make_trainer(tmp_path, 1).fit(agent, group_data(None, num_envs=16))
 
 
 def test_a_filter_without_groups_is_refused(tmp_path, tiny_folder):
     agent = agent_of(tiny_folder, DualDiscountGAE(), group_filter=DropEqualScores())
-    with pytest.raises(ValueError, match=r"DropEqualScores chooses .* remove model.init_args.group_filter"):
+    with pytest.raises(ValueError, match=r"DropEqualScores.*model.init_args.group_filter"):
         make_trainer(tmp_path, 1).fit(agent, group_data(None, num_envs=16))
 
 

@@ -221,7 +221,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
 def test_a_checkpoint_with_other_adapters_is_refused(tmp_path, tiny_folder, saved, given, told):
     fit(tmp_path, first := lora_agent(tiny_folder, SharedCritic(), lora=saved), 1)
     first.trainer.save_checkpoint(tmp_path / "stop.ckpt")
-    with pytest.raises(ValueError, match=f"the checkpoint {told}.*; give the same model.init_args.lora"):
+    with pytest.raises(ValueError, match=f"{told}.*model.init_args.lora"):
         fit(tmp_path, lora_agent(tiny_folder, SharedCritic(), lora=given), 2, ckpt_path=tmp_path / "stop.ckpt")
 
 
@@ -230,5 +230,5 @@ def test_adapters_that_go_to_another_model_are_told(tmp_path, tiny_folder):
     first.trainer.save_checkpoint(tmp_path / "stop.ckpt")
     other = tiny_model_folder(tmp_path / "other", seed=1)
     trainer = make_trainer(tmp_path, 2)
-    with pytest.warns(UserWarning, match=f"adapters of the checkpoint belong to '{tiny_folder}', .*'{other}'"):
+    with pytest.warns(UserWarning, match=f"'{tiny_folder}'.*'{other}'"):
         trainer.fit(lora_agent(other, SharedCritic()), make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))

@@ -91,7 +91,11 @@ def assert_trained(spy):
         assert any((after[name] - weight).abs().max() > 1e-6 for name, weight in before.items())
 
 
-@pytest.mark.parametrize("cls", LOSSES, ids=lambda cls: cls.__name__)
+KINDS = ("PPOClip", "GSPO", "ClipCov")  # by tokens, by rows, with picked tokens
+EVERY = [pytest.param(cls, marks=() if cls.__name__ in KINDS else pytest.mark.slow) for cls in LOSSES]
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_every_loss_trains(tmp_path, tiny_folder, cls):
     assert_trained(train(tmp_path, tiny_folder, policy_loss=make(cls)))
 
@@ -124,7 +128,7 @@ def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_fold
     assert PPOAgent(folder, policy_loss=GSPO(), loss_aggregation="token-sum").loss_aggregation == "token-sum"
     with pytest.raises(ValueError, match="loss_norm_tokens goes with"):
         PPOAgent(folder, loss_aggregation="seq-mean-token-sum-norm")
-    with pytest.raises(ValueError, match="kl_loss must not be negative, got -1"):
+    with pytest.raises(ValueError, match=r"kl_loss.*-1"):
         PPOAgent(folder, kl_loss=-1.0)
 
 
@@ -152,7 +156,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, settings)
 
 
 def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
-    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups of episodes; set data\.init_args\.groups"):
+    with pytest.raises(ValueError, match=r"prompt-mean.*data\.init_args\.groups"):
         train(tmp_path, tiny_folder, loss_aggregation="prompt-mean")
 
 

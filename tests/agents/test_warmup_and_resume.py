@@ -158,7 +158,7 @@ def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_o
     (numbers,) = trainer.validate(agent, make_data(**other), ckpt_path=str(path), verbose=False)
     assert numbers["val/mean_turns"] == 1
     for change in (other, {"seed": 4}):
-        with pytest.raises(ValueError, match=r"the checkpoint's environments are .*GuessNumber.*seed 3"):
+        with pytest.raises(ValueError, match=r"GuessNumber.*3"):
             make_trainer(tmp_path, 2).fit(
                 make_agent(tiny_folder, SeparateCritic()), make_data(**change), ckpt_path=str(path)
             )

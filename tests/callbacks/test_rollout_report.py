@@ -113,7 +113,5 @@ def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_pa
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="RolloutReport needs episodes >= 0, turns >= 1 and every >= 1, got 3, 0 and 1"
-    ):
+    with pytest.raises(ValueError, match=r"RolloutReport.*0.*1.*1.*3.*0.*1"):
         RolloutReport(turns=0)

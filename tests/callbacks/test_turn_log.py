@@ -151,5 +151,5 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="file_mb above 0, and keep_files and every of at least 1, got 0, 20 and 1"):
+    with pytest.raises(ValueError, match=r"file_mb.*0.*keep_files.*1.*0.*20.*1"):
         TurnLog(file_mb=0)

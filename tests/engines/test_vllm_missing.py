@@ -32,7 +32,7 @@ def test_a_server_without_vllm_is_refused_in_its_own_name() -> None:
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "0.8.5.post1"])
 def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(ValueError, match=r"^VLLMEngine works with vLLM 0\.32, found .*make vllm-cpu"):
+    with pytest.raises(ValueError, match=r"VLLMEngine.*0\.32"):
         check_version("VLLMEngine", version)
 
 

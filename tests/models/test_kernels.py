@@ -76,10 +76,8 @@ def test_liger_kernels_compute_the_same(tiny_folder):
 
 
 def test_liger_kernels_need_a_gpu():
-    with pytest.raises(ValueError, match=r"Liger kernels need a GPU.*model\.init_args\.kernels"):
+    with pytest.raises(ValueError, match=r"GPU.*model\.init_args\.kernels"):
         check_kernels("liger", on_gpu=False, sharded=False)
-    with pytest.raises(
-        ValueError, match=r"compiled kernels were not tried with sharded weights.*model\.init_args\.kernels"
-    ):
+    with pytest.raises(ValueError, match=r"model\.init_args\.kernels"):
         check_kernels("compiled", on_gpu=True, sharded=True)
     check_kernels("compiled", on_gpu=False, sharded=False)

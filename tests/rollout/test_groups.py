@@ -232,12 +232,12 @@ def test_sizes_that_do_not_fit(settings, message):
 
 @pytest.mark.parametrize("name", ["turns_per_env", "mini_batch_turns"])
 def test_a_number_of_turns_beside_groups_is_refused(name):
-    with pytest.raises(ValueError, match=rf"remove data.init_args.{name} and set .* of data.init_args.groups"):
+    with pytest.raises(ValueError, match=rf"data.init_args.*{name}.*data.init_args.groups"):
         RolloutDataModule(EnvConfig("Varied-v0"), groups=SIZES, **{name: 4})
 
 
 @pytest.mark.parametrize(("groups", "name"), [(GroupRollout(2, 3), "per_rollout"), (GroupRollout(2, 2, 2, 1), "ahead")])
 def test_groups_that_processes_cannot_share_are_refused(groups, name):
     data = RolloutDataModule(EnvConfig("Varied-v0"), groups=groups)
-    with pytest.raises(ValueError, match=rf"by 2 processes, .* data.init_args.groups.{name} or trainer.devices"):
+    with pytest.raises(ValueError, match=rf"2.*data.init_args.groups.*{name}.*trainer.devices"):
         data.check_processes(2)

@@ -51,7 +51,7 @@ def test_an_environment_with_randomness_of_its_own_is_refused(tiny_folder):
     with workplace(tiny_folder, [Unrepeatable(9), Unrepeatable(9)]) as place:
         place.collect(2)
         state = place.sessions[1].state_dict()
-        with pytest.raises(RuntimeError, match=r"environment 5 does not repeat its episode .* self.np_random"):
+        with pytest.raises(RuntimeError, match=r"5.*self.np_random"):
             place.session(5, Unrepeatable(9)).load_state_dict(state)
 
 

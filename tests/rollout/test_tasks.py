@@ -84,7 +84,7 @@ def test_scores(scorer: Scorer, reply: str, score: float) -> None:
 
 def test_a_pattern_alone_asks_for_a_fit() -> None:
     assert [PatternMatch(r"\d+").score("Count.", reply, None) for reply in ("one", "1 2")] == [0, 1]
-    with pytest.raises(ValueError, match=r"is no regular expression .* data.init_args.tasks.scorer.init_args.pattern"):
+    with pytest.raises(ValueError, match=r"data.init_args.tasks.scorer.init_args.pattern"):
         PatternMatch("(")
 
 
@@ -165,19 +165,19 @@ def test_tasks_and_environments_are_played_in_one_rollout(
 
 
 def test_an_environment_that_needs_a_parser_is_still_refused_beside_tasks(tiny_folder: Path, sums: str) -> None:
-    with pytest.raises(ValueError, match=r"names no actions .* RawParser"):
+    with pytest.raises(ValueError, match=r"RawParser"):
         collect(tiny_folder, tasks=TaskSet(sums), env=EnvConfig("Varied-v0"), groups=GroupRollout(2, 2, 2))
     settings = {"env": EnvConfig("Varied-v0"), "interaction": TurnInteraction(4, RawParser())}
-    with pytest.raises(ValueError, match=r"set data.init_args.prompt.think to false"):
+    with pytest.raises(ValueError, match=r"data.init_args.prompt.think"):
         collect(tiny_folder, tasks=TaskSet(sums), groups=GroupRollout(2, 2, 2), **settings)
 
 
 def test_nothing_to_play_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data.init_args.env\) or one-turn tasks \(key data.init_args.tasks\)"):
+    with pytest.raises(ValueError, match=r"data.init_args.env.*data.init_args.tasks"):
         RolloutDataModule()
-    with pytest.raises(ValueError, match=r"data.init_args.tasks.share must be above 0"):
+    with pytest.raises(ValueError, match=r"data.init_args.tasks.share.*0"):
         TaskSet("tasks.jsonl", share=0)
-    with pytest.raises(ValueError, match=r"data.init_args.env.share must be above 0"):
+    with pytest.raises(ValueError, match=r"data.init_args.env.share.*0"):
         EnvConfig("agentrl_envs:Bandit-v0", share=-1)
 
 
