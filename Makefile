@@ -13,6 +13,9 @@ PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other. vLLM takes the whole machine for itself.
 TWO := -n 2 --dist worksteal
 
+# Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help install quickstart seeds table ablations test test-rest test-vllm test-all test-gpu sentences chromium docs lint types check format vllm-cpu benchmarks clean

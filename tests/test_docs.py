@@ -45,8 +45,8 @@ DOCS = ROOT / "docs"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-QUICK = (ROOT / "README.md", DOCS / "quickstart.md")  # what a reader meets first; the other pages take a minute
-READ = [pytest.param(path, marks=() if path in QUICK else pytest.mark.slow) for path in (*PAGES, *TEXTS)]
+README = ROOT / "README.md"  # what a reader meets first; the other pages take a minute
+READ = [pytest.param(path, marks=() if path == README else pytest.mark.slow) for path in (*PAGES, *TEXTS)]
 GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy"
 
 
@@ -292,7 +292,8 @@ def agentrl_lines(text: str) -> Iterator[list[str]]:
             yield shlex.split(match[1], comments=True)
 
 
-@pytest.mark.parametrize("path", READ, ids=named)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
 def test_commands_are_known(path: Path, parser: Any) -> None:
     for arguments in agentrl_lines(filled(path)):
         if not arguments or arguments[0].startswith("-"):
@@ -311,7 +312,7 @@ def test_commands_are_known(path: Path, parser: Any) -> None:
         understood(parser, *keys)
 
 
-@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+@pytest.mark.parametrize("path", READ, ids=named)
 def test_make_targets_are_there(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     named_here = {m[1] for line in code_lines(filled(path)) if (m := re.match(r"(?:\w+=\S+ )*make ([a-z-]+)", line))}

@@ -9,7 +9,7 @@ from benchmarks.estimators.report import IN_ROOMS
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SharedCritic
 
-ALWAYS = ("DualDiscountGAE", "GRPO")  # with a critic and with groups
+ALWAYS = ("DualDiscountGAE",)
 NAMES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in estimators()]
 
 

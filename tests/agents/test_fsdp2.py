@@ -64,6 +64,7 @@ def test_a_checkpoint_is_continued_on_any_number_of_processes(tmp_path, exact_fo
     assert_same(read(one), read(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_folder, capsys):
     """It has no Adam state of the actor, and a sharded optimizer takes no state that is missing."""

@@ -207,6 +207,7 @@ def test_a_single_episode_and_a_greedy_one_are_enough_for_remax(tmp_path, tiny_f
         assert float(to_go[i, 0]) == pytest.approx(scores[rollout.samples[i].turns[0].group], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_progress_counts_episodes(tmp_path, tiny_folder):
     """Those that come home and greedy ones, also where an episode was played ahead to its end."""
     seen: list[tuple[int, int]] = []

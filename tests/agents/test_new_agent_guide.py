@@ -51,6 +51,7 @@ def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(f
     assert rollout.rewards.tolist() == [[0.0, 0.5, -1.0], [0.0, 0.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
     folder: Path,
     tiny_folder: Path,

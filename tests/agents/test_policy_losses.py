@@ -104,9 +104,9 @@ def test_every_loss_trains(tmp_path, tiny_folder, cls):
     "correction",
     [
         TruncatedWeights(rejections=[DivergenceRejection(0.16, "k2", "mean")]),
-        IcePop("sequence", normalise=True),
-        RejectOnly([RatioRejection("token", 0.6, 1.6)]),
-        Bypass(),
+        pytest.param(IcePop("sequence", normalise=True), marks=pytest.mark.slow),
+        pytest.param(RejectOnly([RatioRejection("token", 0.6, 1.6)]), marks=pytest.mark.slow),
+        pytest.param(Bypass(), marks=pytest.mark.slow),
         Bypass([RatioRejection("token", 0.6, 1.6)]),
     ],
     ids=lambda correction: type(correction).__name__,
@@ -136,7 +136,9 @@ def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_fold
     "settings",
     [
         pytest.param({"policy_loss": GSPO()}, marks=pytest.mark.slow),
-        {"policy_loss": ClipCov(0.1, 0.0, 100.0), "loss_aggregation": "seq-mean-token-sum"},
+        pytest.param(
+            {"policy_loss": ClipCov(0.1, 0.0, 100.0), "loss_aggregation": "seq-mean-token-sum"}, marks=pytest.mark.slow
+        ),
         pytest.param(
             {"loss_aggregation": "seq-mean-token-sum-norm", "loss_norm_tokens": 4, "kl_loss": 0.1},
             marks=pytest.mark.slow,
@@ -213,6 +215,7 @@ def test_noise_belongs_to_a_token_wherever_its_row_lies(tmp_path, tiny_folder):
 # Correction
 
 
+@pytest.mark.slow
 def test_a_bypass_needs_no_pass_of_the_trainer(tmp_path, exact_folder, monkeypatch):
     made = counted_passes(monkeypatch)
     settings = {"critic": SeparateCritic(), "kl_in_reward": 0.0}

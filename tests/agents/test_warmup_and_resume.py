@@ -49,7 +49,7 @@ def same(a, b, prefix):
     return all(torch.equal(a[name], b[name]) for name in a if name.startswith(prefix))
 
 
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_the_actor_does_not_move_and_its_adam_state_stays_empty(tmp_path, tiny_folder, critic):
     watch, warmup = Watch(), CriticWarmup(rollouts=2, rounds=2, fraction=0.5)
     with warnings.catch_warnings():
@@ -164,6 +164,7 @@ def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_o
             )
 
 
+@pytest.mark.slow
 def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
     def agent():
         return make_agent(tiny_folder, SeparateCritic(), kl_in_reward=AdaptiveKL(0.01, target=1e-9, horizon=100))
@@ -177,6 +178,7 @@ def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
     assert second.kl_coefficient.value == first.kl_coefficient.value
 
 
+@pytest.mark.slow
 def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
     checkpoint = L.pytorch.callbacks.ModelCheckpoint(
         tmp_path / "saved", filename="newest", every_n_epochs=2, save_on_train_epoch_end=True

@@ -79,6 +79,7 @@ def test_pictures_become_a_strip() -> None:
     assert strip[2:, 5:10].max() == 0
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_path: Path) -> None:
     keep = Keep()
     env = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0", {"max_turns": 3, "render_mode": "rgb_array"})

@@ -127,6 +127,7 @@ def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:
     assert json.loads(text)[0]["advantages"] == [None, None]
 
 
+@pytest.mark.slow
 def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_path: Path) -> None:
     log = TurnLog(str(tmp_path), file_mb=0.02, keep_files=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
@@ -144,6 +145,7 @@ def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_p
     assert len(lines(tmp_path)) == before + 16  # a second run goes on after the first
 
 
+@pytest.mark.slow
 def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> None:
     log = TurnLog(str(tmp_path), every=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())

@@ -51,6 +51,7 @@ def test_config_is_of_a_plain_model(folder: Path) -> None:
     assert getattr(model, "hf_quantizer", None) is None
 
 
+@pytest.mark.slow
 def test_greedy_answer_makes_sense(folder: Path) -> None:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]

@@ -101,7 +101,12 @@ def gradient(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("family", sorted(SHARING), indirect=True)
+# Plain, with normalised queries and keys, with windows, with parallel blocks, with layer norms, with experts.
+KINDS = {"llama", "qwen3", "mistral", "gemma3_text", "gpt_neox", "phi", "qwen3_moe"}
+EVERY = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(SHARING)]
+
+
+@pytest.mark.parametrize("family", EVERY, indirect=True)
 def test_a_shared_prefix_changes_nothing(family, plain, policy):
     """Hidden states and gradients, as trained, with gradient checkpointing and without."""
     assert policy.shares_prefixes
