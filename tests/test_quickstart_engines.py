@@ -13,7 +13,8 @@ import yaml
 
 from benchmarks.engines import quickstart
 from benchmarks.engines.quickstart import ENGINES, Records, config_of, main, order, outcome
-from benchmarks.engines.quickstart_page import Record, mean_interval, page, ratio_interval, stage, sync_shares
+from benchmarks.engines.quickstart_page import mean_interval, page, ratio_interval, stage, sync_shares
+from benchmarks.intervals import Record
 from tests.test_configs import made_small
 
 

@@ -31,6 +31,7 @@ def made_by_make(target: str) -> list[str]:
     return shlex.split([line for line in shown.splitlines() if not line.startswith("make")][-1])
 
 
+@pytest.mark.slow
 def test_the_readme_works(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

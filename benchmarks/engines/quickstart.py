@@ -28,8 +28,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.ablations.launch import commit
-from benchmarks.engines.quickstart_page import ENGINES, Record, page
+from benchmarks.engines.quickstart_page import ENGINES, page
+from benchmarks.intervals import Record
 from benchmarks.quickstart_seeds import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +83,21 @@ def run(engine: str, seed: int, arguments: Sequence[str], folder: Path) -> Recor
         raise SystemExit(f"{engine} seed {seed} ended with {code}:\n{tail}\nthe whole log is {log}")
     finished = datetime.now(UTC).isoformat(timespec="seconds")
     return about | {"commit": commit(), "finished": finished, "process_minutes": round(minutes, 2)} | outcome(folder)
+
+
+def commit() -> str:
+    """Return the commit of the repository, marked when code differs from it; the records themselves always do."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("status", "--porcelain", "--", "lightning_agentrl", "envs", "benchmarks")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from benchmarks.ablations.summary import T_QUANTILES, Pair, pooled, success_difference, successes
+from benchmarks.intervals import T_QUANTILES, Record, pooled, success_difference, successes
 from lightning_agentrl.metrics.episodes import wilson_interval
-
-Record = dict[str, Any]
 
 ENGINES = {"transformers": "configs/quickstart.yaml", "vllm": "configs/quickstart_vllm.yaml"}
 NAMES = {"transformers": "`TransformersEngine`", "vllm": "`VLLMEngine`"}
@@ -121,7 +118,7 @@ def _over_seeds(records: Sequence[Record]) -> tuple[float, float, float] | None:
 
 
 def _verdict(arms: dict[str, list[Record]]) -> str:
-    difference = success_difference(Pair(arms["transformers"], arms["vllm"]))
+    difference = success_difference(arms["vllm"], arms["transformers"])
     bounds = [_over_seeds(arms[engine]) for engine in ENGINES]
     if difference is None or bounds[0] is None or bounds[1] is None:
         return ""

@@ -19,10 +19,11 @@ def name_of(value: Any) -> str:
     return value.__name__ if isinstance(value, type) else ",".join(value) or "defaults"
 
 
+@pytest.mark.parametrize("seeds", [SEEDS[:7], pytest.param(SEEDS[7:], marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize(("cls", "arguments"), CASES, ids=name_of)
 @pytest.mark.filterwarnings("ignore:.*hold a single episode")
-def test_equals_the_definition(cls: type[AdvantageEstimator], arguments: dict[str, Any]):
-    for seed in SEEDS:
+def test_equals_the_definition(cls: type[AdvantageEstimator], arguments: dict[str, Any], seeds: range):
+    for seed in seeds:
         for dense in (False, True):
             episodes = draw_episodes(seed, dense, least=0.0 if cls.needs_nonnegative_scores else -0.5)
             built = build(episodes, one_row=seed % 2 == 0, seed=seed, noise=float("nan"), padding=1)

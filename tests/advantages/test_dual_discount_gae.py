@@ -423,9 +423,9 @@ def test_gae_strategy_has_one_pair(rollout: Rollout):
 
 def test_missing_scores_are_named(rollout: Rollout):
     bare = Rollout.from_samples(rollout.samples)
-    with pytest.raises(ValueError, match=r"^GAE needs scores.values and bootstrap_values, which the rollout lacks"):
+    with pytest.raises(ValueError, match=r"GAE.*scores.values.*bootstrap_values"):
         GAE().estimate(bare)
-    with pytest.raises(ValueError, match=r"^DualDiscountGAE needs bootstrap_values, which"):
+    with pytest.raises(ValueError, match=r"DualDiscountGAE.*bootstrap_values"):
         DualDiscountGAE().estimate(bare.union(scores=rollout.scores))
 
 
@@ -437,7 +437,7 @@ def test_other_estimators_can_declare_what_they_need(rollout: Rollout):
             self.check(rollout)
             return rollout.rewards, rollout.rewards
 
-    with pytest.raises(ValueError, match=r"^NeedsSquares needs scores.sum_pi_squared, which the rollout lacks$"):
+    with pytest.raises(ValueError, match=r"NeedsSquares.*scores.sum_pi_squared"):
         NeedsSquares().estimate(rollout)
     squares = Scores(sum_pi_squared=torch.ones(2, 2))
     assert NeedsSquares().estimate(rollout.union(scores=squares))[0] is rollout.rewards
@@ -453,11 +453,11 @@ def test_other_estimators_can_declare_what_they_need(rollout: Rollout):
 @pytest.mark.parametrize("name", ["gamma_step", "lam_step", "gamma_token", "lam_token"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan")])
 def test_discounts_outside_their_range_are_refused(name: str, value: float):
-    with pytest.raises(ValueError, match=f"^DualDiscountGAE: {name} must lie between 0 and 1, got {value}$"):
+    with pytest.raises(ValueError, match=f"DualDiscountGAE.*{name}.*0.*1.*{value}"):
         DualDiscountGAE(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["gamma", "lam"])
 def test_gae_names_its_own_arguments(name: str):
-    with pytest.raises(ValueError, match=f"^GAE: {name} must lie"):
+    with pytest.raises(ValueError, match=f"GAE.*{name}"):
         GAE(**{name: 2.0})

@@ -111,14 +111,12 @@ def test_dimensions_of_a_reward_are_normalised_before_they_are_added():
 
 
 def test_a_dimension_that_is_not_reported_is_named():
-    with pytest.raises(
-        ValueError, match=r"reports no 'speed' in its last turn 0, only reward, format; change model\.i"
-    ):
+    with pytest.raises(ValueError, match=r"'speed'.*0.*model\.i"):
         GDPO({"speed": 1.0}).estimate(build(simple(1.0, 0.0)).rollout)
 
 
 def test_negative_scores_are_refused_where_they_have_no_meaning():
-    with pytest.raises(ValueError, match=r"^MaxRL needs scores of at least 0, got -0\.1; set data\.init_args\.inter"):
+    with pytest.raises(ValueError, match=r"MaxRL.*0.*-0\.1.*data\.init_args\.inter"):
         MaxRL().estimate(build(simple(1.0, -0.1)).rollout)
 
 
@@ -267,7 +265,7 @@ def test_a_rejected_episode_leaves_the_optimal_token_baseline(correction: Any, w
 def test_old_log_probs_are_asked_for_too():
     rollout = build(simple(1.0, 0.0)).rollout
     rollout.scores.__dict__["old_logps"] = None
-    with pytest.raises(ValueError, match=r"^OptimalTokenBaseline needs scores\.old_logps, which the rollout lacks"):
+    with pytest.raises(ValueError, match=r"OptimalTokenBaseline.*scores\.old_logps"):
         OptimalTokenBaseline().estimate(rollout)
 
 

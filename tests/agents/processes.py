@@ -92,7 +92,7 @@ def fit(
         return path / "last.ckpt"
     command = [sys.executable, "-m", "lightning_agentrl", *command]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port())}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=540)
     assert done.returncode == 0, done.stderr[-3000:]
     return path / "last.ckpt"
 

@@ -161,6 +161,7 @@ def check_weights(keep: Keep, agent: PPOAgent) -> None:
         assert (moved > 5e-3) == (number > 0)
 
 
+@pytest.mark.slow
 def test_it_learns_what_the_synchronous_mode_learns(tmp_path):
     """At a learning rate that suits older turns: at this one both modes take the same 50 iterations."""
     keep = Keep()
@@ -192,7 +193,14 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("stop_after", "settings"), [(1, {}), (2, {}), (3, {}), (3, GROUPS)])
+@pytest.mark.parametrize(
+    ("stop_after", "settings"),
+    [
+        *(pytest.param(epoch, {}, marks=pytest.mark.slow) for epoch in (1, 2)),
+        (3, {}),
+        pytest.param(3, GROUPS, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settings):
     """Stopped inside the warm-up, at its end, and with a rollout that was collected ahead."""
 
@@ -275,7 +283,7 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
         (0, None, type(None)),
         (1, None, TruncatedWeights),
         (1, NoCorrection(), NoCorrection),
-        (1, Bypass(), Bypass),
+        pytest.param(1, Bypass(), Bypass, marks=pytest.mark.slow),
     ],
 )
 def test_importance_weights_correct_unless_the_config_says_otherwise(tmp_path, tiny_folder, staleness, given, kind):

@@ -50,6 +50,7 @@ def test_values_are_computed_in_float32(tmp_path, tiny_folder):
     assert agent.critic.backbone.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
 def test_a_resumed_run_goes_on_with_its_masters(tmp_path, tiny_folder, critic):
     _, whole = fit(tmp_path / "whole", tiny_folder, 4, critic())
@@ -87,7 +88,7 @@ def test_masters_begin_as_the_saved_weights():
     assert len(MasterWeights([("weight", full)], {})) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_add_up_the_gradients_of_one(tmp_path, tiny_folder):
     """Of the same turns, in other micro-batches, so in bfloat16 not to the last digit.
 

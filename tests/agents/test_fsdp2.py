@@ -21,7 +21,7 @@ FSDP2 = (
 FOLDERS = FSDP2.replace("false", "true")  # checkpoints of which every process writes its share
 
 
-@pytest.mark.slow  # two processes beside others on few cores can take minutes; CI runs it by itself
+@pytest.mark.slow  # two processes
 def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     # so that the processes have more and less of them
@@ -35,14 +35,14 @@ def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
         assert a == pytest.approx(b, rel=1e-6, abs=1e-8, nan_ok=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_shared_critic_is_sharded_too(tmp_path, exact_folder):
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
     two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, strategy=FSDP2)
     assert_same(read(one), read(two))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("epochs", "first", "then"),
     [
@@ -65,6 +65,7 @@ def test_a_checkpoint_is_continued_on_any_number_of_processes(tmp_path, exact_fo
     assert_same(read(one), read(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_processes_left")
 def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_folder, capsys):
     """It has no Adam state of the actor, and a sharded optimizer takes no state that is missing."""
@@ -78,7 +79,7 @@ def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_
         assert part in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_mixed_precision_keeps_float32_weights(tmp_path, tiny_folder):
     arguments = ("--trainer.precision", "bf16-mixed", "--model.init_args.compute.gradient_checkpointing", "true")
     two = read(fit(tmp_path / "two", tiny_folder, "SeparateCritic", 2, *arguments, strategy=FSDP2, plugins="null"))
@@ -90,7 +91,7 @@ def test_mixed_precision_keeps_float32_weights(tmp_path, tiny_folder):
             assert not torch.equal(weight, one["state_dict"][name])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_folder_is_exported_like_a_file(tmp_path, exact_folder):
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
     two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, strategy=FOLDERS)
@@ -102,7 +103,7 @@ def test_a_folder_is_exported_like_a_file(tmp_path, exact_folder):
         torch.testing.assert_close(weight, shares[name], rtol=0, atol=1e-8)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_nodes_started_by_torchrun_give_the_weights_of_one_process(tmp_path, exact_folder):
     """Both on this machine, with a process each."""
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)

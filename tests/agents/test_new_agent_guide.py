@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -53,7 +51,12 @@ def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(f
     assert rollout.rewards.tolist() == [[0.0, 0.5, -1.0], [0.0, 0.0, 0.0]]
 
 
-def test_the_command_trains_it_and_scores_stay_those_of_the_environment(folder: Path, tiny_folder: Path) -> None:
+@pytest.mark.slow
+def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
+    folder: Path,
+    tiny_folder: Path,
+    agentrl: Command,  # noqa: F811
+) -> None:
     """What is logged in each of three iterations, against the turns that were played."""
     arguments = {
         "model.init_args.model": str(tiny_folder),
@@ -64,16 +67,8 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(folder: 
         "trainer.logger": "{class_path: CSVLogger, init_args: {save_dir: devices}}",
         "trainer.enable_progress_bar": "false",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "explore.yaml"]
-        + [f"--{key}={value}" for key, value in arguments.items()],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    code, told = agentrl("--config", "explore.yaml", *(f"--{key}={value}" for key, value in arguments.items()))
+    assert code == 0, told
     logged = [row for row in metrics(folder) if "exploration/bonus" in row]
     (log,) = folder.rglob("turns/rank0-*.jsonl")
     turns: list[dict[str, Any]] = [json.loads(line) for line in log.open()]

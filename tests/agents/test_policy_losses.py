@@ -92,7 +92,11 @@ def assert_trained(spy):
         assert any((after[name] - weight).abs().max() > 1e-6 for name, weight in before.items())
 
 
-@pytest.mark.parametrize("cls", LOSSES, ids=lambda cls: cls.__name__)
+KINDS = ("PPOClip", "GSPO", "ClipCov")  # by tokens, by rows, with picked tokens
+EVERY = [pytest.param(cls, marks=() if cls.__name__ in KINDS else pytest.mark.slow) for cls in LOSSES]
+
+
+@pytest.mark.parametrize("cls", EVERY, ids=lambda cls: cls.__name__)
 def test_every_loss_trains(tmp_path, tiny_folder, cls):
     assert_trained(train(tmp_path, tiny_folder, policy_loss=make(cls)))
 
@@ -101,9 +105,9 @@ def test_every_loss_trains(tmp_path, tiny_folder, cls):
     "correction",
     [
         TruncatedWeights(rejections=[DivergenceRejection(0.16, "k2", "mean")]),
-        IcePop("sequence", normalise=True),
-        RejectOnly([RatioRejection("token", 0.6, 1.6)]),
-        Bypass(),
+        pytest.param(IcePop("sequence", normalise=True), marks=pytest.mark.slow),
+        pytest.param(RejectOnly([RatioRejection("token", 0.6, 1.6)]), marks=pytest.mark.slow),
+        pytest.param(Bypass(), marks=pytest.mark.slow),
         Bypass([RatioRejection("token", 0.6, 1.6)]),
     ],
     ids=lambda correction: type(correction).__name__,
@@ -132,9 +136,14 @@ def test_a_loss_names_its_aggregation_and_the_agent_may_choose_another(tiny_fold
 @pytest.mark.parametrize(
     "settings",
     [
-        {"policy_loss": GSPO()},
-        {"policy_loss": ClipCov(0.1, 0.0, 100.0, aggregation="seq-mean-token-sum")},
-        {"policy_loss": PPOClip(aggregation="seq-mean-token-sum-norm", norm_tokens=4), "kl_loss": 0.1},
+        pytest.param({"policy_loss": GSPO()}, marks=pytest.mark.slow),
+        pytest.param(
+            {"policy_loss": ClipCov(0.1, 0.0, 100.0, aggregation="seq-mean-token-sum")}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"policy_loss": PPOClip(aggregation="seq-mean-token-sum-norm", norm_tokens=4), "kl_loss": 0.1},
+            marks=pytest.mark.slow,
+        ),
         {"correction": TruncatedWeights("sequence", rejections=[RatioRejection("token", 0.6, 1.6)])},
     ],
     ids=["GSPO", "ClipCov", "norm", "correction"],
@@ -150,7 +159,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, settings)
 
 
 def test_prompt_mean_needs_groups(tmp_path, tiny_folder):
-    with pytest.raises(ValueError, match=r"prompt-mean is a mean over groups of episodes; set data\.init_args\.groups"):
+    with pytest.raises(ValueError, match=r"prompt-mean.*data\.init_args\.groups"):
         train(tmp_path, tiny_folder, policy_loss=PPOClip(aggregation="prompt-mean"))
 
 
@@ -207,6 +216,7 @@ def test_noise_belongs_to_a_token_wherever_its_row_lies(tmp_path, tiny_folder):
 # Correction
 
 
+@pytest.mark.slow
 def test_a_bypass_needs_no_pass_of_the_trainer(tmp_path, exact_folder, monkeypatch):
     made = counted_passes(monkeypatch)
     settings = {"critic": SeparateCritic(), "kl_reward": 0.0}
@@ -261,7 +271,7 @@ def test_weights_of_a_rollout_are_made_over_all_of_it(tmp_path, exact_folder):
     assert not any(rollout.weights[~mask].any() for rollout, mask in zip(spy.rollouts, masks, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Picked tokens, normalised weights and means over rows are those of both processes together."""
     clip_cov = "{class_path: ClipCov, init_args: {share: 0.1, cov_low: 0.0, cov_high: 100.0}}"

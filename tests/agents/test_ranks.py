@@ -18,7 +18,7 @@ from tests.agents import two_ranks
 from tests.agents.two_ranks import ESTIMATORS, FILTERS, STEPS, Told
 from tests.losses.test_conformance import CORRECTIONS, named
 
-pytestmark = pytest.mark.slow  # two processes; CI calls it
+pytestmark = pytest.mark.slow  # two processes
 
 PREPARED = [
     *(f"estimator {name}{more}" for name in ESTIMATORS for more in ("", ", rejecting")),

@@ -25,7 +25,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     assert any(row.get("val/episodes") == 6 for row in logged[1])
 
 
-@pytest.mark.slow  # CI runs it by itself
+@pytest.mark.slow
 def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exact_folder):
     """The warm-up's data of both processes are in the checkpoint. With a critic of its own backbone."""
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1)
@@ -47,7 +47,7 @@ def test_two_processes_collect_ahead_like_one_and_go_on_with_it(tmp_path, exact_
     assert_alike(one["RolloutDataModule"]["ahead"]["samples"], resumed["RolloutDataModule"]["ahead"]["samples"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train_the_adapters_of_one(tmp_path, exact_folder):
     """Actor and critic on one frozen base."""
     lora = ("--model.init_args.lora", "{class_path: LoRA, init_args: {rank: 4}}")
@@ -64,7 +64,7 @@ GROUPS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("advantage", ["GRPO", "ReMax", "DualDiscountGAE"])
 def test_two_processes_share_groups_and_give_the_weights_of_one(tmp_path, exact_folder, advantage):
     """With episodes that are paused, and a warm-up of the critic."""
@@ -78,7 +78,7 @@ def test_two_processes_share_groups_and_give_the_weights_of_one(tmp_path, exact_
         assert a == pytest.approx(b, rel=1e-6, abs=1e-8, nan_ok=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("devices", [1, 2])
 def test_groups_of_two_processes_go_on_with_one_or_two(tmp_path, exact_folder, devices):
     """Stopped right after the warm-up, with paused episodes in the checkpoint."""
@@ -106,7 +106,7 @@ def small_folder(path: Path, family: Literal["demo", "qwen2", "qwen3"]) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
 def test_two_processes_that_share_prefixes_have_the_gradient_of_turns_by_themselves(tmp_path, family):
     """In float32, with gradient checkpointing, of the first step of all: Adam's first moment is a tenth of it."""

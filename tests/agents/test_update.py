@@ -42,7 +42,7 @@ def gradients(tmp_path, folder, critic, tokens, memory=None, **kwargs):
     return spy
 
 
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
     whole = gradients(tmp_path, exact_folder, critic(), 10**6)
     cut = gradients(tmp_path, exact_folder, critic(), 1)  # every row by itself
@@ -102,6 +102,7 @@ def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):
         assert rollout.bootstrap_values[i].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_squared_probabilities_are_summed_only_where_something_needs_them(tmp_path, exact_folder):
     """A single step per iteration needs no scoring pass otherwise."""
     for wanted in (False, True):
@@ -154,7 +155,7 @@ def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
     assert stages == ["collect", "score", "log", "update"] * 3
 
 
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
     """Steps up to its total: turns collected, rows scored, rows of all mini-batches trained on."""
     told: dict[str, list[tuple[int, int]]] = {}
@@ -171,6 +172,7 @@ def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
     assert told["update"][-1] == (16, 16)
 
 
+@pytest.mark.slow
 def test_old_policy_is_the_sampling_policy_in_the_first_mini_batch(tmp_path, tiny_folder):
     """Ratio 1: the policy version of every turn is the number of optimizer steps before the rollout."""
     spy = Spy()
@@ -228,6 +230,7 @@ def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):
     return {n: p.detach().clone() for n, p in agent.named_parameters()}, trainer.logged_metrics
 
 
+@pytest.mark.slow
 def test_one_step_per_rollout_needs_no_pass_for_old_log_probs(tmp_path, exact_folder, monkeypatch):
     scored = []
     real = scoring.score_policy

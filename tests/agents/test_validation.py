@@ -27,6 +27,7 @@ def test_validate_plays_every_held_out_seed_once(tmp_path, tiny_folder):
     assert low <= numbers["val/success"] <= high
 
 
+@pytest.mark.slow
 def test_validation_repeats_whatever_plays_beside_it(tmp_path, tiny_folder):
     assert validate(tmp_path, tiny_folder, num_envs=1) == pytest.approx(validate(tmp_path, tiny_folder, num_envs=12))
 

@@ -109,7 +109,7 @@ def chosen(logged):
 
 
 @needs_deepspeed
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2])
 def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, monkeypatch, stage):
     """In float32, to its rounding. The first run compiles a part of DeepSpeed."""
@@ -130,7 +130,7 @@ def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, monkeyp
 
 
 @needs_deepspeed
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_zero_run_is_continued_inside_the_warm_up(tmp_path, tiny_folder, monkeypatch):
     """With exactly the weights of a run that did not stop."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")

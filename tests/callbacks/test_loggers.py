@@ -80,6 +80,7 @@ def test_a_run_folder_holds_config_and_facts(
     assert (tmp_path / "runs" / "bandit" / "version_1" / "run.json").is_file()
 
 
+@pytest.mark.slow
 def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     two = changed(with_logger(config, "CSVLogger", save_dir="runs", name="bandit"), "trainer.max_epochs", 2)
     two["trainer"]["callbacks"] = [{"class_path": "TurnLog"}]
@@ -93,6 +94,7 @@ def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len((folder / "turns" / "rank0-000000.jsonl").read_text().splitlines()) == 16
 
 
+@pytest.mark.slow
 def test_without_a_logger_the_files_are_in_the_root(
     config: Config,  # noqa: F811
     tmp_path: Path,
@@ -103,6 +105,7 @@ def test_without_a_logger_the_files_are_in_the_root(
     assert (tmp_path / "config.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline(
     config: Config,  # noqa: F811
     tmp_path: Path,

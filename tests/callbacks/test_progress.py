@@ -21,6 +21,7 @@ def progress(terminal: bool, line_seconds: float = 1000.0) -> tuple[StageProgres
     return bar, shown
 
 
+@pytest.mark.slow
 def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=False)
     callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0), bar]

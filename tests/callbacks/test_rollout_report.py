@@ -79,6 +79,7 @@ def test_pictures_become_a_strip() -> None:
     assert strip[2:, 5:10].max() == 0
 
 
+@pytest.mark.slow
 def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_path: Path) -> None:
     keep = Keep()
     env = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0", {"max_turns": 3, "render_mode": "rgb_array"})
@@ -113,7 +114,5 @@ def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_pa
 
 
 def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="RolloutReport needs episodes >= 0, turns >= 1 and every >= 1, got 3, 0 and 1"
-    ):
+    with pytest.raises(ValueError, match=r"RolloutReport.*0.*1.*1.*3.*0.*1"):
         RolloutReport(turns=0)

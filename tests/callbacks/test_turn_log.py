@@ -127,6 +127,7 @@ def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:
     assert json.loads(text)[0]["advantages"] == [None, None]
 
 
+@pytest.mark.slow
 def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_path: Path) -> None:
     log = TurnLog(str(tmp_path), file_mb=0.02, keep_files=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
@@ -144,6 +145,7 @@ def test_full_files_are_followed_and_the_oldest_removed(tiny_folder: Path, tmp_p
     assert len(lines(tmp_path)) == before + 16  # a second run goes on after the first
 
 
+@pytest.mark.slow
 def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> None:
     log = TurnLog(str(tmp_path), every=2)
     make_trainer(tmp_path / "run", 4, [log]).fit(make_agent(tiny_folder), make_data())
@@ -151,5 +153,5 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
 
 
 def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="file_mb above 0, and keep_files and every of at least 1, got 0, 20 and 1"):
+    with pytest.raises(ValueError, match=r"file_mb.*0.*keep_files.*1.*0.*20.*1"):
         TurnLog(file_mb=0)

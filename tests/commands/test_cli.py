@@ -16,6 +16,7 @@ import yaml
 from lightning_agentrl.agents import models
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.errors import explain
+from tests.golden import check_wording
 
 Config = dict[str, Any]
 Command = Callable[..., tuple[int, str]]  # gives the exit code and standard error
@@ -82,6 +83,7 @@ def sentence(result: tuple[int, str]) -> str:
     told = [line for line in text.splitlines() if line.startswith("agentrl: ")]
     assert len(told) == 1
     assert text.rstrip().endswith(told[0])
+    check_wording(told[0].removeprefix("agentrl: "))
     return told[0].removeprefix("agentrl: ")
 
 
@@ -96,112 +98,112 @@ def changed(config: Config, key: str, value: Any) -> Config:
 
 
 WRONG = {
-    "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "did you mean model?"]),
-    "empty top": ("modle", {}, ["modle", "did you mean model?"]),
-    "trainer key at the top": ("max_epochs", 3, ["max_epochs", "trainer, model, data", "mean trainer.max_epochs?"]),
-    "model key": ("model.init_args.lr_actr", 1e-3, ["model.init_args.lr_actr", "PPOAgent", "did you mean lr_actor?"]),
-    "data key": ("data.init_args.num_env", 3, ["data.init_args.num_env", "did you mean num_envs?"]),
-    "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "did you mean max_epochs?"]),
-    "prompt key": ("data.init_args.prompt", {"thnk": 1}, ["data.init_args.prompt.thnk", "did you mean think?"]),
-    "env key": ("data.init_args.env", {"idd": "x"}, ["data.init_args.env.idd", "did you mean id?"]),
+    "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "model?"]),
+    "empty top": ("modle", {}, ["modle", "model?"]),
+    "trainer key at the top": ("max_epochs", 3, ["max_epochs", "trainer, model, data", "trainer.max_epochs?"]),
+    "model key": ("model.init_args.lr_actr", 1e-3, ["model.init_args.lr_actr", "PPOAgent", "lr_actor?"]),
+    "data key": ("data.init_args.num_env", 3, ["data.init_args.num_env", "num_envs?"]),
+    "trainer key": ("trainer.max_epoch", 3, ["trainer.max_epoch", "max_epochs?"]),
+    "prompt key": ("data.init_args.prompt", {"thnk": 1}, ["data.init_args.prompt.thnk", "think?"]),
+    "env key": ("data.init_args.env", {"idd": "x"}, ["data.init_args.env.idd", "id?"]),
     "key of an earlier version": ("data.init_args.other_envs", [{"id": "x"}], ["data.init_args.other_envs", "envs: ["]),
     "tasks of an earlier version": ("data.init_args.tasks", {"path": "x"}, ["data.init_args.tasks", "{path: ...}"]),
-    "both forms": ("data.init_args.envs", [{"path": "x"}], ["data.init_args.env ", "data.init_args.envs", "one of"]),
+    "both forms": ("data.init_args.envs", [{"path": "x"}], ["data.init_args.env ", "data.init_args.envs"]),
     "memory key": (
         "data.init_args.memory",
         {"class_path": "WindowMemory", "init_args": {"turn": 1}},
-        ["data.init_args.memory.init_args.turn", "did you mean turns?"],
+        ["data.init_args.memory.init_args.turn", "turns?"],
     ),
     "callback key": (
         "trainer.callbacks",
         [{"class_path": "StageProgress"}, {"class_path": "CriticWarmup", "init_args": {"rollout": 1}}],
-        ["trainer.callbacks[1].init_args.rollout;", "CriticWarmup", "did you mean rollouts?"],
+        ["trainer.callbacks[1].init_args.rollout;", "CriticWarmup", "rollouts?"],
     ),
-    "agent class": ("model.class_path", "PPOAgnt", ["model.class_path", "PPOAgnt", "did you mean PPOAgent?"]),
+    "agent class": ("model.class_path", "PPOAgnt", ["model.class_path", "PPOAgnt", "PPOAgent?"]),
     "critic class": (
         "model.init_args.critic",
         {"class_path": "SharedCritik"},
-        ["Critic", "model.init_args.critic", "known: SeparateCritic, SharedCritic", "did you mean SharedCritic?"],
+        ["Critic", "model.init_args.critic", "SeparateCritic, SharedCritic", "SharedCritic?"],
     ),
     "class of another kind": (
         "data.init_args.memory",
         {"class_path": "SharedCritic"},
-        ["no Memory 'SharedCritic'", "data.init_args.memory", "FullMemory, WindowMemory"],
+        ["'SharedCritic'", "data.init_args.memory", "FullMemory, WindowMemory"],
     ),
     "nested class": (
         "data.init_args.interaction.init_args.parser",
         {"class_path": "TolerantParsr"},
-        ["data.init_args.interaction.init_args.parser.class_path", "RawParser", "did you mean TolerantParser?"],
+        ["data.init_args.interaction.init_args.parser.class_path", "RawParser", "TolerantParser?"],
     ),
     "class of a missing module": (
         "data.init_args.memory",
         {"class_path": "my_code.MyMemory"},
-        ["my_code.MyMemory", "data.init_args.memory.class_path", "importable"],
+        ["my_code.MyMemory", "data.init_args.memory.class_path", "my_code"],
     ),
     "callback class": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmp"}],
-        ["trainer.callbacks[0].class_path", "RunSummary", "did you mean CriticWarmup?"],
+        ["trainer.callbacks[0].class_path", "RunSummary", "CriticWarmup?"],
     ),
-    "no class_path": ("model", {"model": "demo"}, ["model needs a class_path", "PPOAgent"]),
-    "no class": ("data.init_args.memory", 3, ["data.init_args.memory needs a class_path", "WindowMemory"]),
-    "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs must be a whole number, got 'many'"]),
-    "float": ("model.init_args.optim.lr_actor", "fast", ["optim.lr_actor must be a number, got 'fast'"]),
-    "bool": ("data.init_args.prompt", {"think": "maybe"}, ["prompt.think must be true or false, got 'maybe'"]),
-    "list for an int": ("data.init_args.turns_per_env", [1, 2], ["must be a whole number, got '[1, 2]'"]),
-    "float for an int": ("data.init_args.num_envs", 4.5, ["must be a whole number, got '4.5'"]),
-    "choice": ("model.init_args.kl.reward_kind", "k9", ["kl.reward_kind must be one of", "'k3'", "'k9'"]),
-    "misspelt choice": ("model.init_args.kl.reward_kind", "K3", ["'k1'", "got 'K3'", "did you mean k3?"]),
+    "no class_path": ("model", {"model": "demo"}, ["class_path", "PPOAgent"]),
+    "no class": ("data.init_args.memory", 3, ["data.init_args.memory", "class_path", "WindowMemory"]),
+    "int": ("data.init_args.num_envs", "many", ["data.init_args.num_envs", "'many'"]),
+    "float": ("model.init_args.optim.lr_actor", "fast", ["model.init_args.optim.lr_actor", "'fast'"]),
+    "bool": ("data.init_args.prompt", {"think": "maybe"}, ["prompt.think", "true", "false", "'maybe'"]),
+    "list for an int": ("data.init_args.turns_per_env", [1, 2], ["data.init_args.turns_per_env", "'[1, 2]'"]),
+    "float for an int": ("data.init_args.num_envs", 4.5, ["data.init_args.num_envs", "'4.5'"]),
+    "choice": ("model.init_args.kl.reward_kind", "k9", ["model.init_args.kl.reward_kind", "'k3'", "'k9'"]),
+    "misspelt choice": ("model.init_args.kl.reward_kind", "K3", ["'k1'", "'K3'", "k3?"]),
     "type in a dataclass": (
         "data.init_args.validation.episodes",
         "all",
-        ["validation.episodes must be", "'all'"],
+        ["validation.episodes", "'all'"],
     ),
     "type in a callback": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmup", "init_args": {"rollouts": "many"}}],
-        ["trainer.callbacks.init_args.rollouts must be a whole number, got 'many'"],
+        ["trainer.callbacks.init_args.rollouts", "'many'"],
     ),
-    "type in trainer": ("trainer.max_epochs", "many", ["trainer.max_epochs must be a whole number, got 'many'"]),
-    "missing argument": ("model.init_args", {}, ["model.init_args.model", "missing"]),
+    "type in trainer": ("trainer.max_epochs", "many", ["trainer.max_epochs", "'many'"]),
+    "missing argument": ("model.init_args", {}, ["model.init_args.model"]),
     "environment": ("data.init_args.env.id", "agentrl_envs:Bandt-v0", ["Bandt-v0", "data.init_args.env.id", "Bandit"]),
     "environment argument": (
         "data.init_args.env.kwargs",
         {"arm": 2},
-        ["data.init_args.env.kwargs", "argument 'arm'"],
+        ["data.init_args.env.kwargs", "'arm'"],
     ),
     "environment module": ("data.init_args.env.id", "my_games:Chess-v0", ["my_games", "data.init_args.env.id"]),
     "model folder": ("model.init_args.model", "./no/such/folder", ["./no/such/folder", "model.init_args.model"]),
     "model on the hub": ("model.init_args.model", "nobody/nothing", ["nobody/nothing", "model.init_args.model"]),
-    "no environments": ("data.init_args.num_envs", 0, ["data.init_args.num_envs must be at least 1, got 0"]),
-    "mini-batches": ("data.init_args.mini_batch_turns", 3, ["data.init_args.mini_batch_turns", "8 turns", "of 3"]),
+    "no environments": ("data.init_args.num_envs", 0, ["data.init_args.num_envs", "1", "0"]),
+    "mini-batches": ("data.init_args.mini_batch_turns", 3, ["data.init_args.mini_batch_turns", "8", "3"]),
     "long memory": (
         "data.init_args.memory.init_args.turns",
         200,
-        ["WindowMemory", "200 turns", "data.init_args.memory", "data.init_args.prompt.max_prompt_tokens"],
+        ["WindowMemory", "200", "data.init_args.memory", "data.init_args.prompt.max_prompt_tokens"],
     ),
     "long prompts": (
         "data.init_args.prompt",
         {"max_prompt_tokens": 2048},
-        ["context of 2048 tokens", "data.init_args.prompt.max_prompt_tokens"],
+        ["2048", "data.init_args.prompt.max_prompt_tokens"],
     ),
-    "constructor": ("model.init_args.temperature", 0.0, ["temperature must be above 0", "model.init_args"]),
+    "constructor": ("model.init_args.temperature", 0.0, ["temperature", "model.init_args"]),
     "nested constructor": (
         "data.init_args.memory.init_args.turns",
         -1,
-        ["turns must be at least 0, got -1", "data.init_args.memory.init_args"],
+        ["turns", "-1", "data.init_args.memory.init_args"],
     ),
     "callback constructor": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmup", "init_args": {"rollouts": 3}}],
-        ["whole number", "change rollouts or fraction", "trainer.callbacks"],
+        ["rollouts", "fraction", "trainer.callbacks"],
     ),
     "dataclass constructor": (
         "data.init_args.validation.episodes",
         10**6,
-        ["1000000 episodes", "data.init_args.validation.episodes"],
+        ["1000000", "data.init_args.validation.episodes"],
     ),
-    "seed": ("seed_everything", -1, ["seed_everything cannot be used", "-1"]),
+    "seed": ("seed_everything", -1, ["seed_everything", "-1"]),
     "clipping": (
         "trainer.gradient_clip_val",
         1.0,
@@ -213,32 +215,47 @@ WRONG = {
         ["trainer.accumulate_grad_batches", "data.init_args.mini_batch_turns"],
     ),
     "limited iterations": ("trainer.limit_train_batches", 1, ["trainer.limit_train_batches", "mini_batch_turns"]),
-    "last iteration cut": ("trainer.max_steps", 3, ["trainer.max_steps 3", "an iteration of 2 optimizer steps"]),
-    "precision": ("trainer.precision", "fp16", ["trainer.precision must be one of '32-true', '64-true', 'bf16-mixed'"]),
-    "kernels without a GPU": ("model.init_args.compute.kernels", "liger", ["Liger kernels need a GPU", "'compiled'"]),
-    "logger class": ("trainer.logger", {"class_path": "TensorBordLogger"}, ["did you mean TensorBoardLogger?"]),
+    "last iteration cut": ("trainer.max_steps", 3, ["trainer.max_steps", "3", "2"]),
+    "precision": ("trainer.precision", "fp16", ["trainer.precision", "'32-true', '64-true', 'bf16-mixed'"]),
+    "kernels without a GPU": ("model.init_args.compute.kernels", "liger", ["GPU", "'compiled'"]),
+    "logger class": ("trainer.logger", {"class_path": "TensorBordLogger"}, ["TensorBoardLogger?"]),
     "logger package": (
         "trainer.logger",
         {"class_path": "CometLogger"},
-        ["CometLogger needs the package comet-ml", "pip install"],
+        ["CometLogger", "comet-ml", "pip install"],
     ),
     "metric": (
         "trainer.callbacks",
         [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/sucess"}}],
-        ["no metric 'val/sucess'", "trainer.callbacks[0].init_args.monitor", "did you mean val/success?"],
+        ["'val/sucess'", "trainer.callbacks[0].init_args.monitor", "val/success?"],
     ),
     "metric of a checkpoint": (
         "trainer.callbacks",
         [{"class_path": "ModelCheckpoint", "init_args": {"monitor": "val/sucess"}}],
-        ["trainer.callbacks[0].init_args.monitor", "did you mean val/success?"],
+        ["trainer.callbacks[0].init_args.monitor", "val/success?"],
     ),
     "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt"]),
-    "no checkpoint": ("ckpt_path", "given.yaml", ["the checkpoint", "given.yaml' cannot be read", "agentrl fit"]),
-    "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run", "Not a directory"]),
+    "no checkpoint": ("ckpt_path", "given.yaml", ["given.yaml'", "agentrl fit"]),
+    "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run"]),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+# The same kind of fault in another place; `make test` has one of each kind.
+AGAIN = {
+    *("empty top", "data key", "trainer key", "prompt key", "env key", "memory key"),
+    *("class of another kind", "nested class", "callback class", "logger class"),
+    *("float", "bool", "list for an int", "float for an int", "misspelt choice"),
+    *("type in a dataclass", "type in a callback", "type in trainer"),
+    *("environment module", "model on the hub", "long prompts", "constructor", "callback constructor"),
+    *("top", "no class", "class of a missing module", "checkpoint", "model folder", "last iteration cut"),
+    *("accumulation", "limited iterations", "metric of a checkpoint", "kernels without a GPU", "file for a folder"),
+}
+assert set(WRONG) >= AGAIN
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in AGAIN else ()) for case in WRONG]
+)
 def test_wrong_input_is_told_in_one_sentence_with_its_line(
     case: str, config: Config, tmp_path: Path, agentrl: Command
 ) -> None:
@@ -259,33 +276,36 @@ SPLIT = {
     "init_args": {"data_parallel_size": 1, "tensor_parallel_size": 2},
 }
 UNMET: dict[str, tuple[str, dict[str, Any], list[str]]] = {
-    "groups": ("GRPO", {}, ["GRPO needs several episodes from each start state", "data.init_args.groups"]),
-    "a group of two": ("GRPO", GROUPS, ["GRPO compares", "data.init_args.groups.size is 1; give at least 2"]),
-    "greedy episodes": ("ReMax", {}, ["ReMax needs a greedy episode from each start state", "data.init_args.groups"]),
+    "groups": ("GRPO", {}, ["GRPO", "data.init_args.groups"]),
+    "a group of two": ("GRPO", GROUPS, ["GRPO", "data.init_args.groups.size", "1", "2"]),
+    "greedy episodes": ("ReMax", {}, ["ReMax", "data.init_args.groups"]),
     "whole logits": (
         "OptimalTokenBaseline",
         {"trainer.strategy": SPLIT, "trainer.devices": 2},
-        ["would split the vocabulary, and Σπ² needs whole logits", "trainer.strategy.init_args.tensor_parallel_size"],
+        ["Σπ²", "trainer.strategy.init_args.tensor_parallel_size"],
     ),
     "scores from 0": (
         "MaxRL",
         GROUPS | {"groups": {"size": 2, "per_rollout": 4}},
-        ["MaxRL needs scores of at least 0; set model.init_args.kl.reward and data.init_args.interaction.init_args"],
+        ["MaxRL", "model.init_args.kl.reward", "data.init_args.interaction.init_args"],
     ),
     "groups of a mean": (
         "GAE",
         {"model.init_args.policy_loss": {"class_path": "PPOClip", "init_args": {"aggregation": "prompt-mean"}}},
-        ["prompt-mean is a mean over groups", "data.init_args.groups", "policy_loss.init_args.aggregation"],
+        ["prompt-mean", "data.init_args.groups", "model.init_args.policy_loss.init_args.aggregation"],
     ),
     "groups of a filter": (
         "GAE",
         {"model.init_args.group_filter": {"class_path": "DropEqualScores"}},
-        ["DropEqualScores chooses among groups", "data.init_args.groups", "model.init_args.group_filter"],
+        ["DropEqualScores", "data.init_args.groups", "model.init_args.group_filter"],
     ),
 }
 
 
-@pytest.mark.parametrize("need", UNMET)
+@pytest.mark.parametrize(
+    "need",
+    [pytest.param(need, marks=() if need in ("groups", "whole logits") else pytest.mark.slow) for need in UNMET],
+)
 def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded(
     need: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,18 +342,18 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--model.init_args.lr_actr=1"], ["model.init_args.lr_actr", "did you mean lr_actor?"]),
-        (["--model.lr_actr=1"], ["lr_actr", "did you mean lr_actor?"]),
-        (["--model.init_args.critic.init_args.detch", "true"], ["critic.init_args.detch", "did you mean detach?"]),
-        (["--modle.class_path=PPOAgent"], ["--modle", "did you mean --model?"]),
-        (["--max_epochs=3"], ["--max_epochs", "did you mean --trainer.max_epochs?"]),
-        (["--trainer.max_epoch=3"], ["trainer.max_epoch", "did you mean max_epochs?"]),
-        (["--model=PPOAgnt"], ["model.class_path", "(key model.class_path; command line)", "did you mean PPOAgent?"]),
-        (["--trainer.fast_dev_run=abc"], ["trainer.fast_dev_run must be", "'abc'", "(command line)"]),
-        (["--data.num_envs=many"], ["data.init_args.num_envs must be", "'many'", "(command line)"]),
-        (["trainer.max_epochs=3"], ["did you mean --trainer.max_epochs=3?"]),
-        (["configs/quickstart.yaml"], ["did you mean --config configs/quickstart.yaml?"]),
-        (["--config", "nowhere.yaml"], ["nowhere.yaml", "does not exist", "--config"]),
+        (["--model.init_args.lr_actr=1"], ["model.init_args.lr_actr", "lr_actor?"]),
+        (["--model.lr_actr=1"], ["lr_actr", "lr_actor?"]),
+        (["--model.init_args.critic.init_args.detch", "true"], ["critic.init_args.detch", "detach?"]),
+        (["--modle.class_path=PPOAgent"], ["--modle", "--model?"]),
+        (["--max_epochs=3"], ["--max_epochs", "--trainer.max_epochs?"]),
+        (["--trainer.max_epoch=3"], ["trainer.max_epoch", "max_epochs?"]),
+        (["--model=PPOAgnt"], ["model.class_path", "(key model.class_path; command line)", "PPOAgent?"]),
+        (["--trainer.fast_dev_run=abc"], ["trainer.fast_dev_run", "'abc'", "(command line)"]),
+        (["--data.num_envs=many"], ["data.init_args.num_envs", "'many'", "(command line)"]),
+        (["trainer.max_epochs=3"], ["--trainer.max_epochs=3?"]),
+        (["configs/quickstart.yaml"], ["--config configs/quickstart.yaml?"]),
+        (["--config", "nowhere.yaml"], ["nowhere.yaml", "--config"]),
     ],
 )
 def test_wrong_arguments_are_told_in_one_sentence(
@@ -346,20 +366,22 @@ def test_wrong_arguments_are_told_in_one_sentence(
 
 def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> None:
     told = sentence(agentrl(command="fti"))
-    assert told.startswith("there is no command 'fti'; known: fit, validate")
-    assert told.endswith("did you mean fit?")
-    assert "the keys data and model are missing; give a config file with --config" in sentence(agentrl())
+    for part in ("'fti'", "fit, validate", "fit?"):
+        assert part in told
+    told = sentence(agentrl())
+    for part in ("data", "model", "--config"):
+        assert part in told
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("model: [a\n b: c: d", ["not valid YAML", "line 2"]),
-        ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "line 2"]),
-        ("", ["holds no keys", "trainer, model, data"]),
+        ("model: [a\n b: c: d", ["line 2"]),
+        ("trainer:\n\tmax_epochs: 3", ["line 2"]),
+        ("", ["trainer, model, data"]),
         (
             "trainer:\n  max_epochs: 3\n  max_epochs: 4\n",
-            ["trainer.max_epochs is given twice (broken.yaml, lines 2 and 3)"],
+            ["trainer.max_epochs", "(broken.yaml, lines 2 and 3)"],
         ),
     ],
 )
@@ -377,9 +399,9 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
         told = sentence(agentrl("--config", files[0], "--config", files[1]))
         assert "(key model.init_args.lr_actr; wrong.yaml, line 4)" in told
     (tmp_path / "wrong.yaml").write_text("model:\n  init_args:\n    optim: {lr_actor: 1}\n")
-    assert "model needs a class_path (and init_args for its arguments) (wrong.yaml, line 1)" in sentence(
-        agentrl("--config", "wrong.yaml", "--config", "right.yaml")
-    )
+    told = sentence(agentrl("--config", "wrong.yaml", "--config", "right.yaml"))
+    for part in ("model", "class_path", "(wrong.yaml, line 1)"):
+        assert part in told
     assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
 
 
@@ -442,7 +464,7 @@ def test_a_list_of_sources_is_given_as_a_whole_on_the_command_line(config: Confi
     assert agentrl("--data.init_args.envs", both, config=config)[0] == 0
 
 
-@pytest.mark.parametrize("number", ["5e-6", "'1e-5'"])
+@pytest.mark.parametrize("number", ["5e-6", pytest.param("'1e-5'", marks=pytest.mark.slow)])
 def test_numbers_that_yaml_reads_as_text_are_numbers(
     number: str, config: Config, tmp_path: Path, agentrl: Command
 ) -> None:
@@ -457,7 +479,7 @@ def test_the_checkpoint_of_another_model_is_told(config: Config, tmp_path: Path,
     config = changed(changed(config, "ckpt_path", str(tmp_path / "here.ckpt")), "trainer.max_epochs", 2)
     config = changed(config, "model.init_args.critic", {"class_path": "SeparateCritic"})
     told = sentence(agentrl(config=config))
-    for part in ("here.ckpt' is of another model: it lacks", "critic.backbone", "model.init_args.critic", "line 1"):
+    for part in ("here.ckpt'", "critic.backbone", "model.init_args.critic", "line 1"):
         assert part in told
 
 
@@ -467,7 +489,6 @@ def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_r
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # no weights at all
         (tmp_path / name).write_text((tiny_folder / name).read_text())
     told = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
-    assert "no chat template" in told
     assert "chat_template.jinja" in told
 
 

@@ -85,6 +85,7 @@ def test_a_page_of_a_real_run(
     assert (tmp_path / "page.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_page_of_the_last_iterations(
     agentrl: Callable[..., tuple[int, str, str]],
     config: Config,  # noqa: F811
@@ -120,7 +121,7 @@ def test_a_dry_run_belongs_to_fit(
     assert "--trainer.max_epochs 1" in told
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_quiet_run_shows_results_only(
     quiet: bool,
     config: Config,  # noqa: F811

@@ -39,7 +39,14 @@ def trained(path, folder, lora, **kwargs):
     return agent, path / "run.ckpt"
 
 
-@pytest.mark.parametrize("lora", [None, LoRA(rank=2), LoRA(rank=2, targets=["q_proj", "down_proj"])])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        LoRA(rank=2),
+        pytest.param(LoRA(rank=2, targets=["q_proj", "down_proj"]), marks=pytest.mark.slow),
+    ],
+)
 def test_a_checkpoint_becomes_the_whole_model(tmp_path, tiny_folder, lora):
     agent, checkpoint = trained(tmp_path, tiny_folder, lora)
     export_checkpoint(checkpoint, tmp_path / "out")
@@ -74,7 +81,9 @@ def test_adapters_become_a_folder_of_peft(tmp_path, tiny_folder):
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2", "qwen3", "gpt_neox"))]
+)
 @pytest.mark.parametrize("merge", [True, False])
 def test_a_policy_is_exported_and_stays_as_it_is(tmp_path, family, merge):
     folder = tiny_model_folder(tmp_path / family, family=family)
@@ -97,6 +106,7 @@ def test_a_policy_is_exported_and_stays_as_it_is(tmp_path, family, merge):
     assert (logits(again) - before).abs().max() < 1e-4  # float32
 
 
+@pytest.mark.slow
 def test_an_untied_head_is_exported(tmp_path, tiny_folder):
     lm = load_causal_lm(str(tiny_folder))
     lm.config.tie_word_embeddings = False
@@ -110,6 +120,7 @@ def test_an_untied_head_is_exported(tmp_path, tiny_folder):
     assert torch.equal(again.lm_head.weight.float(), lm.lm_head.weight)
 
 
+@pytest.mark.slow
 def test_a_run_of_the_command_can_be_exported_from_another_folder(config, tmp_path, tiny_folder, monkeypatch):  # noqa: F811
     """The model is named by a relative path in the config; the checkpoint knows where that was."""
     lora = {"class_path": "LoRA", "init_args": {"rank": 2, "targets": ["q_proj"]}}

@@ -39,5 +39,5 @@ def test_vllm_computes_in_what_the_trainer_does_unless_told_otherwise(policy: La
     assert width(VLLMEngine(), PolicyHandle(policy, (), mixed)) == 2
     assert width(VLLMEngine("float32"), PolicyHandle(policy, (), mixed)) == 4
     policy.lm.double()
-    with pytest.raises(ValueError, match=r"does not compute in float64; set .*dtype or trainer.precision 32-true"):
+    with pytest.raises(ValueError, match=r"trainer.precision.*32"):
         VLLMEngine().memory(PolicyHandle(policy, (), nullcontext), 1)

@@ -230,7 +230,7 @@ def test_cap_and_close(policy, engine):
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"prompt_ids": ()}, {"temperature": -1.0}])
 def test_requests_that_make_no_sense_are_refused(fields):
-    with pytest.raises(ValueError, match="sampling request needs a prompt, max_tokens of at least 1"):
+    with pytest.raises(ValueError, match=r"max_tokens.*1"):
         SamplingRequest(**({"prompt_ids": (1,), "max_tokens": 1, "temperature": 1.0, "seed": 0} | fields))
 
 
@@ -359,5 +359,5 @@ def test_requests_wait_for_company_only_briefly(policy):
 
 
 def test_a_batch_has_room_for_someone():
-    with pytest.raises(ValueError, match="max_batch must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_batch.*1.*0"):
         TransformersEngine(max_batch=0)

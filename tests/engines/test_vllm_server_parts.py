@@ -305,5 +305,5 @@ def test_adapters_are_written_as_part_of_the_weights(tiny_folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_told_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot be written into .*engine\.init_args\.weights_folder"):
+    with pytest.raises(ValueError, match=r"engine\.init_args\.weights_folder"):
         SharedWeights(str(tmp_path / "file" / "below"))

@@ -130,7 +130,7 @@ def test_a_process_that_dies_is_told_by_the_other(told):
     assert told[0]["dies"].startswith("RuntimeError: the ranks that share vLLM's weights are out of reach")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_of_processes_do_not_wait_for_each_other(served_folder, alone, tmp_path):
     """Two groups of two; the second is done while the first plays on."""
     told = processes(tmp_path, served_folder, world=4, size=2)
@@ -155,7 +155,7 @@ FSDP2 = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.slow, id="fsdp2")])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
 def test_two_processes_sample_from_what_is_trained(vllm_config: Config, tmp_path: Path, strategy: Any) -> None:
     assert gap_of(shared(vllm_config, tmp_path, strategy), tmp_path) < 3e-4
 
@@ -170,7 +170,7 @@ def gap_of(config: Config, folder: Path) -> float:
     return float(last.split()[0].removeprefix("gap_max="))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_model_is_shared_by_three_processes(tmp_path: Path) -> None:
     """The demo model, whose 9 attention heads no two processes can share."""
     config = yaml.safe_load((Path(__file__).parents[2] / "configs" / "quickstart_vllm.yaml").read_text())
@@ -214,7 +214,7 @@ gymnasium.register("Broken-v0", Broken)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_environment_that_breaks_in_one_process_ends_both(given: Config, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "broken.py").write_text(BROKEN)
     env = {"id": "broken:Broken-v0", "retries": 0}

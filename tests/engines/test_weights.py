@@ -54,7 +54,7 @@ def test_a_sharded_policy_is_refused(tmp_path, tiny_folder):
     try:
         policy = LanguageModel(load_causal_lm(str(tiny_folder)))
         shard(policy, init_device_mesh("cpu", (1,)), None)
-        with pytest.raises(ValueError, match=r"cannot copy a policy that is sharded .*max_staleness .*use VLLMEngine"):
+        with pytest.raises(ValueError, match=r"max_staleness.*VLLMEngine"):
             frozen_copy(policy)
     finally:
         dist.destroy_process_group()

@@ -420,6 +420,7 @@ def test_bad_arguments_are_refused(kwargs, sentence):
 # ---- how far chance gets -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "low", "high"),
     [

@@ -282,6 +282,7 @@ def test_without_minigrid_the_package_works_and_babyai_says_what_to_install():
     assert 'pip install "lightning-agentrl[envs]"' in last
 
 
+@pytest.mark.slow
 def test_another_process_tells_the_same_texts():
     code = (
         "import gymnasium\n"

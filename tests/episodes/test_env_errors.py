@@ -77,7 +77,7 @@ def test_without_retries_the_first_error_is_raised(tiny_folder):
 
 
 def test_retries_below_zero_are_refused():
-    with pytest.raises(ValueError, match=r"data.init_args.env.retries must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"data.init_args.env.retries.*0.*-1"):
         RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", retries=-1))
 
 

@@ -52,6 +52,7 @@ def small(folder: Path) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_both_sides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(small(folder), folder, monkeypatch)
     (log,) = folder.rglob("turns/rank0-*.jsonl")

@@ -16,7 +16,9 @@ BABYAI = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0")
 
 
 @pytest.mark.parametrize("memory", [WindowMemory(3), FullMemory()])
-@pytest.mark.parametrize("make", [lambda: Scripted(6, "truncated"), GUESS.make, BABYAI.make])
+@pytest.mark.parametrize(
+    "make", [lambda: Scripted(6, "truncated"), *(pytest.param(e.make, marks=pytest.mark.slow) for e in (GUESS, BABYAI))]
+)
 def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, make):
     settings = {"memory": memory, "interaction": TurnInteraction(4, RawParser())}
     settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
@@ -49,7 +51,7 @@ def test_an_environment_with_randomness_of_its_own_is_refused(tiny_folder):
     with workplace(tiny_folder, [Unrepeatable(9), Unrepeatable(9)]) as place:
         place.collect(2)
         state = place.sessions[1].state_dict()
-        with pytest.raises(RuntimeError, match=r"environment 5 does not repeat its episode .* self.np_random"):
+        with pytest.raises(RuntimeError, match=r"5.*self.np_random"):
             place.session(5, Unrepeatable(9)).load_state_dict(state)
 
 

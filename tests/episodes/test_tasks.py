@@ -140,8 +140,14 @@ def test_tasks_alone_are_prompts_and_whole_replies(tiny_folder: Path, tmp_path: 
     assert [result.turns for result in validation] == [1] * 4
 
 
-@pytest.mark.parametrize("memory", [WindowMemory(2), FullMemory()])
-@pytest.mark.parametrize("sizes", [{"groups": GroupRollout(2, 12, 3)}, {"num_envs": 12, "turns_per_env": 4}])
+@pytest.mark.parametrize("memory", [WindowMemory(2), pytest.param(FullMemory(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"groups": GroupRollout(2, 12, 3)},
+        pytest.param({"num_envs": 12, "turns_per_env": 4}, marks=pytest.mark.slow),
+    ],
+)
 def test_tasks_and_environments_are_played_in_one_rollout(
     tiny_folder: Path, sums: str, memory: Any, sizes: dict[str, Any]
 ) -> None:

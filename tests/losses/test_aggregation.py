@@ -115,11 +115,11 @@ def test_without_tokens_the_loss_is_zero_and_has_a_graph(mode, shape):
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match=r"must be one of token-mean, token-sum, .*, prompt-mean, got 'mean'"):
+    with pytest.raises(ValueError, match=r"prompt-mean.*'mean'"):
         row_weights(MASK, "mean")
-    with pytest.raises(ValueError, match="prompt-mean needs groups of episodes"):
+    with pytest.raises(ValueError, match="prompt-mean"):
         row_weights(MASK, "prompt-mean")
-    with pytest.raises(ValueError, match=r"goes with .* seq-mean-token-sum-norm .*, got None with"):
+    with pytest.raises(ValueError, match=r"seq-mean-token-sum-norm"):
         row_weights(MASK, "seq-mean-token-sum-norm")
     with pytest.raises(ValueError, match="got 8 with token-mean"):
         row_weights(MASK, "token-mean", norm_tokens=8)

@@ -83,9 +83,9 @@ def test_no_rows(group_filter):
 def test_wrong_settings_are_refused():
     for cls in (KeepWidest, KeepCovering):
         for share in (0.0, 1.1, float("nan")):
-            with pytest.raises(ValueError, match=f"^{cls.__name__}: share must be above 0 and at most 1"):
+            with pytest.raises(ValueError, match=f"{cls.__name__}.*0.*1"):
                 cls(share)
-    with pytest.raises(ValueError, match="of must be std or variance, got 'range'"):
+    with pytest.raises(ValueError, match="'range'"):
         KeepCovering(0.5, "range")
     with pytest.raises(ValueError, match=r"groups \[11\], scores \[2\]"):
         DropEqualScores()(GROUPS, SCORES[:2])

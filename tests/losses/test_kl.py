@@ -78,9 +78,9 @@ def test_bf16_is_computed_in_float32():
 
 
 def test_unknown_kinds_and_other_shapes_are_refused():
-    with pytest.raises(ValueError, match="k1, abs, k2 or k3, got 'k4'"):
+    with pytest.raises(ValueError, match="'k4'"):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
-    with pytest.raises(ValueError, match=r"logps \[2, 1\], ref_logps \[2\]"):
+    with pytest.raises(ValueError, match=r"\[2, 1\].*ref_logps.*\[2\]"):
         kl_estimate(torch.zeros(2, 1), torch.zeros(2))
 
 
@@ -119,7 +119,7 @@ def test_only_the_current_policy_gets_a_gradient():
 
 
 def test_unknown_kinds_of_the_loss_are_refused():
-    with pytest.raises(ValueError, match=r"one of k1, abs, k2, k3, k1\+, k3\+, got 'k2\+'"):
+    with pytest.raises(ValueError, match=r"'k2\+'"):
         kl_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), "k2+")
 
 
@@ -205,5 +205,5 @@ def test_fixed_coefficient_outside_its_range_is_refused(value):
 @pytest.mark.parametrize("name", ["value", "target", "horizon", "clip"])
 @pytest.mark.parametrize("value", [0, -1, float("nan"), math.inf])
 def test_adaptive_settings_outside_their_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"^AdaptiveKL: {name} must be above 0, got {value}$"):
+    with pytest.raises(ValueError, match=f"AdaptiveKL.*{name}.*0.*{value}"):
         AdaptiveKL(**{name: value})

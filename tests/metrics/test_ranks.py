@@ -14,6 +14,8 @@ from lightning_agentrl.metrics.episodes import EpisodeResult
 from tests.metrics import two_ranks
 from tests.metrics.two_ranks import SPLITS, describe_part
 
+pytestmark = pytest.mark.slow  # two processes; `make test` has them in tests/agents/test_two_processes.py
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:

@@ -172,13 +172,13 @@ def test_listeners_hear_how_far_the_running_stage_is():
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="'rest' is none of"), StageClock().stage("rest"):
+    with pytest.raises(ValueError, match="'rest'"), StageClock().stage("rest"):
         pass
     assert STAGES == ("collect", "score", "update", "validate", "log")
 
 
 def test_an_unknown_part_is_refused():
-    with pytest.raises(ValueError, match="'collect' is none of"), StageClock().part("collect"):
+    with pytest.raises(ValueError, match="'collect'"), StageClock().part("collect"):
         pass
     assert PARTS == ("sync",)
 

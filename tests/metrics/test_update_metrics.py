@@ -121,7 +121,12 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+SLOW = ("shared critic", "corrected")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
+)
 def fit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Fit:
     """Two iterations of two steps each, every step in several micro-batches."""
     critic, memory, correction = CASES[request.param]

@@ -101,7 +101,12 @@ def gradient(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("family", sorted(SHARING), indirect=True)
+# Plain, with normalised queries and keys, with windows, with parallel blocks, with layer norms, with experts.
+KINDS = {"llama", "qwen3", "mistral", "gemma3_text", "gpt_neox", "phi", "qwen3_moe"}
+EVERY = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in sorted(SHARING)]
+
+
+@pytest.mark.parametrize("family", EVERY, indirect=True)
 def test_a_shared_prefix_changes_nothing(family, plain, policy):
     """Hidden states and gradients, as trained, with gradient checkpointing and without."""
     assert policy.shares_prefixes
@@ -164,7 +169,7 @@ def test_a_model_with_images_is_judged_by_its_text_layers():
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
 def test_a_model_that_is_more_than_one_of_text_is_refused(tmp_path, family):
     CONFIG_MAPPING[family]().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=rf"the family {family}, which has no .* \(key model\.init_args\.model\)"):
+    with pytest.raises(ValueError, match=rf"{family}.*model\.init_args\.model"):
         load_causal_lm(str(tmp_path))
 
 
@@ -174,7 +179,7 @@ def test_logits_that_are_more_than_a_projection_are_refused(family, plain, tmp_p
     load_causal_lm(str(tmp_path))
     plain.config.lm_head_multiplier = 0.5
     plain.config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"\(family falcon_h1\) are more than the vocabulary projection"):
+    with pytest.raises(ValueError, match=r"falcon_h1"):
         load_causal_lm(str(tmp_path))
 
 

@@ -32,7 +32,7 @@ def numbers(policy: LanguageModel, count: int) -> list[torch.Tensor]:
     return [scores.logps.detach(), *(p.grad for p in policy.parameters() if p.grad is not None)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 def test_compiled_layers_compute_the_same(tiny_folder):
     """Trees of several sizes are no reason to compile again for each of them."""
@@ -47,7 +47,7 @@ def test_compiled_layers_compute_the_same(tiny_folder):
     assert 0 < graphs <= 4  # before and after the attention, at most twice
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_run_with_compiled_layers_takes_the_steps_of_a_plain_one(tmp_path, exact_folder, checkpointing):
@@ -76,10 +76,8 @@ def test_liger_kernels_compute_the_same(tiny_folder):
 
 
 def test_liger_kernels_need_a_gpu():
-    with pytest.raises(ValueError, match=r"Liger kernels need a GPU.*model\.init_args\.compute\.kernels"):
+    with pytest.raises(ValueError, match=r"GPU.*model\.init_args\.compute\.kernels"):
         check_kernels("liger", on_gpu=False, sharded=False)
-    with pytest.raises(
-        ValueError, match=r"compiled kernels were not tried with sharded weights.*model\.init_args\.compute\.kernels"
-    ):
+    with pytest.raises(ValueError, match=r"model\.init_args\.compute\.kernels"):
         check_kernels("compiled", on_gpu=True, sharded=True)
     check_kernels("compiled", on_gpu=False, sharded=False)

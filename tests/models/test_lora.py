@@ -165,7 +165,7 @@ def test_rounded_weights_give_the_same_bits_under_autocast(folder):
     ],
 )
 def test_wrong_arguments_are_refused(arguments, key):
-    with pytest.raises(ValueError, match=rf"LoRA must be .*\(key model.init_args.lora.init_args.{key}\)"):
+    with pytest.raises(ValueError, match=rf"LoRA.*model.init_args.lora.init_args.*{key}"):
         LoRA(**arguments)
 
 
@@ -173,7 +173,7 @@ def test_wrong_arguments_are_refused(arguments, key):
 def test_unknown_targets_are_refused_before_weights_are_read(tiny_folder, tmp_path, target):
     (tmp_path / "config.json").write_text((tiny_folder / "config.json").read_text())  # no weights at all
     known = "known: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
-    with pytest.raises(ValueError, match=f"no linear layers named '{target}'.*{known}") as refused:
+    with pytest.raises(ValueError, match=f"'{target}'.*{known}") as refused:
         LoRA(targets=["v_proj", target]).check(str(tmp_path))
     assert ("did you mean q_proj?" in str(refused.value)) == (target == "q_prj")
 
@@ -184,6 +184,7 @@ def test_a_missing_peft_is_told(tiny_folder, monkeypatch):
         LoRA().check(str(tiny_folder))
 
 
+@pytest.mark.slow
 def test_peft_is_not_imported_without_need():
     program = "import sys, lightning_agentrl.models.export; sys.exit('peft' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=120, check=False).returncode == 0

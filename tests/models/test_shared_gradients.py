@@ -41,7 +41,7 @@ def gradient(lm: PreTrainedModel, packs: list[list[Row]]) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["demo", "qwen2", "qwen3"])
 def test_shared_equals_unshared(family, checkpointing):

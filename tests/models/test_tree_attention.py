@@ -157,9 +157,9 @@ def test_a_tree_of_many_tokens_takes_little_memory_on_a_gpu():
 
 def test_a_family_that_drops_the_tree_is_named():
     tree = random_tree(0, 2, 5)
-    with pytest.raises(ValueError, match="SimpleNamespace does not hand the prefix tree on"):
+    with pytest.raises(ValueError, match="SimpleNamespace"):
         tree_attention_forward(MODULE, *qkv(tree, 0), no_mask(torch.device("cpu")), scaling=0.3)
-    with pytest.raises(ValueError, match=r"SimpleNamespace changes its attention scores \(softcap"):
+    with pytest.raises(ValueError, match=r"SimpleNamespace"):
         tree_attention_forward(MODULE, *qkv(tree, 0), None, scaling=0.3, tree=tree, softcap=30.0)
 
 

@@ -167,7 +167,7 @@ def test_oldest_history_leaves_first(kept, spare):
 @pytest.mark.parametrize("turns", [0, 1, 5])
 def test_a_prompt_that_cannot_fit_raises(turns):
     least = length(renderer(max_prompt_tokens=9999), 0)
-    with pytest.raises(ValueError, match=rf"has {least} tokens, over the limit of {least - 1};.*max_prompt_tokens"):
+    with pytest.raises(ValueError, match=rf"{least}.*{least - 1}.*max_prompt_tokens"):
         render(renderer(max_prompt_tokens=least - 1), Recollection(PAST[:turns]))
 
 
@@ -253,7 +253,7 @@ def test_a_forgetting_template_renders_but_does_not_grow():
     assert renderer().append_only
     assert not chat.append_only
     assert "room 4" in prompt_text(chat, Recollection(PAST))
-    with pytest.raises(ValueError, match="'models/tiny' is not append-only"):
+    with pytest.raises(ValueError, match="'models/tiny'"):
         chat.continuation(SYSTEM, "a wall", "", ACTIONS)
 
 

