@@ -35,7 +35,7 @@ from lightning_agentrl.rollout.state import SavedRollouts
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import ModelInput, Rollout
 
 
 class RolloutDataModule(RolloutSizes):
@@ -242,7 +242,7 @@ class RolloutDataModule(RolloutSizes):
         self._settle()
         ready = self._next.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready.rollout
-        tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
+        tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else ready.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
@@ -295,13 +295,13 @@ class RolloutDataModule(RolloutSizes):
         """How prompts are made; there once an agent is connected."""
         return self._maker.renderer
 
-    def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
-        """Ids of the first prompts of some training environments, to be looked at before a run."""
+    def first_prompts(self, most: int = 16) -> list[ModelInput]:
+        """The first prompts of some training environments, to be looked at before a run."""
         prompts = []
         step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
         for index in self.own_envs[: most * step : step]:
             session = self.first_session(index)
-            prompts.append(session.prompt().ids)
+            prompts.append(session.prompt().input)
             session.close()
         return prompts
 
