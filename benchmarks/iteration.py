@@ -36,7 +36,7 @@ from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout import MiniBatch
-from lightning_agentrl.types import Rollout, flatten_ids
+from lightning_agentrl.types import ModelInput, Rollout, input_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "iteration.json"
@@ -75,16 +75,16 @@ class RawStages(RolloutCallback):
     def sample(self, agent: PPOAgent) -> None:
         """The k-th turns of all environments together, as many tokens as they have; no environment, no parser."""
         engine = agent.datamodule.engine
-        waves: dict[int, list[tuple[int, ...]]] = {}
+        waves: dict[int, list[ModelInput]] = {}
         lengths: dict[int, list[int]] = {}
         seen: dict[int, int] = {}
         for sample in self.rollout.samples:
             (turn,) = sample.turns
             wave = seen[turn.env] = seen.get(turn.env, -1) + 1
-            waves.setdefault(wave, []).append(tuple(flatten_ids(sample.segments[:-1])))
-            lengths.setdefault(wave, []).append(len(sample.segments[-1].ids))
+            waves.setdefault(wave, []).append(input_of(sample.segments[:-1]))
+            lengths.setdefault(wave, []).append(len(sample.segments[-1]))
 
-        async def together(prompts: Sequence[tuple[int, ...]], tokens: Sequence[int]) -> None:
+        async def together(prompts: Sequence[ModelInput], tokens: Sequence[int]) -> None:
             requests = [
                 SamplingRequest(prompt, count, agent.temperature, seed)
                 for seed, (prompt, count) in enumerate(zip(prompts, tokens, strict=True))

@@ -37,6 +37,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+from tests.inputs import text
 from tests.parsing import fit_parser
 from tests.tiny import tiny_tokenizer
 
@@ -457,5 +458,5 @@ def _sample(tokens: int, reward: float) -> Sample:
     hints = inspect.get_annotations(Turn, eval_str=True)
     needed = {name: hint() for name, hint in hints.items() if name not in given and hint in (int, str, bool, float)}
     turn = Turn(**{**needed, "stop": None, "success": None, "reward": reward})
-    action = Segment(SegmentKind.ACTION, (5,) * tokens, (-1.0,) * tokens)
-    return Sample((Segment(SegmentKind.PROMPT, (1, 2)), action), (turn,))
+    action = Segment(SegmentKind.ACTION, text(*[5] * tokens), (-1.0,) * tokens)
+    return Sample((Segment(SegmentKind.PROMPT, text(1, 2)), action), (turn,))

@@ -247,7 +247,7 @@ def test_the_same_replies_lead_to_the_same_prompts_rewards_and_ends(replay: Repl
     for rollout, row, ours in replay.pairs():
         sample = rollout.samples[row]
         (theirs,) = sample.turns
-        assert ours.prompt + ours.reply == sample.ids
+        assert ours.prompt + ours.reply == list(sample.ids)
         assert (ours.reward, ours.terminated, ours.truncated) == (theirs.reward, theirs.terminated, theirs.truncated)
         if theirs.bootstrap is not None:
             assert ours.next_prompt == [token for segment in theirs.bootstrap for token in segment.ids]

@@ -20,7 +20,7 @@ from lightning_agentrl.agents import Agent, Compute, CurrentScores, Optim
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
 from lightning_agentrl.rollout import MiniBatch
-from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
+from lightning_agentrl.types import ModelInput, Rollout, Sample, Segment, SegmentKind, Turn
 
 
 class Given(AdvantageEstimator):
@@ -89,8 +89,8 @@ def _sample(row: Row, index: int) -> Sample:
         env_seconds=0.0,
         engine_seconds=0.0,
     )
-    reply = Segment(SegmentKind.ACTION, tuple(row.completion), (0.0,) * len(row.completion))
-    return Sample((Segment(SegmentKind.PROMPT, tuple(row.prompt)), reply), (turn,))
+    reply = Segment(SegmentKind.ACTION, ModelInput.of_ids(row.completion), (0.0,) * len(row.completion))
+    return Sample((Segment(SegmentKind.PROMPT, ModelInput.of_ids(row.prompt)), reply), (turn,))
 
 
 class GivenData(L.LightningDataModule):

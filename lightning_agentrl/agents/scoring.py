@@ -13,10 +13,10 @@ from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
-from lightning_agentrl.types import Rollout, Scores, flatten_ids
+from lightning_agentrl.types import ModelInput, Rollout, Scores, input_of
 
 TIMES_WITHOUT_GRADIENT = 4
-NOTHING = Row((0,), (0,))  # what an empty micro-batch reads
+NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
 
 def action_rows(rollout: Rollout) -> list[Row]:
     """One row per sample, read before each of its action tokens."""
-    return [Row(tuple(s.ids), tuple(p - 1 for p in s.action_positions)) for s in rollout.samples]
+    return [Row(s.input, tuple(p - 1 for p in s.action_positions)) for s in rollout.samples]
 
 
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
@@ -92,8 +92,8 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
     for i in torch.nonzero(rollout.last_of_trajectory).flatten().tolist():
         following = rollout.samples[i].turns[-1].bootstrap
         if following is not None:
-            ids = tuple(flatten_ids(following))
-            rows[i] = Row(ids, (len(ids) - 1,))
+            state = input_of(following)
+            rows[i] = Row(state, (len(state) - 1,))
     return rows
 
 

@@ -63,7 +63,7 @@ class RolloutReport(RolloutCallback):
 def _distributions(rollout: Rollout) -> dict[str, list[float]]:
     return {
         "episode_turns": [float(turn.index + 1) for turn in rollout.turns if turn.done],
-        "reply_tokens": [float(len(segment.ids)) for sample in rollout.samples for segment in sample.actions],
+        "reply_tokens": [float(len(segment)) for sample in rollout.samples for segment in sample.actions],
         "turn_reward": [turn.reward for turn in rollout.turns],
     }
 

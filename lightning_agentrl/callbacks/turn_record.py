@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.types import Rollout, Scores, Segment, Turn, flatten_ids
+from lightning_agentrl.types import Rollout, Scores, Segment, Turn, input_of
 
 DIGITS = 7  # significant ones of every number
 
@@ -30,7 +30,7 @@ def turn_records(
             if not segment.is_action:
                 prompt.append(segment)
                 continue
-            turn, here = next(turns), slice(column, column + len(segment.ids))
+            turn, here = next(turns), slice(column, column + len(segment))
             yield {
                 **_what_happened(turn),
                 "continues": column > 0,
@@ -85,7 +85,7 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
 def _tokens(
     prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
 ) -> dict[str, Any]:
-    prompt_ids, reply_ids = flatten_ids(prompt), list(action.ids)
+    prompt_ids, reply_ids = list(input_of(prompt).ids), list(action.ids)
     return {
         "prompt_ids": prompt_ids,
         "prompt": tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False),

@@ -28,6 +28,7 @@ from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.prompts.renderer import ChatRenderer, Message
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.types import ModelInput
 
 PROBE_TOKENS = (64, 128, 256)  # lengths at which activations are measured
 
@@ -67,7 +68,7 @@ def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
     with data.first_session() as session:
         parts = prompt_parts(session, data.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
-    text = str(agent.tokenizer.decode(list(prompts[0]), clean_up_tokenization_spaces=False))
+    text = str(agent.tokenizer.decode(list(prompts[0].ids), clean_up_tokenization_spaces=False))
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
     return "\n".join(lines[1:])
 
@@ -91,7 +92,7 @@ def _trained(module: torch.nn.Module) -> str:
     return f"{every:,} parameters" + ("" if every == trained else f", {trained:,} of them trained")
 
 
-def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]]) -> Rows:
+def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> Rows:
     several = trainer.world_size > 1
     per_process = f", {data.at_a_time} environments on each of {trainer.world_size} processes" if several else ""
     turns = step_turns(data, trainer.world_size)
@@ -159,14 +160,14 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     return rows
 
 
-def example_rows(prompts: Sequence[tuple[int, ...]], turns: int, data: RolloutDataModule) -> list[Row]:
+def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
     """``turns`` rows with the prompts there are and replies of the longest kind, all of them different."""
     reply = data.interaction.max_reply_tokens
     rows = []
     for i in range(turns):
         prompt = prompts[i % len(prompts)]
-        ids = (*prompt, i, *([0] * (reply - 1)))
-        rows.append(Row(ids, tuple(range(len(prompt) - 1, len(ids) - 1))))
+        row = prompt + ModelInput.of_ids((i, *([0] * (reply - 1))))
+        rows.append(Row(row, tuple(range(len(prompt) - 1, len(row) - 1))))
     return rows
 
 
@@ -195,9 +196,7 @@ class MemoryPlan:
         return [*rows, ("expected peak", _size(self.peak))]
 
 
-def memory_plan(
-    agent: Agent, data: RolloutDataModule, prompts: Sequence[tuple[int, ...]], program_bytes: int
-) -> MemoryPlan:
+def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput], program_bytes: int) -> MemoryPlan:
     """Weights are counted, activations measured on short rows and drawn out to the longest micro-batch."""
     modules = [module for module in (agent.actor, agent.critic) if module is not None]
     frozen = [] if agent.models.reference is None else list(agent.models.reference.parameters())
@@ -262,7 +261,7 @@ def _saved_by_whole_models(agent: Agent, critic: Critic | None, tokens: int, rea
             kept[storage.data_ptr()] = storage.nbytes()
         return x
 
-    packed = agent.reader().pack([Row((0,) * (tokens + 1), tuple(range(tokens - reads, tokens)))])
+    packed = agent.reader().pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
     with agent.trainer.precision_plugin.forward_context(), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         if critic is None or critic.shares_trunk:
             hidden = agent.actor.hidden(packed)

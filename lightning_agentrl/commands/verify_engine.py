@@ -26,6 +26,7 @@ from lightning_agentrl.engines import Engine, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.types import ModelInput
 
 ROUNDS = 3
 REPLIES = 16  # of a round
@@ -132,8 +133,8 @@ def measure(agent: Agent, number: int) -> Gaps:
         loop.stop()
     rows = []
     for request, reply in zip(requests, replies, strict=True):
-        start = len(request.prompt_ids) - 1
-        rows.append(Row(request.prompt_ids + reply.ids, tuple(range(start, start + len(reply.ids)))))
+        start = len(request.prompt) - 1
+        rows.append(Row(request.prompt + ModelInput.of_ids(reply.ids), tuple(range(start, start + len(reply.ids)))))
     with agent.evaluation_mode():
         read = row_logps(agent.actor, rows, agent.reader())
     engine = tuple(x for reply in replies for x in reply.logps)

@@ -1,4 +1,4 @@
-"""Engines: what samples tokens. One small base class; prompts and replies are token ids."""
+"""Engines: what samples tokens. One small base class; a prompt is a model input, a reply token ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.types.model_input import ModelInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +22,21 @@ class SamplingRequest:
     Equal prompt, seed and weights give equal replies, whatever else is sampled at the same time (up to rounding).
     """
 
-    prompt_ids: tuple[int, ...]
+    prompt: ModelInput
     max_tokens: int
     temperature: float  # 0: the most likely token every time
     seed: int
 
     def __post_init__(self) -> None:
-        if not self.prompt_ids or self.max_tokens < 1 or self.temperature < 0:
+        if not isinstance(self.prompt, ModelInput):
+            raise TypeError(
+                f"a sampling request needs a ModelInput as prompt, got a {type(self.prompt).__name__}; "
+                "ModelInput.of_ids makes one of token ids"
+            )
+        if not self.prompt or self.max_tokens < 1 or self.temperature < 0:
             raise ValueError(
                 "a sampling request needs a prompt, max_tokens of at least 1 and a temperature of at least 0, got "
-                f"{len(self.prompt_ids)} prompt ids, max_tokens {self.max_tokens} and temperature {self.temperature}"
+                f"{len(self.prompt)} prompt ids, max_tokens {self.max_tokens} and temperature {self.temperature}"
             )
 
 

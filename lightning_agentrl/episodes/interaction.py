@@ -12,7 +12,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
-from lightning_agentrl.types import Segment, SegmentKind, StopReason, Turn
+from lightning_agentrl.types import ModelInput, Segment, SegmentKind, StopReason, Turn
 
 
 class Interaction(ABC):
@@ -77,7 +77,7 @@ class TurnInteraction(Interaction):
         prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
-        request = SamplingRequest(prompt.ids, self.max_reply_tokens, temperature, request_seed)
+        request = SamplingRequest(prompt.input, self.max_reply_tokens, temperature, request_seed)
         reply = await engine.generate(request)
         engine_seconds = time.perf_counter() - started
         turn = await self._play(session, prompt, reply, engine_seconds, recorder)
@@ -98,7 +98,7 @@ class TurnInteraction(Interaction):
 
         stop = self._stop_reason(result, valid, index + 1)
         limit = session.renderer.format.max_prompt_tokens
-        if stop is None and session.memory.grows and len(session.prompt().ids) > limit:
+        if stop is None and session.memory.grows and len(session.prompt().input) > limit:
             stop = StopReason.CONTEXT_LENGTH
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
@@ -150,7 +150,7 @@ class TurnInteraction(Interaction):
 
 
 def _action_segment(reply: Reply) -> Segment:
-    return Segment(SegmentKind.ACTION, reply.ids, reply.logps)
+    return Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
 
 
 def _metrics(result: StepResult, session: Session) -> dict[str, float]:

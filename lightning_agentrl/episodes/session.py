@@ -19,7 +19,8 @@ from PIL import Image
 
 from lightning_agentrl.prompts.memory import Memory, PastTurn
 from lightning_agentrl.prompts.renderer import ChatRenderer
-from lightning_agentrl.types import Segment, SegmentKind, flatten_ids
+from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
+from lightning_agentrl.types.plain import segments_from_plain, segments_to_plain
 
 _STEP = "(observation, reward, terminated, truncated, info)"
 
@@ -33,12 +34,12 @@ class Prompt:
     history_cuts: int
 
     @property
-    def ids(self) -> tuple[int, ...]:
-        return tuple(flatten_ids((*self.context, *self.new)))
+    def input(self) -> ModelInput:
+        return input_of((*self.context, *self.new))
 
     def as_segment(self) -> Segment:
         """Everything as one prompt segment."""
-        return Segment(SegmentKind.PROMPT, self.ids)
+        return Segment(SegmentKind.PROMPT, self.input)
 
 
 class ReplayDiffersError(RuntimeError):
@@ -205,7 +206,7 @@ class Session:
             "observation": self.observation,
             "past": [asdict(turn) for turn in self.past],
             "env_actions": list(self.env_actions),
-            "context": [(str(s.kind), list(s.ids), list(s.logps)) for s in self.context],
+            "context": segments_to_plain(self.context),
             "closed": self.closed,
             "episode_return": self.episode_return,
         }
@@ -222,7 +223,7 @@ class Session:
             return
         self._replay(state["env_actions"], state["observation"])
         self.past = [PastTurn(**turn) for turn in state["past"]]
-        self.context = tuple(Segment(SegmentKind(k), tuple(i), tuple(p)) for k, i, p in state["context"])
+        self.context = segments_from_plain(state["context"])
         self.closed = state["closed"]
         self.episode_return = state["episode_return"]
 

@@ -17,7 +17,7 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
     Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
     """
     turns = rollout.turns
-    prompts = sum(len(segment.ids) for s in rollout.samples for segment in s.segments if not segment.is_action)
+    prompts = sum(len(segment) for s in rollout.samples for segment in s.segments if not segment.is_action)
     return {
         **_per_turn(turns),
         "rollout/reply_tokens": Mean(float(rollout.action_mask.sum()), len(turns)),

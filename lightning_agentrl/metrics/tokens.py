@@ -33,7 +33,7 @@ def thought_mask(rollout: Rollout) -> Tensor:
         start = 0
         for segment, turn in zip(sample.actions, sample.turns, strict=True):
             thought[row, start : start + turn.thought_tokens] = True
-            start += len(segment.ids)
+            start += len(segment)
     return thought
 
 

@@ -15,26 +15,42 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.models.prefix_tree import PrefixTree, common_prefix_length, lay_out
+from lightning_agentrl.types.model_input import ModelInput, check_text_only
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of one row, and the positions whose hidden states are read.
+    """What a model reads as one row, and the positions whose hidden states are read.
 
     The hidden state at ``reads[k]`` predicts token ``reads[k] + 1`` and carries the value of the state before it.
     """
 
-    ids: tuple[int, ...]
+    input: ModelInput
     reads: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not self.ids or any(not 0 <= read < len(self.ids) for read in self.reads):
-            raise ValueError(f"reads {self.reads} must be positions within a row of {len(self.ids)} ids")
+        length = len(self.input)
+        if not length or any(not 0 <= read < length for read in self.reads):
+            raise ValueError(f"reads {self.reads} must be positions within a row of {length} ids")
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream."""
+        return self.input.ids
 
     @property
     def input_ids(self) -> tuple[int, ...]:
         """The ids that the model must read; what follows the last read-out is only ever predicted."""
-        return self.ids[: max(self.reads, default=0) + 1]
+        return self.input.ids[: self._length]
+
+    @property
+    def input_keys(self) -> tuple[int, ...]:
+        """What of them rows may have in common; see :attr:`ModelInput.keys`."""
+        return self.input.keys[: self._length]
+
+    @property
+    def _length(self) -> int:
+        return max(self.reads, default=0) + 1
 
 
 @dataclass(frozen=True)
@@ -61,13 +77,18 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = True) -> Packed:
-    """Rows as one, what several of them begin with only once; or beside each other if they shall not share."""
-    inputs = [row.input_ids for row in rows]
+    """Rows as one, what several of them begin with only once; or beside each other if they shall not share.
+
+    Raises:
+        ValueError: a row holds an image, whose pixels a model would need.
+    """
+    check_text_only((row.input for row in rows), "the trainer's model")
+    inputs = [row.input_keys for row in rows]  # of text, so these are the ids
     targets = [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for row in rows for read in row.reads]
     if share:
         layout = lay_out(inputs, device)
         reads = [layout.place(k, read) for k, row in enumerate(rows) for read in row.reads]
-        ids, positions, tree, padding = torch.tensor([layout.ids]), layout.tree.positions[None], layout.tree, None
+        ids, positions, tree, padding = torch.tensor([layout.keys]), layout.tree.positions[None], layout.tree, None
     else:
         width = max(len(ids) for ids in inputs)
         reads = [k * width + read for k, row in enumerate(rows) for read in row.reads]
@@ -95,7 +116,7 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True)
     """
     if not rows:
         return []
-    inputs = [row.input_ids for row in rows]
+    inputs = [row.input_keys for row in rows]
     if share:
         # One sort puts rows with long common prefixes next to each other; neighbours tell all common prefixes.
         order = sorted(range(len(rows)), key=lambda i: inputs[i])

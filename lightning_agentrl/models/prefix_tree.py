@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-Ids = tuple[int, ...]
+Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 
 DENSE_TOKENS = 192  # of a small subtree
 BLOCK = 128  # side of a block of FlexAttention
@@ -161,7 +161,7 @@ def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
     return blocks_QK.sum(-1).int()[None, None], which.int()[None, None]
 
 
-def common_prefix_length(rows: Sequence[Ids]) -> int:
+def common_prefix_length(rows: Sequence[Keys]) -> int:
     """Length of the longest token prefix that all rows share."""
     low, high = min(rows), max(rows)  # the lexicographic extremes differ first
     length = 0
@@ -174,9 +174,9 @@ def common_prefix_length(rows: Sequence[Ids]) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """A prefix tree with its tokens, and where the tokens of each row went."""
+    """A prefix tree with the keys of its tokens, and where the tokens of each row went."""
 
-    ids: list[int]
+    keys: list[int]
     tree: PrefixTree
     lengths: list[int]  # of the rows
     _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its segments
@@ -184,7 +184,7 @@ class Layout:
     def place(self, row: int, position: int) -> int:
         """Index in the layout of a position of a row."""
         path = self._paths[row]
-        first, start = path[bisect_right(path, (position, len(self.ids))) - 1]
+        first, start = path[bisect_right(path, (position, len(self.keys))) - 1]
         return start + position - first
 
     def places(self, row: int) -> list[int]:
@@ -194,7 +194,7 @@ class Layout:
         return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
-def lay_out(rows: Sequence[Ids], device: torch.device | str = "cpu") -> Layout:
+def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> Layout:
     """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     builder = _Builder([rows[i] for i in order])
@@ -207,7 +207,7 @@ def lay_out(rows: Sequence[Ids], device: torch.device | str = "cpu") -> Layout:
     tree = PrefixTree(
         tuple(segments), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
     )
-    return Layout(builder.ids, tree, [len(row) for row in rows], paths)
+    return Layout(builder.keys, tree, [len(row) for row in rows], paths)
 
 
 def _ends(segment: Segment) -> Iterator[int]:
@@ -222,10 +222,10 @@ def _ends(segment: Segment) -> Iterator[int]:
 class _Builder:
     """Depth-first walk over sorted rows, without recursion: histories can be hundreds of segments deep."""
 
-    def __init__(self, rows: Sequence[Ids]) -> None:
+    def __init__(self, rows: Sequence[Keys]) -> None:
         self.rows = rows
         self.shared = [0, *(common_prefix_length(pair) for pair in pairwise(rows))]  # with the row before
-        self.ids: list[int] = []
+        self.keys: list[int] = []
         self.positions: list[int] = []
         self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
         self.segments: list[Segment] = []
@@ -244,7 +244,7 @@ class _Builder:
         common = min(self.shared[first + 1 : last])
         if common > depth:
             start = self._lay_down(range(first, last), depth, common)
-            self._todo.append(partial(self._close, start, len(self.ids), depth == 0))
+            self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
         branches, leaves = [], dict[int, list[int]]()  # leaves by length
         for start, stop in pairwise(cuts):
@@ -259,15 +259,15 @@ class _Builder:
         """The rest of rows of equal length."""
         starts = [self._lay_down([k], depth, len(self.rows[k])) for k in rows]
         stop = starts[0] + len(self.rows[rows[0]]) - depth
-        self.segments.append(Segment(starts[0], stop, len(self.ids), depth == 0, len(rows)))
+        self.segments.append(Segment(starts[0], stop, len(self.keys), depth == 0, len(rows)))
 
     def _lay_down(self, rows: Sequence[int], depth: int, upto: int) -> int:
-        start = len(self.ids)
+        start = len(self.keys)
         for k in rows:
             self.paths[k].append((depth, start))
-        self.ids += self.rows[rows[0]][depth:upto]
+        self.keys += self.rows[rows[0]][depth:upto]
         self.positions += range(depth, upto)
         return start
 
     def _close(self, start: int, stop: int, root: bool) -> None:
-        self.segments.append(Segment(start, stop, len(self.ids), root))
+        self.segments.append(Segment(start, stop, len(self.keys), root))

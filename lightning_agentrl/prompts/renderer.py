@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
-from lightning_agentrl.types import Segment, SegmentKind
+from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 
 Message = dict[str, str]
 
@@ -124,7 +124,7 @@ class ChatRenderer:
                 "are never cut: raise max_prompt_tokens or make them shorter (key "
                 "data.init_args.prompt.max_prompt_tokens)"
             )
-        return RenderedPrompt((Segment(SegmentKind.PROMPT, tuple(prompts[cuts])),), cuts)
+        return RenderedPrompt((Segment(SegmentKind.PROMPT, ModelInput.of_ids(prompts[cuts])),), cuts)
 
     def messages(
         self,
@@ -173,7 +173,7 @@ class ChatRenderer:
         ids, glue_ids = tuple(self._encode(suffix)), tuple(self._encode(glue))
         cut = len(glue_ids) if ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
         parts = ((SegmentKind.GLUE, ids[:cut]), (SegmentKind.OBSERVATION, ids[cut:]))
-        return tuple(Segment(kind, part) for kind, part in parts if part)
+        return tuple(Segment(kind, ModelInput.of_ids(part)) for kind, part in parts if part)
 
     def reply_text(self, thought: str, action: str) -> str:
         """How a past reply is written into the history: the format that the instruction asks for."""

@@ -38,7 +38,7 @@ from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import ModelInput, Rollout
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -281,7 +281,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._settle()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
-        tokens = sum(len(segment.ids) for sample in rollout.samples for segment in sample.segments)
+        tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
@@ -347,13 +347,13 @@ class RolloutDataModule(L.LightningDataModule):
         """How prompts are made; there once an agent is connected."""
         return self._maker.renderer
 
-    def first_prompts(self, most: int = 16) -> list[tuple[int, ...]]:
-        """Ids of the first prompts of some training environments, to be looked at before a run."""
+    def first_prompts(self, most: int = 16) -> list[ModelInput]:
+        """The first prompts of some training environments, to be looked at before a run."""
         prompts = []
         step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
         for index in self.own_envs[: most * step : step]:
             with self.first_session(index) as session:
-                prompts.append(session.prompt().ids)
+                prompts.append(session.prompt().input)
         return prompts
 
     @contextmanager

@@ -1,19 +1,23 @@
 """The words of the project as types: segment, turn, sample, rollout, scores."""
 
+from lightning_agentrl.types.model_input import ImageChunk, ModelInput, TextChunk
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
-from lightning_agentrl.types.segment import Segment, SegmentKind, flatten_ids
+from lightning_agentrl.types.segment import Segment, SegmentKind, input_of
 from lightning_agentrl.types.turn import Sample, StopReason, Turn
 
 __all__ = [
+    "ImageChunk",
+    "ModelInput",
     "Rollout",
     "Sample",
     "Scores",
     "Segment",
     "SegmentKind",
     "StopReason",
+    "TextChunk",
     "Turn",
-    "flatten_ids",
+    "input_of",
     "rollout_from_plain",
     "rollout_to_plain",
     "samples_from_plain",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 
 from torch import Tensor
 
+from lightning_agentrl.types.model_input import Chunk, ImageChunk, ModelInput, TextChunk
 from lightning_agentrl.types.rollout import Rollout, Scores
 from lightning_agentrl.types.segment import Segment, SegmentKind
 from lightning_agentrl.types.turn import Sample, StopReason, Turn
+
+PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
+PlainItem = int | PlainImage  # text is its ids
+PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
@@ -32,7 +38,7 @@ def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """As :func:`rollout_to_plain`, for samples that are in no rollout yet."""
     return [
         {
-            "segments": _segments_to_plain(sample.segments),
+            "segments": segments_to_plain(sample.segments),
             "turns": [_turn_to_plain(turn) for turn in sample.turns],
         }
         for sample in samples
@@ -42,24 +48,46 @@ def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 def samples_from_plain(plain: Sequence[dict[str, Any]]) -> tuple[Sample, ...]:
     """The samples that :func:`samples_to_plain` was given."""
     return tuple(
-        Sample(_segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
+        Sample(segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
         for sample in plain
     )
 
 
-def _segments_to_plain(segments: tuple[Segment, ...]) -> list[tuple[str, list[int], list[float]]]:
-    return [(segment.kind.value, list(segment.ids), list(segment.logps)) for segment in segments]
+def segments_to_plain(segments: Sequence[Segment]) -> list[PlainSegment]:
+    """As :func:`rollout_to_plain`, for segments that are in no sample yet."""
+    return [(segment.kind.value, _input_to_plain(segment.input), list(segment.logps)) for segment in segments]
 
 
-def _segments_from_plain(plain: list[tuple[str, list[int], list[float]]]) -> tuple[Segment, ...]:
-    return tuple(Segment(SegmentKind(kind), tuple(ids), tuple(logps)) for kind, ids, logps in plain)
+def segments_from_plain(plain: Sequence[PlainSegment]) -> tuple[Segment, ...]:
+    """The segments that :func:`segments_to_plain` was given."""
+    return tuple(Segment(SegmentKind(kind), _input_from_plain(items), tuple(logps)) for kind, items, logps in plain)
+
+
+def _input_to_plain(model_input: ModelInput) -> list[PlainItem]:
+    plain: list[PlainItem] = []
+    for chunk in model_input.chunks:
+        if isinstance(chunk, ImageChunk):
+            plain.append((chunk.digest, chunk.placeholder, chunk.tokens))
+        else:
+            plain += chunk.ids
+    return plain
+
+
+def _input_from_plain(plain: Sequence[PlainItem]) -> ModelInput:
+    chunks: list[Chunk] = []
+    for is_id, run in groupby(plain, lambda item: isinstance(item, int)):
+        if is_id:
+            chunks.append(TextChunk(tuple(cast(Iterator[int], run))))
+        else:
+            chunks += [ImageChunk(*image) for image in cast(Iterator[PlainImage], run)]
+    return ModelInput(tuple(chunks))
 
 
 def _turn_to_plain(turn: Turn) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
     plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "image": None}  # images are for looks
     plain["stop"] = None if turn.stop is None else turn.stop.value
-    plain["bootstrap"] = None if turn.bootstrap is None else _segments_to_plain(turn.bootstrap)
+    plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap)
     return plain
 
 
@@ -70,6 +98,6 @@ def _turn_from_plain(plain: dict[str, Any]) -> Turn:
             **plain,
             "stop": None if stop is None else StopReason(stop),
             "env_errors": tuple(plain["env_errors"]),
-            "bootstrap": None if bootstrap is None else _segments_from_plain(bootstrap),
+            "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap),
         }
     )

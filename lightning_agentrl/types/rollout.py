@@ -168,7 +168,7 @@ class Rollout:
 def _sample_columns(sample: Sample) -> dict[str, list]:
     columns: dict[str, list] = {"ids": [], "turn_ids": [], "rewards": [], "logps": []}
     for segment, turn in zip(sample.actions, sample.turns, strict=True):
-        count = len(segment.ids)
+        count = len(segment)
         columns["ids"] += segment.ids
         columns["turn_ids"] += [turn.index] * count
         columns["rewards"] += [0.0] * (count - 1) + [turn.reward]

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lightning_agentrl.types.model_input import ModelInput
+
 
 class SegmentKind(StrEnum):
     """What produced a run of tokens."""
@@ -22,30 +24,50 @@ class Segment:
 
     Args:
         kind: what produced the tokens.
-        ids: token ids, at least one.
-        logps: log-probabilities under which the engine sampled ``ids``; one per id for actions, empty otherwise.
+        input: the tokens, at least one; of actions all text.
+        logps: log-probabilities under which the engine sampled the tokens; one each for actions, empty otherwise.
 
     Raises:
-        ValueError: when ids are missing, or log-probs do not belong to the kind or do not match the ids.
+        TypeError: when ``input`` is no :class:`ModelInput`.
+        ValueError: when there are no tokens, or log-probs do not belong to the kind or do not match the tokens.
     """
 
     kind: SegmentKind
-    ids: tuple[int, ...]
+    input: ModelInput
     logps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.ids:
+        if not isinstance(self.input, ModelInput):
+            raise TypeError(
+                f"a segment needs a ModelInput, got a {type(self.input).__name__}; ModelInput.of_ids makes one of "
+                "token ids"
+            )
+        if not self.input:
             raise ValueError(f"a segment of kind '{self.kind}' needs at least one token id")
-        if self.kind is SegmentKind.ACTION and len(self.logps) != len(self.ids):
-            raise ValueError(f"an action segment of {len(self.ids)} ids needs as many log-probs, got {len(self.logps)}")
-        if self.kind is not SegmentKind.ACTION and self.logps:
-            raise ValueError(f"a segment of kind '{self.kind}' was not sampled and must not carry log-probs")
+        if self.kind is not SegmentKind.ACTION:
+            if self.logps:
+                raise ValueError(f"a segment of kind '{self.kind}' was not sampled and must not carry log-probs")
+            return
+        if self.input.images:
+            raise ValueError("an action segment is what a policy sampled, and holds no image")
+        if len(self.logps) != len(self.input):
+            raise ValueError(
+                f"an action segment of {len(self.input)} ids needs as many log-probs, got {len(self.logps)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.input)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream."""
+        return self.input.ids
 
     @property
     def is_action(self) -> bool:
         return self.kind is SegmentKind.ACTION
 
 
-def flatten_ids(segments: Iterable[Segment]) -> list[int]:
-    """Token ids of all segments in order."""
-    return [token for segment in segments for token in segment.ids]
+def input_of(segments: Iterable[Segment]) -> ModelInput:
+    """Return what a model reads of the segments, in order."""
+    return ModelInput.join(segment.input for segment in segments)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lightning_agentrl.types.segment import Segment, flatten_ids
+from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.segment import Segment, input_of
 
 
 class StopReason(StrEnum):
@@ -90,8 +91,14 @@ class Sample:
             raise ValueError("only the last turn of a sample can end its episode")
 
     @property
-    def ids(self) -> list[int]:
-        return flatten_ids(self.segments)
+    def input(self) -> ModelInput:
+        """All segments, as the trainer's models read them."""
+        return input_of(self.segments)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream."""
+        return self.input.ids
 
     @property
     def action_positions(self) -> list[int]:
@@ -100,8 +107,8 @@ class Sample:
         start = 0
         for segment in self.segments:
             if segment.is_action:
-                positions.extend(range(start, start + len(segment.ids)))
-            start += len(segment.ids)
+                positions.extend(range(start, start + len(segment)))
+            start += len(segment)
         return positions
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.types import Rollout, Sample, Scores, Segment, SegmentKind, Turn
+from tests.inputs import text
 
 NAN = float("nan")
 OBSERVATIONS = ("a door", "a wall", "a red key lies here", "a red key lies there", "nothing")
@@ -202,10 +203,10 @@ def with_scores(episodes: Sequence[Episode], score: float) -> list[Episode]:
 
 
 def _sample(visits: Sequence[Visit]) -> Sample:
-    segments = [Segment(SegmentKind.PROMPT, (1,))]
+    segments = [Segment(SegmentKind.PROMPT, text(1))]
     for visit in visits:
         segments.append(
-            Segment(SegmentKind.ACTION, (5,) * max(1, len(visit.tokens)), (-1.0,) * max(1, len(visit.tokens)))
+            Segment(SegmentKind.ACTION, text(*[5] * max(1, len(visit.tokens))), (-1.0,) * max(1, len(visit.tokens)))
         )
     return Sample(tuple(segments), tuple(_turn(visit) for visit in visits))
 

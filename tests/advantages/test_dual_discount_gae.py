@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, DualDiscountGAE, dual_discount_gae, whiten
 from lightning_agentrl.types import Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
+from tests.inputs import text
 
 close = partial(torch.testing.assert_close, rtol=0)
 
@@ -367,8 +368,8 @@ def make_turn(index: int, reward: float, stop: StopReason | None = None) -> Turn
 @pytest.fixture
 def rollout() -> Rollout:
     """The worked example, one sample per turn."""
-    action = Segment(SegmentKind.ACTION, (5, 6), (-1.0, -2.0))
-    prompt = Segment(SegmentKind.PROMPT, (1, 2, 3))
+    action = Segment(SegmentKind.ACTION, text(5, 6), (-1.0, -2.0))
+    prompt = Segment(SegmentKind.PROMPT, text(1, 2, 3))
     turns = make_turn(1, 1.0, StopReason.ENV_DONE), make_turn(0, 0.0)
     scored = Rollout.from_samples([Sample((prompt, action), (turn,)) for turn in turns])
     return scored.union(

@@ -10,12 +10,18 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import GAE, DualDiscountGAE, compress, dual_discount_gae, whiten
 from lightning_agentrl.types import Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
+from tests.inputs import text
 
 close = partial(torch.testing.assert_close, rtol=0)
 NAN = float("nan")
-PROMPT = Segment(SegmentKind.PROMPT, (1, 2, 3))
-OBSERVATION = Segment(SegmentKind.OBSERVATION, (7, 8))
-GLUE = Segment(SegmentKind.GLUE, (9,))
+PROMPT = Segment(SegmentKind.PROMPT, text(1, 2, 3))
+OBSERVATION = Segment(SegmentKind.OBSERVATION, text(7, 8))
+GLUE = Segment(
+    SegmentKind.GLUE,
+    text(
+        9,
+    ),
+)
 
 
 def make_turn(env: int, episode: int, index: int, reward: float, stop: StopReason | None = None) -> Turn:
@@ -68,7 +74,7 @@ def golden_rollout(layout: list[list[int]]) -> Rollout:
         segments: list[Segment] = [PROMPT]
         for k in row:
             count = len(GOLDEN[k][1])
-            segments += [Segment(SegmentKind.ACTION, (5,) * count, (-1.0,) * count), OBSERVATION, GLUE]
+            segments += [Segment(SegmentKind.ACTION, text(*[5] * count), (-1.0,) * count), OBSERVATION, GLUE]
         samples.append(Sample(tuple(segments[:-2]), tuple(GOLDEN[k][0] for k in row)))
         values.append([v for k in row for v in GOLDEN[k][1]])
         bootstrap.append(GOLDEN[row[-1]][2])
@@ -126,7 +132,7 @@ def test_a_row_alone_is_cut_where_it_ends():
 def test_a_truncated_episode_bootstraps_and_the_next_one_does_not_leak(stop: StopReason | None):
     def run(next_value: float, next_reward: float) -> tuple[Tensor, Tensor]:
         turns = make_turn(2, 0, 6, 0.5, stop), make_turn(2, 1, 0, next_reward, StopReason.ENV_DONE)
-        action = Segment(SegmentKind.ACTION, (5, 5), (-1.0, -1.0))
+        action = Segment(SegmentKind.ACTION, text(5, 5), (-1.0, -1.0))
         rollout = Rollout.from_samples([Sample((PROMPT, action), (turn,)) for turn in turns])
         values = torch.tensor([[0.25, 0.5], [next_value, next_value]])
         return DualDiscountGAE().estimate(

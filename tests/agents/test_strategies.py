@@ -11,8 +11,8 @@ from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.update import Losses, micro_batch_losses
 from lightning_agentrl.losses import aggregate
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.packing import Row
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.inputs import text_row
 
 
 def trainer(tmp_path, strategy, devices=4, **kwargs):
@@ -62,7 +62,7 @@ def test_the_first_version_of_fsdp_is_refused_with_the_second_one_named():
 
 
 def test_a_rank_with_fewer_micro_batches_ends_with_empty_ones():
-    rows = [Row((k, k, k), (1,)) for k in range(3)]
+    rows = [text_row((k, k, k), (1,)) for k in range(3)]
     alone = Reader(1.0, 3, torch.device("cpu"), True).micro_batches(rows)
     reader = Reader(1.0, 3, torch.device("cpu"), True, agree=lambda count: count + 2)
     assert reader.micro_batches(rows) == [*alone, [], []]

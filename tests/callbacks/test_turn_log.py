@@ -15,7 +15,7 @@ from lightning_agentrl.callbacks import CriticWarmup, TurnLog
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
-from lightning_agentrl.types import Rollout, Scores, flatten_ids
+from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.types.samples import growing
 
@@ -114,7 +114,7 @@ def test_full_memory_is_logged_too(tiny_folder: Path, tmp_path: Path) -> None:
     for sample in keep.rollouts[0].samples:
         records = [r for r in logged if r["env"] == sample.turns[0].env and r["episode"] == sample.turns[0].episode]
         ids = [i for record in records for part in ("prompt_ids", "reply_ids") for i in record[part]]
-        assert ids == flatten_ids(sample.segments)
+        assert ids == list(sample.ids)
 
 
 def test_numbers_that_are_no_numbers_are_null(tiny_folder: Path) -> None:

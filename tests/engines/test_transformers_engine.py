@@ -13,8 +13,11 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.engines.transformers.prefill import TreePrefill
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.types import ModelInput
+from tests.inputs import image, text
 from tests.tiny import VOCABULARY
 
 CLOSE = 2
@@ -25,7 +28,7 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
 
 
 def request(prompt: tuple[int, ...], seed: int = 0, max_tokens: int = 6, temperature: float = 1.0) -> SamplingRequest:
-    return SamplingRequest(prompt, max_tokens, temperature, seed)
+    return SamplingRequest(text(*prompt), max_tokens, temperature, seed)
 
 
 PREFIX = tokens(0, 20)
@@ -89,8 +92,8 @@ def assert_same(a: Sequence[Reply], b: Sequence[Reply]) -> None:
 def test_logps_are_those_of_the_sampled_ids(engine, policy):
     replies = serve(engine, MIXED)
     for asked, reply in zip(MIXED, replies, strict=True):
-        whole = log_pi(policy, asked.prompt_ids + reply.ids, asked.temperature or 1.0)
-        start = len(asked.prompt_ids) - 1
+        whole = log_pi(policy, asked.prompt.ids + reply.ids, asked.temperature or 1.0)
+        start = len(asked.prompt) - 1
         expected = [float(whole[start + k, token]) for k, token in enumerate(reply.ids)]
         assert reply.logps == pytest.approx(expected, abs=1e-10)
         assert 1 <= len(reply.ids) <= asked.max_tokens
@@ -132,8 +135,8 @@ def test_other_families(tmp_path, policy, monkeypatch, family):
     try:
         for replies in (serve(engine, MIXED), serve(engine, MIXED)):  # without and with a kept prefix
             for asked, reply in zip(MIXED, replies, strict=True):
-                whole = log_pi(policy, asked.prompt_ids + reply.ids, asked.temperature or 1.0)
-                start = len(asked.prompt_ids) - 1
+                whole = log_pi(policy, asked.prompt.ids + reply.ids, asked.temperature or 1.0)
+                start = len(asked.prompt) - 1
                 expected = [float(whole[start + k, token]) for k, token in enumerate(reply.ids)]
                 assert reply.logps == pytest.approx(expected, abs=1e-10)
     finally:
@@ -175,6 +178,25 @@ def test_a_kept_prefix_serves_only_those_who_share_it(engine):
         alone.append(serve(engine, group))
     for group, expected in zip(groups, alone, strict=True):
         assert_same(serve(engine, group), expected)
+
+
+def test_a_kept_prefix_is_told_from_one_with_another_image_of_equal_length(policy):
+    def prompts(name: str) -> list[ModelInput]:
+        return [text(*PREFIX) + image(name) + text(own, own) for own in (3, 4)]
+
+    prefill, whole = TreePrefill(policy), len(PREFIX) + 4
+    with batches_of(policy) as shapes, torch.no_grad():
+        for name in ("cat", "cat", "dog", "dog", "cat"):
+            prefill.keep_common_prefix(prompts(name))
+        assert shapes == [(1, whole)] * 3  # for each image anew, and the same one only once
+        prefill.keep_common_prefix([prompts("cat")[0], prompts("dog")[0]])
+    assert shapes[3:] == [(1, len(PREFIX))]
+
+
+def test_images_are_refused_where_their_pixels_would_be_needed(engine):
+    asked = SamplingRequest(text(*PREFIX) + image("cat", 3) + text(3), 4, 1.0, 0)
+    with pytest.raises(ValueError, match="TransformersEngine reads text only, and got an image of 3 tokens"):
+        serve(engine, [asked])
 
 
 def test_seeds_and_repeats(engine):
@@ -228,10 +250,10 @@ def test_cap_and_close(policy, engine):
         assert reply.closed == (cap >= 5)
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"prompt_ids": ()}, {"temperature": -1.0}])
+@pytest.mark.parametrize("fields", [{"max_tokens": 0}, {"prompt": text()}, {"temperature": -1.0}])
 def test_requests_that_make_no_sense_are_refused(fields):
     with pytest.raises(ValueError, match=r"max_tokens.*1"):
-        SamplingRequest(**({"prompt_ids": (1,), "max_tokens": 1, "temperature": 1.0, "seed": 0} | fields))
+        SamplingRequest(**({"prompt": text(1), "max_tokens": 1, "temperature": 1.0, "seed": 0} | fields))
 
 
 def test_an_error_reaches_everyone_and_the_engine_goes_on(engine):
@@ -276,8 +298,8 @@ def test_sync_takes_new_weights(engine, policy):
     assert [reply.policy_version for reply in new] == [7, 7, 7]
     assert [reply.logps for reply in new] != [reply.logps for reply in old]
     for one, reply in zip(asked, new, strict=True):
-        whole = log_pi(policy, one.prompt_ids + reply.ids, 1.0)
-        expected = [float(whole[len(one.prompt_ids) - 1 + k, token]) for k, token in enumerate(reply.ids)]
+        whole = log_pi(policy, one.prompt.ids + reply.ids, 1.0)
+        expected = [float(whole[len(one.prompt) - 1 + k, token]) for k, token in enumerate(reply.ids)]
         assert reply.logps == pytest.approx(expected, abs=1e-10)
 
 

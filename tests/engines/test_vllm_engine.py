@@ -18,6 +18,7 @@ from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from tests.inputs import text
 from tests.tiny import VOCABULARY
 
 pytestmark = [
@@ -33,7 +34,7 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
 
 
 def request(prompt: tuple[int, ...], seed: int = 0, max_tokens: int = 12, temperature: float = 1.0) -> SamplingRequest:
-    return SamplingRequest(prompt, max_tokens, temperature, seed)
+    return SamplingRequest(text(*prompt), max_tokens, temperature, seed)
 
 
 PREFIX = tokens(0, 70)  # more than two blocks of the prefix cache
@@ -84,9 +85,9 @@ def serve(engine: VLLMEngine, requests: Sequence[SamplingRequest]) -> list[Reply
 
 @torch.no_grad()
 def trained_logps(policy: LanguageModel, asked: SamplingRequest, reply: Reply) -> list[float]:
-    ids = torch.tensor([[*asked.prompt_ids, *reply.ids]])
+    ids = torch.tensor([[*asked.prompt.ids, *reply.ids]])
     log_pi = (policy.lm(ids, use_cache=False).logits[0] / (asked.temperature or 1.0)).log_softmax(-1)
-    start = len(asked.prompt_ids) - 1
+    start = len(asked.prompt) - 1
     return [float(log_pi[start + k, token]) for k, token in enumerate(reply.ids)]
 
 

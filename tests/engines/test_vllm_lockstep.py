@@ -19,6 +19,7 @@ from lightning_agentrl.engines import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import check_split, check_world
 from lightning_agentrl.engines.vllm.lockstep import PAUSE, LockstepThread, News
 from lightning_agentrl.engines.vllm.thread import Handling
+from tests.inputs import text
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Counter:
         self.fails = self.strays = False
 
     def add(self, name: str, request: SamplingRequest) -> None:
-        if request.prompt_ids == (0,):
+        if request.prompt == text(0):
             raise ValueError("a prompt of zeros")
         self.said[name], self.requests[name] = [], request
 
@@ -77,7 +78,7 @@ class Rank:
         return everything
 
     async def reply(self, seed: int, tokens: int = 3) -> tuple[int, ...]:
-        return (await self.thread.ask(SamplingRequest((1, 2), tokens, 1.0, seed))).ids
+        return (await self.thread.ask(SamplingRequest(text(1, 2), tokens, 1.0, seed))).ids
 
 
 def on_ranks(work: Callable[[Rank], T], count: int = 2) -> tuple[list[Rank], list[T]]:
@@ -144,7 +145,7 @@ def test_a_request_that_the_engine_refuses_is_told_to_its_own_rank() -> None:
         with rank.thread.collecting():
             if rank.rank == 1:
                 with pytest.raises(ValueError, match="of zeros"):
-                    asyncio.run(rank.thread.ask(SamplingRequest((0,), 3, 1.0, 0)))
+                    asyncio.run(rank.thread.ask(SamplingRequest(text(0), 3, 1.0, 0)))
             return asyncio.run(rank.reply(5))
 
     assert on_ranks(work)[1] == [(5, 6, 7)] * 2

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
+from lightning_agentrl.engines.vllm.start import check_request
 from lightning_agentrl.engines.vllm_server.answers import Lost, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.engine import check_precision
 from lightning_agentrl.engines.vllm_server.pool import back_off
@@ -25,6 +26,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.extension import sizes_of
 from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.inputs import image, text
 
 
 def tokens(seed: int, count: int) -> tuple[int, ...]:
@@ -35,17 +37,31 @@ def tokens(seed: int, count: int) -> tuple[int, ...]:
 
 
 def test_a_block_is_known_by_all_that_stands_before_it() -> None:
-    prompt = tokens(1, 3 * BLOCK + 5)
-    keys = block_keys(prompt)
+    ids = tokens(1, 3 * BLOCK + 5)
+    keys = block_keys(text(*ids))
     assert len(keys) == 3
-    assert block_keys(prompt[: 2 * BLOCK]) == keys[:2]
-    assert block_keys(prompt[: BLOCK - 1]) == []
-    other = (prompt[0] + 1, *prompt[1:])
+    assert block_keys(text(*ids[: 2 * BLOCK])) == keys[:2]
+    assert block_keys(text(*ids[: BLOCK - 1])) == []
+    other = text(ids[0] + 1, *ids[1:])
     assert not set(block_keys(other)) & set(keys)
     assert common_blocks(keys, set(keys[:2])) == 2
     assert common_blocks(keys, {keys[1], keys[2]}) == 0
     assert common_blocks(keys, set(keys)) == 3
     assert common_blocks([], set(keys)) == 0
+
+
+def test_a_block_with_another_image_of_equal_length_is_another_block() -> None:
+    start, end = text(*tokens(1, BLOCK)), text(*tokens(2, BLOCK))
+    cat, dog, again = (block_keys(start + image(name, BLOCK) + end) for name in ("cat", "dog", "cat"))
+    assert cat == again
+    assert common_blocks(cat, dog) == 1
+    assert len(set(cat) | set(dog)) == 5
+
+
+def test_images_are_refused_where_vllm_would_need_their_pixels() -> None:
+    asked = SamplingRequest(text(1) + image("cat", 3) + text(2), 4, 1.0, 0)
+    with pytest.raises(ValueError, match="vLLM engine reads text only, and got an image of 3 tokens"):
+        check_request(asked, 100, "fit")
 
 
 def test_a_growing_episode_stays_where_it_was_read_unless_that_server_is_much_busier() -> None:
@@ -75,7 +91,7 @@ def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:
 
 # Which answers
 
-ASKED = SamplingRequest(prompt_ids=(5, 6), max_tokens=3, temperature=1.0, seed=0)
+ASKED = SamplingRequest(prompt=text(5, 6), max_tokens=3, temperature=1.0, seed=0)
 CLOSE, VERSION = (9,), "abc-2"
 
 

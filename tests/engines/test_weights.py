@@ -16,6 +16,7 @@ from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import shard
+from tests.inputs import text
 
 
 def equal(a: LanguageModel, b: LanguageModel) -> bool:
@@ -67,7 +68,7 @@ def test_an_engine_samples_from_the_weights_of_its_last_update(tiny_folder, trai
     engine.start(PolicyHandle(policy, (2,), nullcontext, trained_meanwhile=trained_meanwhile))
 
     def sample() -> Reply:
-        return asyncio.run(engine.generate(SamplingRequest((5, 6, 7, 8), max_tokens=8, temperature=0.0, seed=0)))
+        return asyncio.run(engine.generate(SamplingRequest(text(5, 6, 7, 8), max_tokens=8, temperature=0.0, seed=0)))
 
     try:
         engine.sync(0)

@@ -37,4 +37,4 @@ def test_episodes_side_by_side_do_not_grow_into_one_sample():
     for episode in (0, 0, 1):
         recorder.record(PROMPT, action(11), turn(episode=episode, index=0))
     assert [len(sample.turns) for sample in recorder.samples()] == [2, 1]
-    assert [sample.ids for sample in recorder.samples()] == [[1, 2, 11, 2, 11], [1, 2, 11]]
+    assert [sample.ids for sample in recorder.samples()] == [(1, 2, 11, 2, 11), (1, 2, 11)]

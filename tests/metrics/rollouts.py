@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.types import Rollout, Sample, Scores, Segment, SegmentKind, StopReason, Turn
+from tests.inputs import text
 from tests.types.samples import glue, observation, prompt, turn
 
 OFF_MASK = 99.0  # stands in the padding, where nothing may read
@@ -33,7 +34,7 @@ class Written:
     @property
     def reply(self) -> Segment:
         ids = range(10, 10 + len(self.engine))
-        return Segment(SegmentKind.ACTION, tuple(ids), tuple(float(logp) for logp in self.engine))
+        return Segment(SegmentKind.ACTION, text(*ids), tuple(float(logp) for logp in self.engine))
 
 
 # Environment 0: the end of episode 2, which thinks the same twice and is not solved, though its return is above 0; then

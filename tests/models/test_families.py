@@ -15,6 +15,7 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePr
 from lightning_agentrl.models.families import SHARING, why_unshared
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
+from tests.inputs import text, text_row
 
 WINDOW = 6  # shorter than the prefix
 SIZES: dict[str, Any] = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32)
@@ -47,10 +48,10 @@ def ids(seed: int, count: int) -> tuple[int, ...]:
 
 
 ROWS = [
-    Row(ids(0, 12) + ids(1, 9), (4, 14, 19)),
-    Row(ids(0, 12) + ids(2, 12), (8, 15, 22)),
-    Row(ids(0, 12) + ids(3, 4), (2, 13)),
-    Row(ids(4, 7), (5,)),
+    text_row(ids(0, 12) + ids(1, 9), (4, 14, 19)),
+    text_row(ids(0, 12) + ids(2, 12), (8, 15, 22)),
+    text_row(ids(0, 12) + ids(3, 4), (2, 13)),
+    text_row(ids(4, 7), (5,)),
 ]
 PROMPT_ENDS = 3  # tokens of each row that the engine tests take for a reply
 
@@ -149,7 +150,7 @@ def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
     prefill = (TreePrefill if policy.shares_prefixes else PaddedPrefill)(policy.eval())
     expected = torch.stack([alone(plain, row)[-PROMPT_ENDS - 1 : -1] for row in ROWS])
     for _ in range(2):
-        prompts = prefill([row.ids[:-PROMPT_ENDS] for row in ROWS])
+        prompts = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
         hidden = [prompts.hidden]
         hidden += [decode(policy, prompts, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1)]
         assert error(torch.stack(hidden, 1), expected) < 1e-5

@@ -14,6 +14,7 @@ from lightning_agentrl.models.kernels import check_kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.inputs import text_row
 from tests.tiny import VOCABULARY
 
 
@@ -21,7 +22,7 @@ def rows(seed: int, count: int) -> list[Row]:
     draw = random.Random(seed)
     prefix = draw.choices(range(VOCABULARY), k=20)
     made = [(*prefix, *draw.choices(range(VOCABULARY), k=5 + k % 3)) for k in range(count)]
-    return [Row(ids, (18, len(ids) - 2)) for ids in made]
+    return [text_row(ids, (18, len(ids) - 2)) for ids in made]
 
 
 def numbers(policy: LanguageModel, count: int) -> list[torch.Tensor]:

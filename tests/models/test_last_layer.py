@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.packing import Packed, Row, pack
+from tests.inputs import text_row
 
 ROWS = st.lists(st.lists(st.integers(3, 9), min_size=2, max_size=12), min_size=1, max_size=6)
 
@@ -37,7 +38,7 @@ def gradient(policy: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
 def test_read_positions_and_gradients_are_those_of_whole_rows(policy, ids, seed):
     """Also where rows are equal, and so are their places in the packed row."""
     draw = torch.Generator().manual_seed(seed)
-    rows = [Row(tuple(x), tuple(sorted({int(torch.randint(len(x), (), generator=draw)) for _ in x}))) for x in ids]
+    rows = [text_row(tuple(x), tuple(sorted({int(torch.randint(len(x), (), generator=draw)) for _ in x}))) for x in ids]
     expected = torch.cat([read_alone(policy, row) for row in rows])
     expected_gradient = gradient(policy, expected)
     hidden = policy.hidden(pack(rows))
@@ -60,7 +61,7 @@ def positions_computed(policy: LanguageModel, packed: Packed) -> list[int]:
 
 
 def test_the_last_network_computes_each_place_that_is_read_once(policy):
-    rows = [Row((1, 2, 3, 4, 5, 6), (3, 4)), Row((1, 2, 3, 4, 7, 8), (3, 4)), Row((1, 2, 3, 4, 5, 6), (3, 4))]
+    rows = [text_row((1, 2, 3, 4, *own), (3, 4)) for own in ((5, 6), (7, 8), (5, 6))]
     packed = pack(rows)
     assert packed.tokens == 6  # what follows the last read-out is not read
     *before, last = positions_computed(policy, packed)
@@ -70,7 +71,7 @@ def test_the_last_network_computes_each_place_that_is_read_once(policy):
 
 def test_a_copy_and_a_plain_pass_read_whole_rows_again(policy):
     """A pass that names no places computes all of them; a copy keeps its own."""
-    row = Row((1, 2, 3, 4, 5, 6), (1,))
+    row = text_row((1, 2, 3, 4, 5, 6), (1,))
     expected = policy.lm.base_model(input_ids=torch.tensor([row.ids]), use_cache=False).last_hidden_state
     twin = copy.deepcopy(policy)
     torch.testing.assert_close(twin.hidden(pack([row])), expected[0, [1]])

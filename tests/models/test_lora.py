@@ -11,7 +11,8 @@ import torch
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters, round_linear_layers
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
+from tests.inputs import text_row
 from tests.tiny import tiny_model_folder
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gpt_neox")
@@ -111,7 +112,7 @@ def test_merging_gives_the_same_model_and_leaves_the_weights_alone(folder):
 def test_dropout_is_for_training_only(tiny_folder, dropout):
     lm = LoRA(rank=2, dropout=dropout).adapt(load_causal_lm(str(tiny_folder)), "actor")
     shake(lm)
-    policy, packed = LanguageModel(lm), pack([Row(tuple(IDS[0].tolist()), (3, 4))])
+    policy, packed = LanguageModel(lm), pack([text_row(tuple(IDS[0].tolist()), (3, 4))])
     with torch.no_grad():
         assert torch.equal(policy.eval().hidden(packed), policy.hidden(packed))
         assert torch.equal(policy.train().hidden(packed), policy.hidden(packed)) == (dropout == 0)

@@ -16,6 +16,7 @@ from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
+from tests.inputs import image, text, text_row
 from tests.tiny import CONFIGS, VOCABULARY, tiny_model_folder
 
 TEMPERATURE = 0.7
@@ -28,14 +29,14 @@ def ids(seed: int, count: int) -> tuple[int, ...]:
 
 P, A, B, C = ids(0, 9), ids(1, 5), ids(2, 1), ids(3, 7)
 CASES = {
-    "shared prefix": [Row(P + A, (8, 10, 12)), Row(P + B + A, (9, 13)), Row(P + C, (10,))],
-    "reads in the prefix": [Row(P + A, (2, 5, 11)), Row(P + C, (0, 8))],
-    "identical": [Row(P + A, (8, 12)), Row(P + A, (8, 12)), Row(P + A, (3,))],
-    "one is a prefix of another": [Row(P, (7, 8)), Row(P + A, (8, 11)), Row(P + A + C, (8, 9, 18))],
-    "nothing in common": [Row(A, (1, 3)), Row(C, (0, 5)), Row(B + A, (2,))],
-    "alone": [Row(P, (4, 6))],
-    "ends at the last read": [Row(P + A, (13,)), Row(P + C, (15,))],
-    "unordered reads": [Row(P + A, (11, 8)), Row(P + C, (12, 2, 9))],
+    "shared prefix": [text_row(P + A, (8, 10, 12)), text_row(P + B + A, (9, 13)), text_row(P + C, (10,))],
+    "reads in the prefix": [text_row(P + A, (2, 5, 11)), text_row(P + C, (0, 8))],
+    "identical": [text_row(P + A, (8, 12)), text_row(P + A, (8, 12)), text_row(P + A, (3,))],
+    "one is a prefix of another": [text_row(P, (7, 8)), text_row(P + A, (8, 11)), text_row(P + A + C, (8, 9, 18))],
+    "nothing in common": [text_row(A, (1, 3)), text_row(C, (0, 5)), text_row(B + A, (2,))],
+    "alone": [text_row(P, (4, 6))],
+    "ends at the last read": [text_row(P + A, (13,)), text_row(P + C, (15,))],
+    "unordered reads": [text_row(P + A, (11, 8)), text_row(P + C, (12, 2, 9))],
 }
 
 
@@ -168,7 +169,7 @@ def test_chunked_head_has_the_same_gradients(policy, critic, monkeypatch):
 
 
 def test_packed_row_by_hand():
-    row = pack([Row((5, 6, 7, 8), (1, 2)), Row((5, 6, 9), (1, 2))])
+    row = pack([text_row((5, 6, 7, 8), (1, 2)), text_row((5, 6, 9), (1, 2))])
     assert row.ids.tolist() == [[5, 6, 7, 9]]  # 8 is only predicted
     assert row.positions.tolist() == [[0, 1, 2, 2]]
     assert row.tree.mask().int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
@@ -179,11 +180,11 @@ def test_packed_row_by_hand():
 @pytest.mark.parametrize(("row_ids", "reads"), [((), ()), ((1, 2), (2,)), ((1, 2), (-1,))])
 def test_rows_refuse_reads_outside(row_ids, reads):
     with pytest.raises(ValueError, match="must be positions within a row"):
-        Row(row_ids, reads)
+        text_row(row_ids, reads)
 
 
 row_lists = st.lists(
-    st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda x: Row(tuple(x), (len(x) - 1,))), max_size=14
+    st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda x: text_row(tuple(x), (len(x) - 1,))), max_size=14
 )
 
 
@@ -226,16 +227,21 @@ def test_plan_is_the_balanced_one(rows, budget):
 
 
 def test_plan_by_hand():
-    rows = [Row(ids(k, 10), (9,)) for k in range(6)]
+    rows = [text_row(ids(k, 10), (9,)) for k in range(6)]
     assert [len(group) for group in plan_micro_batches(rows, 59)] == [3, 3]  # not five and one
     assert [len(group) for group in plan_micro_batches(rows, 60)] == [6]
-    shared = [Row(ids(0, 90) + ids(k, 10), (99,)) for k in range(6)]
+    shared = [text_row(ids(0, 90) + ids(k, 10), (99,)) for k in range(6)]
     assert [len(group) for group in plan_micro_batches(shared, 150)] == [6]  # 90 + 6 * 10
     assert plan_micro_batches([], 10) == []
 
 
 def test_a_long_row_goes_alone():
-    rows = [Row(ids(0, 5), (4,)), Row(ids(1, 500), (499,)), Row(ids(2, 5), (4,)), Row(ids(3, 5), (4,))]
+    rows = [
+        text_row(ids(0, 5), (4,)),
+        text_row(ids(1, 500), (499,)),
+        text_row(ids(2, 5), (4,)),
+        text_row(ids(3, 5), (4,)),
+    ]
     plan = plan_micro_batches(rows, 16)
     assert [1] in plan
     assert sorted(i for group in plan for i in group) == [0, 1, 2, 3]
@@ -296,7 +302,7 @@ def test_layers_with_a_state_read_rows_beside_each_other(tmp_path):
 
 
 def test_what_is_only_predicted_costs_nothing():
-    rows = [Row(ids(k, 10), (4,)) for k in range(2)]
+    rows = [text_row(ids(k, 10), (4,)) for k in range(2)]
     assert [row.input_ids for row in rows] == [row.ids[:5] for row in rows]
     assert len(plan_micro_batches(rows, 10)) == 1
 
@@ -326,3 +332,20 @@ def test_folder_names(tmp_path, tiny_folder, monkeypatch):
     loaded = load_causal_lm(f"~/{tiny_folder.name}")
     reference = AutoModelForCausalLM.from_pretrained(tiny_folder)
     assert torch.equal(loaded.get_input_embeddings().weight, reference.get_input_embeddings().weight)
+
+
+def test_a_plan_counts_different_images_of_equal_length_apart():
+    rows = [
+        Row(text(1, 2, 3) + image(name, 20) + text(own, own), (24,))
+        for name, own in (("cat", 5), ("dog", 5), ("cat", 6), ("dog", 6))
+    ]
+    together = 3 + 20 + 2 + 2  # two rows with the same image
+    assert sorted(map(sorted, plan_micro_batches(rows, together))) == [[0, 2], [1, 3]]
+    assert len(plan_micro_batches(rows, 2 * together - 3)) == 1
+    assert len(plan_micro_batches(rows, 2 * together - 4)) == 2
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_images_are_refused_where_a_model_would_need_their_pixels(share):
+    with pytest.raises(ValueError, match="reads text only, and got an image of 20 tokens"):
+        pack([text_row((1, 2), (1,)), Row(text(1) + image("cat", 20) + text(2), (21,))], share=share)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_agentrl.models.prefix_tree import Segment, common_prefix_length, lay_out
+from tests.inputs import image, text
 
 rows_of_few_tokens = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=9).map(tuple), min_size=1, max_size=12
@@ -21,7 +22,7 @@ def test_each_token_sees_its_own_row_only(rows):
     mask = layout.tree.mask()
     for k, row in enumerate(rows):
         places = [layout.place(k, position) for position in range(len(row))]
-        assert [layout.ids[place] for place in places] == list(row)
+        assert [layout.keys[place] for place in places] == list(row)
         assert layout.tree.positions[places].tolist() == list(range(len(row)))
         for position, place in enumerate(places):
             assert mask[place].nonzero().flatten().tolist() == sorted(places[: position + 1])
@@ -30,7 +31,7 @@ def test_each_token_sees_its_own_row_only(rows):
 @settings(max_examples=200)
 @given(rows_of_few_tokens)
 def test_nothing_is_laid_out_twice(rows):
-    assert len(lay_out(rows).ids) == len({row[: k + 1] for row in rows for k in range(len(row))})
+    assert len(lay_out(rows).keys) == len({row[: k + 1] for row in rows for k in range(len(row))})
 
 
 @settings(max_examples=200)
@@ -56,7 +57,7 @@ def test_by_hand():
     system = (1, 1, 1)
     rows = [(*system, 2, 2, 3), (*system, 2, 2, 4), (*system, 5), (*system, 6), (*system, 6), system, (9, 9)]
     layout = lay_out(rows)
-    assert layout.ids == [1, 1, 1, 2, 2, 3, 4, 6, 5, 9, 9]
+    assert layout.keys == [1, 1, 1, 2, 2, 3, 4, 6, 5, 9, 9]
     assert layout.tree.positions.tolist() == [0, 1, 2, 3, 4, 5, 5, 3, 3, 0, 1]
     assert layout.tree.segments == (
         Segment(0, 3, 9, root=True),
@@ -75,8 +76,8 @@ def test_a_history_of_hundreds_of_turns():
     history = tuple(random.Random(0).choices(range(1000), k=3000))
     rows = [(*history[: 5 * k], -k) for k in range(1, 601)]
     layout = lay_out(rows)
-    assert len(layout.ids) == 3000 + 600
-    assert layout.place(599, 2999) == layout.ids.index(-600) - 1
+    assert len(layout.keys) == 3000 + 600
+    assert layout.place(599, 2999) == layout.keys.index(-600) - 1
     assert layout.tree.depth == 3001
 
 
@@ -96,3 +97,12 @@ def test_common_prefix(rows):
     length = common_prefix_length(rows)
     assert len({row[:length] for row in rows}) == 1
     assert any(len(row) == length for row in rows) or len({row[: length + 1] for row in rows}) > 1
+
+
+def test_different_images_of_equal_length_are_laid_out_apart():
+    cats, dog = [text(1, 2) + image("cat") + text(own) for own in (3, 4)], text(1, 2) + image("dog") + text(3)
+    assert len(lay_out([cat.keys for cat in cats]).keys) == 2 + 4 + 1 + 1  # the same image once
+    layout = lay_out([cats[0].keys, dog.keys])
+    assert len(layout.keys) == 2 + 2 * (4 + 1)
+    assert layout.places(0)[:2] == layout.places(1)[:2]
+    assert not set(layout.places(0)[2:]) & set(layout.places(1)[2:])

@@ -10,10 +10,11 @@ from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.sharding import gathered, release, shard, units
+from tests.inputs import text_row
 
-PACKED = pack([Row((5, 6, 7, 8), (1, 2)), Row((5, 6, 9, 4), (1, 2))])
+PACKED = pack([text_row((5, 6, 7, 8), (1, 2)), text_row((5, 6, 9, 4), (1, 2))])
 
 
 @pytest.fixture

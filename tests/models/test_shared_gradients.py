@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from lightning_agentrl.models.language_model import DEMO, LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.tree_attention import TREE
+from tests.inputs import text_row
 from tests.tiny import small_model
 
 
@@ -25,7 +26,7 @@ def turns(shared: int, own: int, count: int, words: int) -> list[Row]:
     draw = random.Random(0)
     prefix = draw.choices(range(words), k=shared)
     return [
-        Row((*prefix, *draw.choices(range(words), k=own)), tuple(range(shared + own - 9, shared + own - 1)))
+        text_row((*prefix, *draw.choices(range(words), k=own)), tuple(range(shared + own - 9, shared + own - 1)))
         for _ in range(count)
     ]
 

@@ -14,9 +14,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
 from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward
+from tests.inputs import text_row
 from tests.tiny import tiny_model_folder
 
 MODULE = SimpleNamespace(num_key_value_groups=2, training=True)
@@ -169,7 +170,7 @@ def test_sliding_windows(tmp_path, window):
     policy = LanguageModel(load_causal_lm(str(tiny_model_folder(tmp_path, "mistral", sliding_window=window))))
     draw = random.Random(0)
     shared = tuple(draw.choices(range(100), k=12))
-    rows = [Row((*shared, *draw.choices(range(100), k=9)), (4, 14, 19)) for _ in range(3)]
+    rows = [text_row((*shared, *draw.choices(range(100), k=9)), (4, 14, 19)) for _ in range(3)]
     hidden = policy.hidden(pack(rows))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     expected = torch.cat([plain.model(torch.tensor([r.ids])).last_hidden_state[0, list(r.reads)] for r in rows])

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
-from lightning_agentrl.types import SegmentKind, flatten_ids
+from lightning_agentrl.types import SegmentKind, input_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -54,7 +54,7 @@ def renderer(**format_args) -> ChatRenderer:
 
 
 def text_of(segments) -> str:
-    return TOKENIZER.decode(flatten_ids(segments), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return TOKENIZER.decode(list(input_of(segments).ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def render(chat: ChatRenderer, recollection: Recollection = Recollection(), observation="a key", short_term=""):  # noqa: B008
@@ -150,7 +150,7 @@ def test_tokens_before_a_place_in_the_reply():
 
 
 def length(chat: ChatRenderer, turns: int) -> int:
-    return len(flatten_ids(render(chat, Recollection(PAST[len(PAST) - turns :])).segments))
+    return len(input_of(render(chat, Recollection(PAST[len(PAST) - turns :])).segments))
 
 
 @pytest.mark.parametrize("kept", range(6))
@@ -193,7 +193,7 @@ def test_text_cannot_forge_special_tokens():
         memory = Recollection((PastTurn(text, text, text),), note=text)
         prompt = chat.render(f"rules{text}", [(text, text)], memory, f"a{text}", text, actions)
         following = chat.continuation(f"rules{text}", f"a{text}", text, actions)
-        return [flatten_ids(prompt.segments), flatten_ids(following)]
+        return [list(input_of(segments).ids) for segments in (prompt.segments, following)]
 
     assert [counts(ids) for ids in both(FORGED)] == [counts(ids) for ids in both(" plain")]
 
@@ -207,8 +207,8 @@ def test_harmless_text_is_unchanged():
 @settings(max_examples=100)
 @given(st.lists(st.sampled_from(["<", "<|im_end|>", "|im_end|>", "<|im_", "end|>", "<|im_start|>", " ", "x"])))
 def test_no_mixture_of_pieces_forges_a_special_token(pieces):
-    ids = flatten_ids(render(SHARED, observation="".join(pieces)).segments)
-    assert counts(ids) == counts(flatten_ids(render(SHARED).segments))
+    ids = input_of(render(SHARED, observation="".join(pieces)).segments).ids
+    assert counts(ids) == counts(input_of(render(SHARED).segments).ids)
 
 
 SHARED = renderer(max_prompt_tokens=9999)
@@ -232,7 +232,7 @@ def test_continuation_is_what_the_template_renders(system, think, closed):
     ]
     whole = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text_of(first) + reply + text_of(following) == whole
-    ids = flatten_ids(first) + TOKENIZER.encode(reply) + flatten_ids(following)
+    ids = [*input_of(first).ids, *TOKENIZER.encode(reply), *input_of(following).ids]
     assert ids == TOKENIZER.encode(whole, add_special_tokens=False)
     glue, observation = following
     assert (glue.kind, observation.kind) == (SegmentKind.GLUE, SegmentKind.OBSERVATION)

@@ -19,7 +19,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.types import SegmentKind, StopReason, flatten_ids
+from lightning_agentrl.types import ModelInput, SegmentKind, StopReason, input_of
 from tests.rollout.scripted import Scripted, story, workplace
 
 
@@ -53,9 +53,9 @@ def test_bootstrap_of_a_cut_is_the_next_prompt(tiny_folder, memory):
         one = place.collect(3)
         seen = len(place.engine.log)
         two = place.collect(1)
-        prompts = {request.prompt_ids for request, _ in place.engine.log[seen:]}
+        prompts = {request.prompt for request, _ in place.engine.log[seen:]}
     cut = [turn for turn in one.turns if turn.index == 2]
-    assert {tuple(flatten_ids(turn.bootstrap)) for turn in cut} == prompts
+    assert {input_of(turn.bootstrap) for turn in cut} == prompts
     assert len(prompts) == 2
     assert [turn.bootstrap for turn in one.turns if turn.index < 2] == [None] * 4
     assert all(segment.kind is SegmentKind.PROMPT for turn in cut for segment in turn.bootstrap)
@@ -75,7 +75,7 @@ def test_terminated_has_no_next_state_and_truncated_has_the_true_one(tiny_folder
         truncated = end == "truncated"
         assert (last.terminated, last.truncated, last.stop) == (not truncated, truncated, stop)
         if truncated:
-            assert "step 2" in place.text(flatten_ids(last.bootstrap))
+            assert "step 2" in place.text(input_of(last.bootstrap).ids)
         else:
             assert last.bootstrap is None
         assert rollout.turns[0].bootstrap is None
@@ -83,7 +83,7 @@ def test_terminated_has_no_next_state_and_truncated_has_the_true_one(tiny_folder
         if turns == 5:
             assert rollout.turns[2].index == 0
             assert rollout.turns[4].bootstrap is not None
-            assert "step 1" in place.text(flatten_ids(rollout.turns[4].bootstrap))
+            assert "step 1" in place.text(input_of(rollout.turns[4].bootstrap).ids)
 
 
 def test_nobody_waits_for_a_slow_environment(tiny_folder):
@@ -109,35 +109,35 @@ def test_nobody_waits_for_a_slow_environment(tiny_folder):
 def test_windowed_samples_are_what_the_engine_saw_and_sampled(tiny_folder):
     with workplace(tiny_folder, [Scripted(3), Scripted(4)]) as place:
         rollout = place.collect(5)
-        log = {request.prompt_ids: reply for request, reply in place.engine.log}
+        log = {request.prompt: reply for request, reply in place.engine.log}
         assert len(log) == len(rollout) == 10
         for sample in rollout.samples:
             prompt, action = sample.segments
-            assert action.ids == log[prompt.ids].ids
-            assert action.logps == log[prompt.ids].logps
+            assert action.ids == log[prompt.input].ids
+            assert action.logps == log[prompt.input].logps
             assert sample.turns[0].reply == place.renderer.decode(action.ids)
-            assert sample.turns[0].hit_token_cap == (not log[prompt.ids].closed)
+            assert sample.turns[0].hit_token_cap == (not log[prompt.input].closed)
 
 
 def test_growing_samples_are_what_the_engine_saw_and_sampled(tiny_folder):
     with workplace(tiny_folder, [Scripted(4), Scripted(30)], memory=FullMemory()) as place:
         one = place.collect(3)
         two = place.collect(3)
-        log = {request.prompt_ids: reply for request, reply in place.engine.log}
+        log = {request.prompt: reply for request, reply in place.engine.log}
     assert len(log) == 12
     assert [len(sample.turns) for sample in one.samples] == [3, 3]
     assert [len(sample.turns) for sample in two.samples] == [1, 2, 3]  # the first episode ends after four turns
     for sample in (*one.samples, *two.samples):
         assert sample.segments[0].kind is SegmentKind.PROMPT
-        before: list[int] = []
+        before = ModelInput()
         for segment in sample.segments:
             if segment.is_action:
-                reply = log[tuple(before)]  # the engine read exactly the tokens before
+                reply = log[before]  # the engine read exactly the tokens before
                 assert (segment.ids, segment.logps) == (reply.ids, reply.logps)
-            before += segment.ids
+            before += segment.input
     # What the first rollout trained is context in the second one.
     for old, new in ((one.samples[0], two.samples[0]), (one.samples[1], two.samples[2])):
-        assert list(new.segments[0].ids[: len(old.ids)]) == old.ids
+        assert new.segments[0].ids[: len(old.ids)] == old.ids
         assert min(new.action_positions) > max(old.action_positions)
     assert [turn.index for turn in two.samples[2].turns] == [3, 4, 5]
 
@@ -213,7 +213,7 @@ def test_own_limit_of_turns_is_a_truncation(tiny_folder):
         turns = [turn for turn in rollout.turns if turn.env == 0]
         assert by_env(rollout, "stop") == {0: [None, "max_turns"] * 2, 1: [None, "env_done"] * 2}
         assert [turn.truncated for turn in turns] == [False, True, False, True]
-        assert "step 2" in place.text(flatten_ids(turns[1].bootstrap))
+        assert "step 2" in place.text(input_of(turns[1].bootstrap).ids)
         assert [turn.episode for turn in turns] == [0, 0, 1, 1]
 
 
@@ -222,14 +222,14 @@ def test_a_full_context_truncates(tiny_folder):
     settings = {"memory": FullMemory(), "prompt": PromptFormat(think=False, max_prompt_tokens=limit)}
     with workplace(tiny_folder, [Scripted(50)], **settings) as place:
         rollout = place.collect(30)
-        lengths = [len(request.prompt_ids) for request, _ in place.engine.log]
+        lengths = [len(request.prompt) for request, _ in place.engine.log]
     assert max(lengths) <= limit
     full = [turn for turn in rollout.turns if turn.done]
     assert len(full) >= 2
     assert {turn.stop for turn in full} == {StopReason.CONTEXT_LENGTH}
     for turn in full:
         assert turn.truncated
-        assert len(flatten_ids(turn.bootstrap)) > limit
+        assert len(input_of(turn.bootstrap)) > limit
     places = [turn.index for turn in rollout.turns]
     assert [b for a, b in zip(rollout.turns, places[1:], strict=False) if a.done] == [0] * len(
         [turn for turn in rollout.turns[:-1] if turn.done]
@@ -321,7 +321,7 @@ def test_history_cuts_are_counted(tiny_folder):
     settings = {"memory": WindowMemory(6), "prompt": PromptFormat(think=False, max_prompt_tokens=400)}
     with workplace(tiny_folder, [Wordy(50)], **settings) as place:
         rollout = place.collect(8)
-        lengths = [len(request.prompt_ids) for request, _ in place.engine.log]
+        lengths = [len(request.prompt) for request, _ in place.engine.log]
     assert max(lengths) <= 400
     cuts = [turn.history_cuts for turn in rollout.turns]
     assert cuts[0] == 0

@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_agentrl.types import Sample, Segment, SegmentKind, StopReason, Turn
+from tests.inputs import text
 
 
 def prompt(*ids: int) -> Segment:
-    return Segment(SegmentKind.PROMPT, ids)
+    return Segment(SegmentKind.PROMPT, text(*ids))
 
 
 def glue(*ids: int) -> Segment:
-    return Segment(SegmentKind.GLUE, ids)
+    return Segment(SegmentKind.GLUE, text(*ids))
 
 
 def observation(*ids: int) -> Segment:
-    return Segment(SegmentKind.OBSERVATION, ids)
+    return Segment(SegmentKind.OBSERVATION, text(*ids))
 
 
 def action(*ids: int) -> Segment:
     """The log-prob of token n is -n / 10, so that it can be told apart."""
-    return Segment(SegmentKind.ACTION, ids, tuple(-i / 10 for i in ids))
+    return Segment(SegmentKind.ACTION, text(*ids), tuple(-i / 10 for i in ids))
 
 
 def turn(**fields: Any) -> Turn:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lightning_agentrl.types import Sample, Segment, SegmentKind, StopReason, flatten_ids
+from lightning_agentrl.types import Sample, Segment, SegmentKind, StopReason, input_of
+from tests.inputs import text
 from tests.types.samples import action, glue, observation, prompt, turn
 
 END = {"terminated": True, "stop": StopReason.ENV_DONE}
@@ -15,25 +16,25 @@ END = {"terminated": True, "stop": StopReason.ENV_DONE}
 @pytest.mark.parametrize("kind", list(SegmentKind))
 def test_a_segment_needs_ids(kind):
     with pytest.raises(ValueError, match=f"'{kind}'"):
-        Segment(kind, ())
+        Segment(kind, text())
 
 
 @pytest.mark.parametrize("logps", [(), (-1.0,), (-1.0, -1.0, -1.0)])
 def test_an_action_has_one_logp_per_id(logps):
     with pytest.raises(ValueError, match=f"2 ids needs as many log-probs, got {len(logps)}"):
-        Segment(SegmentKind.ACTION, (4, 5), logps)
+        Segment(SegmentKind.ACTION, text(4, 5), logps)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SegmentKind if kind is not SegmentKind.ACTION])
 def test_only_actions_have_logps(kind):
     with pytest.raises(ValueError, match=f"'{kind}'"):
-        Segment(kind, (4,), (-1.0,))
-    assert not Segment(kind, (4,)).is_action
+        Segment(kind, text(4), (-1.0,))
+    assert not Segment(kind, text(4)).is_action
 
 
 def test_ids_in_order():
-    assert flatten_ids([prompt(1, 2), action(3), glue(4)]) == [1, 2, 3, 4]
-    assert flatten_ids([]) == []
+    assert input_of([prompt(1, 2), action(3), glue(4)]) == text(1, 2, 3, 4)
+    assert input_of([]) == text()
 
 
 def test_terminated_turns_have_no_bootstrap():
@@ -57,7 +58,7 @@ def test_done_is_either_end():
 def test_sample_knows_its_actions():
     first, second = action(4, 5), action(9)
     sample = Sample((prompt(1, 2, 3), first, glue(6), observation(7, 8), second), (turn(), turn(index=1)))
-    assert sample.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert sample.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert sample.action_positions == [3, 4, 8]
     assert sample.actions == [first, second]
 
@@ -79,7 +80,8 @@ def test_sample_refuses(segments, turns, message):
 
 
 def test_types_cannot_be_changed():
-    for thing, field in ((prompt(1), "ids"), (turn(), "reward"), (Sample((prompt(1), action(2)), (turn(),)), "turns")):
+    sample = Sample((prompt(1), action(2)), (turn(),))
+    for thing, field in ((sample.segments[0], "input"), (turn(), "reward"), (sample, "turns")):
         with pytest.raises(AttributeError):
             setattr(thing, field, ())
     assert replace(turn(), reward=2.0).reward == 2.0

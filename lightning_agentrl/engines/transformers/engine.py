@@ -21,6 +21,7 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePr
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.types.model_input import check_text_only
 
 
 class TransformersEngine(Engine):
@@ -95,6 +96,7 @@ class TransformersEngine(Engine):
     async def generate(self, request: SamplingRequest) -> Reply:
         if self._worker is None:
             raise RuntimeError("the engine was not started")
+        check_text_only([request.prompt], "TransformersEngine")
         waiting = Waiting.for_reply(request)
         self._waiting.put(waiting)
         return await waiting.future
@@ -139,7 +141,7 @@ class TransformersEngine(Engine):
 
     def _sample(self, handle: PolicyHandle, requests: Sequence[SamplingRequest]) -> list[Reply]:
         prefill = cast(TreePrefill | PaddedPrefill, self._prefill)
-        prompts = prefill([request.prompt_ids for request in requests])
+        prompts = prefill([request.prompt for request in requests])
         hidden = prompts.hidden
         samplers = [_TokenSampler(request) for request in requests]
         close_ids = set(handle.close_ids)

@@ -12,8 +12,9 @@ from transformers import DynamicCache
 
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import PLACES
-from lightning_agentrl.models.prefix_tree import Ids, common_prefix_length, lay_out
+from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
+from lightning_agentrl.types.model_input import ModelInput
 
 
 @dataclass
@@ -31,24 +32,24 @@ class TreePrefill:
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
-        self._prefix: Ids = ()
+        self._prefix: Keys = ()
         self._prefix_cache = DynamicCache()
 
     def forget(self) -> None:
         """The weights have changed."""
         self._prefix, self._prefix_cache = (), DynamicCache()
 
-    def __call__(self, prompts: Sequence[Ids]) -> Prefilled:
-        self._keep_common_prefix(prompts)
+    def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
+        self.keep_common_prefix(prompts)
         past, device = len(self._prefix), self.policy.lm.device
-        layout = lay_out([prompt[past:] for prompt in prompts], device)
+        layout = lay_out([prompt.keys[past:] for prompt in prompts], device)  # of text, so these are the ids
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
         cache = DynamicCache()  # of whole rows, also where layers have windows: a tree is no row
         for index, layer in enumerate(self._prefix_cache.layers):  # a copy, since the model adds to it
             cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
         hidden_N = _read(
             self.policy,
-            input_ids=torch.tensor([layout.ids], device=device),
+            input_ids=torch.tensor([layout.keys], device=device),
             attention_mask=no_mask(device),
             position_ids=past + layout.tree.positions[None],
             past_key_values=cache,
@@ -66,19 +67,20 @@ class TreePrefill:
         seen = torch.arange(width, device=device) >= width - lengths[:, None]
         return Prefilled(hidden_N[ends], rows, seen.to(torch.int64), lengths[:, None] - 1)
 
-    def _keep_common_prefix(self, prompts: Sequence[Ids]) -> None:
+    def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the prefix if all prompts begin with it, and it is not far too short; else compute theirs.
 
         At least one token of each prompt stays out, since its hidden state is needed.
         """
-        common = min(common_prefix_length(prompts), min(map(len, prompts)) - 1)
+        rows = [prompt.keys for prompt in prompts]
+        common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
         kept = self._prefix
-        if kept and common >= len(kept) and prompts[0][: len(kept)] == kept and common <= 2 * len(kept):
+        if kept and common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
             return
         self.forget()
         if common:
-            self._prefix = prompts[0][:common]
-            ids = torch.tensor([self._prefix], device=self.policy.lm.device)
+            self._prefix = rows[0][:common]
+            ids = torch.tensor([prompts[0].ids[:common]], device=self.policy.lm.device)
             _read(self.policy, input_ids=ids, past_key_values=self._prefix_cache)
 
 
@@ -91,13 +93,13 @@ class PaddedPrefill:
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def __call__(self, prompts: Sequence[Ids]) -> Prefilled:
+    def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = int(lengths.max())
         columns = torch.arange(width, device=device)
         seen = (columns >= width - lengths[:, None]).to(torch.int64)
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt.ids) for prompt in prompts], device=device)
         positions = (columns - (width - lengths[:, None])).clamp_min(0)
         hidden = _read(self.policy, input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache)
         return Prefilled(hidden[:, -1], cache, seen, positions[:, -1:])

@@ -231,7 +231,7 @@ class VLLMEngine(Engine):
             logprobs=0,  # of the sampled token only
             detokenize=False,
         )
-        engine.add_request(name, tokens_input(list(request.prompt_ids)), params, lora_request=self._adapter)
+        engine.add_request(name, tokens_input(list(request.prompt.engine_ids)), params, lora_request=self._adapter)
 
     def _read(self, output: Any) -> Reply:
         """The reply in a finished output; what is not whole must not be trained on."""

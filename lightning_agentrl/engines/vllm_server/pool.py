@@ -124,7 +124,7 @@ class ServerPool:
         Raises:
             ConfigError: a server's answer is no whole reply, or the request has failed too often.
         """
-        keys, faults = block_keys(request.prompt_ids), list[Lost]()
+        keys, faults = block_keys(request.prompt), list[Lost]()
         while True:
             replica = await self._next(keys)
             weights = self._weights

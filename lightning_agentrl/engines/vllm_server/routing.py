@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from lightning_agentrl.types.model_input import ModelInput
+
 BLOCK = 32  # tokens; servers keep what they have read in blocks too
 IN_FLIGHT = 4  # blocks that a reply in flight counts for: as much as reading that many
 
 
-def block_keys(prompt_ids: Sequence[int]) -> list[int]:
+def block_keys(prompt: ModelInput) -> list[int]:
     """One number for each whole block of a prompt, of the block and all that stands before it."""
     keys, key = [], 0
-    for end in range(BLOCK, len(prompt_ids) + 1, BLOCK):
-        key = hash((key, *prompt_ids[end - BLOCK : end]))
+    for end in range(BLOCK, len(prompt) + 1, BLOCK):
+        key = hash((key, *prompt.keys[end - BLOCK : end]))
         keys.append(key)
     return keys
 

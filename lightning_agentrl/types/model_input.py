@@ -1,0 +1,166 @@
+"""What a model reads: a sequence of chunks, each some text tokens or an image.
+
+An image stands in the token stream as one placeholder id, repeated, which says nothing about what it shows. So ids
+cannot tell whether two inputs begin alike. Prefix trees, kept keys and values, and the choice of a server compare
+:attr:`ModelInput.keys` instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from itertools import chain, groupby
+
+KEY_BYTES = 16  # of an image's hash: of a billion images, two have the same key with a probability of 2e-21
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Token ids of text. Each is its own key, and they are the same for engine and trainer."""
+
+    ids: tuple[int, ...]
+
+    @property
+    def engine_ids(self) -> tuple[int, ...]:
+        return self.ids
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        return self.ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class ImageChunk:
+    """A reference to an image.
+
+    Args:
+        digest: hash of what a model is given of the image: its final pixels and how they are cut into patches.
+        placeholder: the id that stands for an image token.
+        tokens: how many tokens the image takes.
+
+    Raises:
+        ValueError: when one of them is empty or out of range.
+    """
+
+    digest: str
+    placeholder: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.digest or self.placeholder < 0 or self.tokens < 1:
+            raise ValueError(
+                "an image chunk needs a digest, a placeholder of at least 0 and at least one token, got "
+                f"'{self.digest}', {self.placeholder} and {self.tokens}"
+            )
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return (self.placeholder,) * self.tokens
+
+    @property
+    def engine_ids(self) -> tuple[int, ...]:
+        return (self.placeholder,)
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """One number below 0 for all tokens of the image, so that keys can be sorted together with ids.
+
+        It holds the number of tokens too. So a row of such keys stands for a certain number of whole images, and two
+        inputs never begin alike up to the middle of an image.
+        """
+        return (self._key,) * self.tokens
+
+    @cached_property
+    def _key(self) -> int:
+        content = f"{self.digest} {self.placeholder} {self.tokens}".encode()
+        return -1 - int.from_bytes(blake2b(content, digest_size=KEY_BYTES).digest(), "big")
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+Chunk = TextChunk | ImageChunk
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """Chunks in order. Neighbouring text chunks become one, so equal contents are equal inputs.
+
+    Its length is that of the trainer's stream. For text alone ``ids``, ``engine_ids`` and ``keys`` are one tuple.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.chunks) != 1 or not self.chunks[0]:
+            object.__setattr__(self, "chunks", tuple(_merged(self.chunks)))
+
+    @classmethod
+    def of_ids(cls, ids: Sequence[int]) -> ModelInput:
+        """Return an input of text alone."""
+        return cls((TextChunk(tuple(ids)),))
+
+    @staticmethod
+    def join(parts: Iterable[ModelInput]) -> ModelInput:
+        """Return the parts one after the other."""
+        parts = tuple(parts)
+        return parts[0] if len(parts) == 1 else ModelInput(tuple(chunk for part in parts for chunk in part.chunks))
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """The trainer's stream: a placeholder for each token of an image."""
+        return _joined([chunk.ids for chunk in self.chunks])
+
+    @cached_property
+    def engine_ids(self) -> tuple[int, ...]:
+        """The stream for engines that expand placeholders themselves: one for each image."""
+        return _joined([chunk.engine_ids for chunk in self.chunks])
+
+    @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """One number per token of the trainer's stream, equal where what was read up to there is equal.
+
+        Ids of text, and numbers below 0 made of the content of images.
+        """
+        return _joined([chunk.keys for chunk in self.chunks])
+
+    @property
+    def images(self) -> tuple[ImageChunk, ...]:
+        return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.chunks))
+
+    def __add__(self, other: ModelInput) -> ModelInput:
+        return ModelInput.join((self, other))
+
+
+def check_text_only(inputs: Iterable[ModelInput], reader: str) -> None:
+    """Refuse images where a reader would take their placeholders for text.
+
+    Raises:
+        ValueError: one sentence with the first image.
+    """
+    image = next((image for one in inputs for image in one.images), None)
+    if image is not None:
+        raise ValueError(
+            f"{reader} reads text only, and got an image of {image.tokens} tokens (digest {image.digest}); "
+            "give observations as text"
+        )
+
+
+def _merged(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    for is_image, run in groupby(chunks, lambda chunk: isinstance(chunk, ImageChunk)):
+        if is_image:
+            yield from run
+        elif ids := tuple(chain.from_iterable(chunk.ids for chunk in run)):
+            yield TextChunk(ids)
+
+
+def _joined(streams: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return streams[0] if len(streams) == 1 else tuple(chain.from_iterable(streams))
