@@ -90,7 +90,8 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Difference | int:
     """
     first: tuple[str, str, str, str] | None = None
     unequal = values = 0
-    for index, (a, b) in enumerate(zip_longest(old, new, fillvalue={})):
+    missing: Row = {}
+    for index, (a, b) in enumerate(zip_longest(old, new, fillvalue=missing)):
         for name in [*a, *(name for name in b if name not in a)]:
             one, other = (repr(row[name]) if name in row else "nothing" for row in (a, b))
             values += 1

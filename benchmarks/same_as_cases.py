@@ -182,6 +182,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
             {
                 **shared,
                 **growing,
+                f"{agent}.max_tokens_per_micro_batch": 200,
                 f"{agent}.advantage": of_class("DualDiscountGAE", gamma_step=0.95, lam_step=0.95),
                 f"{data}.update_epochs": 2,
             }
@@ -190,6 +191,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
             {
                 **separate,
                 **one_at_a_time,
+                f"{agent}.max_tokens_per_micro_batch": 500,
                 f"{data}.env": guessing,
                 f"{data}.mini_batch_turns": 6,
                 f"{data}.memory": of_class("WindowMemory", turns=2),
@@ -200,7 +202,7 @@ def cases(model: Path, tasks: Path) -> dict[str, Case]:
         "groups": case(
             {
                 f"{agent}.advantage": of_class("GRPO"),
-                f"{agent}.group_filter": of_class("DropEqualScores"),
+                f"{agent}.group_filter": of_class("KeepWidest", share=0.5),
                 f"{data}.groups": {"size": 3, "per_rollout": 4, "mini_batches": 2, "ahead": 2},
                 f"{data}.memory": of_class("FullMemory"),
             }
