@@ -71,7 +71,7 @@ def policy_gradients(agent: PPOAgent, rollout: Rollout, advantages: Mapping[str,
     """
     parameters = list(agent.actor.lm.parameters())
     totals = {name: [torch.zeros_like(p) for p in parameters] for name in advantages}
-    episodes = len(rollout.trajectory.unique())
+    episodes = len(rollout.episode.unique())
     rows, reader = action_rows(rollout), agent.reader()
     with agent.evaluation_mode(), torch.enable_grad():
         for index in reader.micro_batches(rows):

@@ -21,7 +21,7 @@ def bilevel_gae(
     values_BT: Tensor,
     mask_BT: Tensor,
     turn_ids_BT: Tensor,
-    trajectory_B: Tensor,
+    episode_B: Tensor,
     terminated_B: Tensor,
     bootstrap_values_B: Tensor,
     *,
@@ -37,7 +37,7 @@ def bilevel_gae(
         D_j = r(e_j) + gamma_turn V(e_{j+1}) - V(e_j) + gamma_turn lam_turn D_{j+1},   A(e_j) = D_j
         A_t = r_t + gamma_token V_{t+1} - V_t + gamma_token lam_token A_{t+1}   at earlier tokens t of the turn
 
-    After the last turn V is 0 if the trajectory's last row is terminated, else that row's bootstrap value. Turns end
+    After the last turn V is 0 if the episode's last row is terminated, else that row's bootstrap value. Turns end
     where ``turn_ids`` say so, with or without a reward. Rewards of other tokens count inside their turn only.
 
     Args:
@@ -45,9 +45,9 @@ def bilevel_gae(
         values_BT: value of the state before each token.
         mask_BT: action mask.
         turn_ids_BT: number of the turn of each token, not falling along a row.
-        trajectory_B: label; rows with the same label are one trajectory.
+        episode_B: label; rows with the same label are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
-        bootstrap_values_B: value of the state after the row, used where a trajectory is cut.
+        bootstrap_values_B: value of the state after the row, used where an episode is cut.
         gamma_turn: discount from turn to turn.
         lam_turn: trace decay from turn to turn.
         gamma_token: discount from token to token of a turn.
@@ -57,9 +57,9 @@ def bilevel_gae(
         Advantages and returns (advantage plus value) [B, T] in float32 or better, 0 off the mask, without gradient.
 
     Raises:
-        ValueError: shapes do not fit, or a trajectory's turns have no clear order (see ``compress``).
+        ValueError: shapes do not fit, or an episode's turns have no clear order (see ``compress``).
     """
-    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    layout = compress(mask_BT, turn_ids_BT, episode_B)
     dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
     rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
     turns = layout.turns(turn_ids_BT)

@@ -41,8 +41,8 @@ def group_episodes(rollout: Rollout) -> Episodes:
         ValueError: rows of one episode differ in their group, or its turns have no clear order.
     """
     assert rollout.groups is not None
-    layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.trajectory)
-    labels_N = layout.of_trajectory("group", rollout.groups)
+    layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.episode)
+    labels_N = layout.of_episode("group", rollout.groups)
     return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N)
 
 
@@ -50,7 +50,7 @@ def _of_trained_episodes(rollout: Rollout) -> Tensor:
     """[B, A] all action tokens of the episodes of which any is trained on."""
     if rollout.loss_mask is None:
         return rollout.action_mask
-    labels, index_B = rollout.trajectory.unique(return_inverse=True)
+    labels, index_B = rollout.episode.unique(return_inverse=True)
     trained_B = rollout.trained_mask.any(1)
     trained_N = torch.zeros(len(labels), dtype=torch.bool, device=trained_B.device)
     trained_N[index_B[trained_B]] = True
@@ -58,7 +58,7 @@ def _of_trained_episodes(rollout: Rollout) -> Tensor:
 
 
 def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
-    """The turns with action tokens of each trajectory, in their order."""
+    """The turns with action tokens of each episode, in their order."""
     turns, ids_NL = layout.turns(rollout.turn_ids), layout.gather(rollout.turn_ids)
     rows, ids = turns.at_ends(layout.rows_NL).tolist(), turns.at_ends(ids_NL).tolist()
     by_index = [{turn.index: turn for turn in sample.turns} for sample in rollout.samples]

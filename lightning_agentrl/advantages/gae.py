@@ -20,7 +20,7 @@ def dual_discount_gae(
     values_BT: Tensor,
     mask_BT: Tensor,
     turn_ids_BT: Tensor,
-    trajectory_B: Tensor,
+    episode_B: Tensor,
     terminated_B: Tensor,
     bootstrap_values_B: Tensor,
     *,
@@ -31,11 +31,11 @@ def dual_discount_gae(
 ) -> tuple[Tensor, Tensor]:
     """GAE whose discounts belong to the transition: one pair inside a turn, one from turn to turn (Verlog).
 
-    For action tokens k of one trajectory, with (g, l) the step pair where token k + 1 is of another turn::
+    For action tokens k of one episode, with (g, l) the step pair where token k + 1 is of another turn::
 
         delta_k = r_k + g V_{k+1} - V_k,   A_k = delta_k + g l A_{k+1},   return_k = A_k + V_k
 
-    Tokens off the mask are no steps. After the last token, V is 0 if the trajectory's last row is terminated, else
+    Tokens off the mask are no steps. After the last token, V is 0 if the episode's last row is terminated, else
     that row's bootstrap value behind the step discount, and no advantage is carried in. The last row is the last one
     with action tokens; flags and bootstrap values of all other rows are not read. With equal pairs this is the GAE of
     Schulman et al. (arXiv 1506.02438).
@@ -45,9 +45,9 @@ def dual_discount_gae(
         values_BT: value of the state before each token.
         mask_BT: action mask.
         turn_ids_BT: number of the turn of each token, not falling along a row.
-        trajectory_B: label; rows with the same label are one trajectory.
+        episode_B: label; rows with the same label are one episode.
         terminated_B: whether the episode ended after the row, without a next state.
-        bootstrap_values_B: value of the state after the row, used where a trajectory is cut.
+        bootstrap_values_B: value of the state after the row, used where an episode is cut.
         gamma_step: discount from turn to turn.
         lam_step: trace decay from turn to turn.
         gamma_token: discount from token to token.
@@ -57,9 +57,9 @@ def dual_discount_gae(
         Advantages and returns [B, T] in float32 or better, 0 off the mask, without gradient.
 
     Raises:
-        ValueError: shapes do not fit, or a trajectory's turns have no clear order (see ``compress``).
+        ValueError: shapes do not fit, or an episode's turns have no clear order (see ``compress``).
     """
-    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    layout = compress(mask_BT, turn_ids_BT, episode_B)
     dtype = torch.promote_types(torch.promote_types(rewards_BT.dtype, values_BT.dtype), torch.float32)
     rewards, values = layout.gather(rewards_BT.to(dtype)), layout.gather(values_BT.to(dtype))
     turns, after_cut_N = layout.gather(turn_ids_BT), values_after(layout, terminated_B, bootstrap_values_B.to(dtype))
@@ -78,7 +78,7 @@ def dual_discount_gae(
 
 
 def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tensor) -> Tensor:
-    """[N] value of the state after each trajectory: 0 where its last row is terminated, else the bootstrap value."""
+    """[N] value of the state after each episode: 0 where its last row is terminated, else the bootstrap value."""
     for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
         if x_B.shape != layout.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(layout.mask_BT.shape[:1])}, got {list(x_B.shape)}")
@@ -157,7 +157,7 @@ def gae_inputs(estimator: AdvantageEstimator, rollout: Rollout) -> tuple[Tensor,
         rollout.scores.values,
         rollout.action_mask,
         rollout.turn_ids,
-        rollout.trajectory,
+        rollout.episode,
         rollout.terminated,
         rollout.bootstrap_values,
     )

@@ -1,6 +1,6 @@
-"""The one compress/scatter helper: action tokens of whole trajectories side by side, and back.
+"""The one compress/scatter helper: action tokens of whole episodes side by side, and back.
 
-B rows, T columns (any tokens), N trajectories, L action tokens of the longest trajectory. A trajectory may be one row
+B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
 with several turns or several rows with one turn each; the compressed form is the same, so estimators see no layouts.
 """
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the action tokens of each trajectory are, in the order in which they were sampled; see :func:`compress`."""
+    """Where the action tokens of each episode are, in the order in which they were sampled; see :func:`compress`."""
 
     mask_BT: Tensor
     source_NL: Tensor  # index into the flattened [B*T], 0 where ``mask_NL`` is False
     mask_NL: Tensor  # left-aligned
-    last_row_N: Tensor  # the row that holds the last action token of the trajectory
+    last_row_N: Tensor  # the row that holds the last action token of the episode
 
     def gather(self, x_BT: Tensor) -> Tensor:
         """[N, L], 0 off the mask whatever stands there in ``x_BT``."""
@@ -34,12 +34,12 @@ class Layout:
         return out.view(self.mask_BT.shape)
 
     def spread(self, x_N: Tensor) -> Tensor:
-        """[B, T] with the number of its trajectory at every action token, exactly 0 elsewhere."""
+        """[B, T] with the number of its episode at every action token, exactly 0 elsewhere."""
         return self.scatter(x_N[:, None].expand(self.mask_NL.shape))
 
     @property
     def lengths_N(self) -> Tensor:
-        """Action tokens of each trajectory."""
+        """Action tokens of each episode."""
         return self.mask_NL.sum(1)
 
     @property
@@ -47,21 +47,21 @@ class Layout:
         """The row of each action token, 0 off the mask."""
         return self.source_NL // max(self.mask_BT.shape[1], 1)
 
-    def of_trajectory(self, name: str, x_B: Tensor) -> Tensor:
-        """[N], what the rows of each trajectory have in common.
+    def of_episode(self, name: str, x_B: Tensor) -> Tensor:
+        """[N], what the rows of each episode have in common.
 
         Raises:
-            ValueError: rows of one trajectory differ in it, or the shape is not [B].
+            ValueError: rows of one episode differ in it, or the shape is not [B].
         """
         if x_B.shape != self.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(self.mask_BT.shape[:1])}, got {list(x_B.shape)}")
         x_N = x_B[self.last_row_N]
         if ((x_B[self.rows_NL] != x_N[:, None]) & self.mask_NL).any():
-            raise ValueError(f"rows of one trajectory differ in their {name}; they must be the same")
+            raise ValueError(f"rows of one episode differ in their {name}; they must be the same")
         return x_N
 
     def turns(self, turn_ids_BT: Tensor) -> Turns:
-        """The turns of each trajectory, by the turn ids that it was compressed with."""
+        """The turns of each episode, by the turn ids that it was compressed with."""
         ids_NL, mask_NL = self.gather(turn_ids_BT), self.mask_NL
         has_next_NL = torch.zeros_like(mask_NL)
         has_next_NL[:, :-1] = mask_NL[:, 1:]
@@ -74,10 +74,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of each trajectory in their order, J of the one with most; turns without action tokens are left out."""
+    """The turns of each episode in their order, J of the one with most; turns without action tokens are left out."""
 
     mask_NL: Tensor
-    index_NL: Tensor  # which turn of its trajectory a token belongs to, 0 off the mask
+    index_NL: Tensor  # which turn of its episode a token belongs to, 0 off the mask
     ends_NL: Tensor  # bool, the last action token of its turn
     mask_NJ: Tensor  # left-aligned
 
@@ -94,47 +94,47 @@ class Turns:
         return torch.where(self.mask_NL, x_NJ.gather(1, self.index_NL), 0)
 
 
-def compress(mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor) -> Layout:
-    """Index of the action tokens by trajectory; its rows follow each other by the turn of their first action token.
+def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
+    """Index of the action tokens by episode; its rows follow each other by the turn of their first action token.
 
     Rows without action tokens take no part. Numbers off the mask are not read.
 
     Args:
         mask_BT: action mask, bool or 0/1.
         turn_ids_BT: number of the turn of each action token, not falling along a row.
-        trajectory_B: label; rows with the same label are one trajectory.
+        episode_B: label; rows with the same label are one episode.
 
     Raises:
-        ValueError: shapes do not fit, or the order of a trajectory's tokens is not told by their turns (a turn in two
+        ValueError: shapes do not fit, or the order of an episode's tokens is not told by their turns (a turn in two
             rows, or turn ids that fall), which would make results depend on the order of rows.
     """
     mask = mask_BT.bool()
-    if mask.dim() != 2 or turn_ids_BT.shape != mask.shape or trajectory_B.shape != mask.shape[:1]:
+    if mask.dim() != 2 or turn_ids_BT.shape != mask.shape or episode_B.shape != mask.shape[:1]:
         raise ValueError(
-            f"expected mask and turn ids [B, T] and trajectory labels [B], got {list(mask.shape)}, "
-            f"{list(turn_ids_BT.shape)} and {list(trajectory_B.shape)}"
+            f"expected mask and turn ids [B, T] and episode labels [B], got {list(mask.shape)}, "
+            f"{list(turn_ids_BT.shape)} and {list(episode_B.shape)}"
         )
     row_M, column_M = mask.nonzero(as_tuple=True)
     if not len(row_M):
         empty = torch.zeros(0, 0, dtype=torch.int64, device=mask.device)
         return Layout(mask, empty, empty.bool(), empty.flatten())
 
-    # Rank the rows by (trajectory, first turn), least important key first; tokens of a row are in order already.
+    # Rank the rows by (episode, first turn), least important key first; tokens of a row are in order already.
     first_turn_B = turn_ids_BT.gather(1, mask.int().argmax(1, keepdim=True)).squeeze(1)
     rows = torch.argsort(first_turn_B, stable=True)
-    rows = rows[torch.argsort(trajectory_B[rows], stable=True)]
+    rows = rows[torch.argsort(episode_B[rows], stable=True)]
     rank_B = torch.empty_like(rows)
     rank_B[rows] = torch.arange(len(rows), device=mask.device)
     order = torch.argsort(rank_B[row_M], stable=True)
     row_M, column_M = row_M[order], column_M[order]
 
-    label_M, turn_M = trajectory_B[row_M], turn_ids_BT[row_M, column_M]
+    label_M, turn_M = episode_B[row_M], turn_ids_BT[row_M, column_M]
     rise_M, row_starts_M = turn_M[1:] - turn_M[:-1], row_M[1:] != row_M[:-1]
     unordered = (label_M[1:] == label_M[:-1]) & ((rise_M < 0) | (row_starts_M & (rise_M == 0)))
     if unordered.any():
         raise ValueError(
-            f"turns of trajectory {int(label_M[1:][unordered][0])} have no clear order: a turn must lie in one row, "
-            "and turn ids must not fall along a trajectory"
+            f"turns of episode {int(label_M[1:][unordered][0])} have no clear order: a turn must lie in one row, "
+            "and turn ids must not fall along an episode"
         )
 
     _, counts_N = label_M.unique_consecutive(return_counts=True)

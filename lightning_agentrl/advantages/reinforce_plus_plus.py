@@ -16,21 +16,21 @@ from lightning_agentrl.types import Rollout
 
 @torch.no_grad()
 def rewards_to_go(
-    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor, gamma: float = 1.0
+    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor, gamma: float = 1.0
 ) -> Tensor:
-    """``G_k = r_k + gamma G_{k+1}`` over the action tokens of each trajectory, whatever stands between them.
+    """``G_k = r_k + gamma G_{k+1}`` over the action tokens of each episode, whatever stands between them.
 
     Args:
         rewards_BT: reward of each token.
         mask_BT: action mask.
         turn_ids_BT: number of the turn of each token.
-        trajectory_B: label; rows with the same label are one trajectory.
+        episode_B: label; rows with the same label are one episode.
         gamma: discount from action token to action token, also across turns.
 
     Returns:
         [B, T] in float32 or better, 0 off the mask.
     """
-    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
+    layout = compress(mask_BT, turn_ids_BT, episode_B)
     return layout.scatter(backward_sum(layout.gather(rewards_BT.double()), gamma).to(result_dtype(rewards_BT)))
 
 
@@ -50,7 +50,7 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         rewards = token_rewards(rollout)
-        returns = rewards_to_go(rewards, rollout.action_mask, rollout.turn_ids, rollout.trajectory, self.gamma)
+        returns = rewards_to_go(rewards, rollout.action_mask, rollout.turn_ids, rollout.episode, self.gamma)
         return returns, returns
 
 

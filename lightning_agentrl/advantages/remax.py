@@ -17,7 +17,7 @@ from lightning_agentrl.types import Rollout
 
 @torch.no_grad()
 def minus_greedy(
-    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, trajectory_B: Tensor, greedy_scores_B: Tensor
+    rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor, greedy_scores_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Undiscounted reward to go minus the score of the greedy episode.
 
@@ -25,18 +25,18 @@ def minus_greedy(
         rewards_BT: reward of each token.
         mask_BT: action mask.
         turn_ids_BT: number of the turn of each token.
-        trajectory_B: label; rows with the same label are one trajectory.
+        episode_B: label; rows with the same label are one episode.
         greedy_scores_B: sum of rewards of the greedy episode from the same start, the same for all rows of a
-            trajectory.
+            episode.
 
     Returns:
         Advantages and rewards to go [B, T] in float32 or better, 0 off the mask.
 
     Raises:
-        ValueError: shapes do not fit, or rows of a trajectory differ in their baseline.
+        ValueError: shapes do not fit, or rows of an episode differ in their baseline.
     """
-    layout = compress(mask_BT, turn_ids_BT, trajectory_B)
-    baseline_N = layout.of_trajectory("greedy score", greedy_scores_B.double())
+    layout = compress(mask_BT, turn_ids_BT, episode_B)
+    baseline_N = layout.of_episode("greedy score", greedy_scores_B.double())
     to_go_NL = backward_sum(layout.gather(rewards_BT.double()))
     dtype = result_dtype(rewards_BT)
     return layout.scatter((to_go_NL - baseline_N[:, None]).to(dtype)), layout.scatter(to_go_NL.to(dtype))
@@ -58,5 +58,5 @@ class ReMax(AdvantageEstimator):
         self.check(rollout)
         assert rollout.greedy_scores is not None
         return minus_greedy(
-            token_rewards(rollout), rollout.action_mask, rollout.turn_ids, rollout.trajectory, rollout.greedy_scores
+            token_rewards(rollout), rollout.action_mask, rollout.turn_ids, rollout.episode, rollout.greedy_scores
         )

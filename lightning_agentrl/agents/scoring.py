@@ -89,7 +89,7 @@ def action_rows(rollout: Rollout) -> list[Row]:
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
     """Rows of the states after those samples where the recursion is cut, read at their last token."""
     rows = {}
-    for i in torch.nonzero(rollout.last_of_trajectory).flatten().tolist():
+    for i in torch.nonzero(rollout.last_of_episode).flatten().tolist():
         following = rollout.samples[i].turns[-1].bootstrap
         if following is not None:
             state = input_of(following)

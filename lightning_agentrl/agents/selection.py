@@ -41,7 +41,7 @@ def filtered(
         gather: what every rank holds.
     """
     assert rollout.groups is not None
-    keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.trajectory, gather)
+    keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.episode, gather)
     return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
 
 

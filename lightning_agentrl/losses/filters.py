@@ -18,28 +18,28 @@ from lightning_agentrl.losses.ranks import Gather, alone
 
 
 def group_scores(
-    groups_B: Tensor, scores_B: Tensor, trajectory_B: Tensor | None = None, gather: Gather = alone
+    groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
 ) -> dict[int, list[float]]:
-    """The scores of each group over all ranks, those of a trajectory once however many rows it has.
+    """The scores of each group over all ranks, those of an episode once however many rows it has.
 
     Args:
         groups_B: labels of the groups.
-        scores_B: equal for the rows of a trajectory.
-        trajectory_B: labels of the trajectories; None: every row is one of its own.
+        scores_B: equal for the rows of an episode.
+        episode_B: labels of the episodes; None: every row is one of its own.
         gather: what every rank holds.
 
     Raises:
         ValueError: shapes differ.
     """
-    check_shapes(groups=groups_B, scores=scores_B, **({} if trajectory_B is None else {"trajectory": trajectory_B}))
+    check_shapes(groups=groups_B, scores=scores_B, **({} if episode_B is None else {"episode": episode_B}))
     groups, scores = (torch.cat([part.cpu() for part in gather(x)]).tolist() for x in (groups_B, scores_B.double()))
-    if trajectory_B is None:
-        trajectories = list(range(len(groups)))
+    if episode_B is None:
+        episodes = list(range(len(groups)))
     else:
-        trajectories = torch.cat([part.cpu() for part in gather(trajectory_B)]).tolist()
+        episodes = torch.cat([part.cpu() for part in gather(episode_B)]).tolist()
     found: dict[int, dict[int, float]] = {}
-    for group, trajectory, score in zip(groups, trajectories, scores, strict=True):
-        found.setdefault(group, {})[trajectory] = score
+    for group, episode, score in zip(groups, episodes, scores, strict=True):
+        found.setdefault(group, {})[episode] = score
     return {group: list(scores.values()) for group, scores in found.items()}
 
 
@@ -80,10 +80,10 @@ class GroupFilter(ABC):
     """Strategy object: groups and scores -> rows to keep."""
 
     def __call__(
-        self, groups_B: Tensor, scores_B: Tensor, trajectory_B: Tensor | None = None, gather: Gather = alone
+        self, groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
     ) -> Tensor:
         """[B] bool; arguments as of :func:`group_scores`."""
-        kept = sorted(self.keep(group_scores(groups_B, scores_B, trajectory_B, gather)))
+        kept = sorted(self.keep(group_scores(groups_B, scores_B, episode_B, gather)))
         return torch.isin(groups_B, groups_B.new_tensor(kept))
 
     @abstractmethod

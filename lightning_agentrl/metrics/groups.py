@@ -17,9 +17,9 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
     if rollout.groups is None:
         return {}
     scores: dict[int, dict[int, float]] = {}  # of each episode of a group
-    rows = zip(rollout.groups.tolist(), rollout.trajectory.tolist(), rollout.outcomes.tolist(), strict=True)
-    for group, trajectory, score in rows:
-        scores.setdefault(group, {})[trajectory] = score
+    rows = zip(rollout.groups.tolist(), rollout.episode.tolist(), rollout.outcomes.tolist(), strict=True)
+    for group, episode, score in rows:
+        scores.setdefault(group, {})[episode] = score
     groups = [list(of_group.values()) for of_group in scores.values()]
     versions = [turn.policy_version for turn in rollout.turns]
     newest = max(versions, default=0)

@@ -18,6 +18,8 @@ PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
 PlainItem = int | PlainImage  # text is its ids
 PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
+RENAMED = {"trajectory": "episode"}  # fields under the names that older checkpoints have
+
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     """Dictionaries, lists, numbers, strings and tensors only."""
@@ -31,7 +33,8 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
     """The rollout that :func:`rollout_to_plain` was given."""
     samples = samples_from_plain(plain["samples"])
-    return Rollout(samples=samples, scores=Scores(**plain["scores"]), **plain["tensors"])
+    tensors = {RENAMED.get(name, name): tensor for name, tensor in plain["tensors"].items()}
+    return Rollout(samples=samples, scores=Scores(**plain["scores"]), **tensors)
 
 
 def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:

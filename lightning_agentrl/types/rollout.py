@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from lightning_agentrl.types.turn import Sample, Turn
 
-EPISODES_PER_ENV = 2**32  # room for episode numbers in a trajectory label
+EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Rollout:
     turn_ids: Tensor  # [B, A] int64, number of the turn within its episode, -1 off the mask
     rewards: Tensor  # [B, A] float32, the turn's reward on its last action token
     rollout_logps: Tensor  # [B, A] float32, under the engine that sampled
-    trajectory: Tensor  # [B] int64, equal for samples of one episode
+    episode: Tensor  # [B] int64, equal for samples of one episode
     terminated: Tensor  # [B] bool, the episode ended after this sample and has no next state
     scores: Scores = Scores()
     bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
@@ -77,7 +77,7 @@ class Rollout:
             turn_ids=stack("turn_ids", -1, torch.int64),
             rewards=stack("rewards", 0.0, torch.float32),
             rollout_logps=stack("logps", 0.0, torch.float32),
-            trajectory=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
+            episode=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
             terminated=torch.tensor([t.terminated for t in lasts], dtype=torch.bool),
             groups=torch.tensor(groups, dtype=torch.int64) if len(groups) == len(lasts) else None,
         )
@@ -97,15 +97,15 @@ class Rollout:
     @property
     def outcomes(self) -> Tensor:
         """[B] sum of the rewards of each sample's episode, over all of its samples that are here."""
-        labels_N, index_B = self.trajectory.unique(return_inverse=True)
+        labels_N, index_B = self.episode.unique(return_inverse=True)
         sums_B = self.rewards.double().sum(1)
         return sums_B.new_zeros(len(labels_N)).index_add_(0, index_B, sums_B)[index_B]
 
     @property
-    def last_of_trajectory(self) -> Tensor:
+    def last_of_episode(self) -> Tensor:
         """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
-        order = [(int(self.trajectory[i]), sample.turns[-1].index, i) for i, sample in enumerate(self.samples)]
-        last = {trajectory: i for trajectory, _, i in sorted(order)}
+        order = [(int(self.episode[i]), sample.turns[-1].index, i) for i, sample in enumerate(self.samples)]
+        last = {episode: i for episode, _, i in sorted(order)}
         flags = torch.zeros(len(self), dtype=torch.bool)
         flags[list(last.values())] = True
         return flags

@@ -123,7 +123,7 @@ def build(
         noise: number off the mask.
         padding: columns behind the longest row.
         empty_rows: rows without action tokens, in the groups of the first episodes.
-        relabel: other labels of trajectories and groups, in another order.
+        relabel: other labels of episodes and groups, in another order.
         dtype: of everything that is no label.
     """
     draw = random.Random(seed)
@@ -167,7 +167,7 @@ def build(
         turn_ids=turn_ids,
         rewards=numbers["reward"],
         rollout_logps=torch.zeros(size, dtype=dtype),
-        trajectory=torch.tensor([label(i) for i, _ in rows], dtype=torch.int64),
+        episode=torch.tensor([label(i) for i, _ in rows], dtype=torch.int64),
         terminated=torch.tensor([episode.terminated for episode in of_row], dtype=torch.bool),
         scores=Scores(old_logps=numbers["logp"], values=numbers["value"], sum_pi_squared=numbers["sum_pi_squared"]),
         bootstrap_values=torch.tensor([episode.bootstrap for episode in of_row], dtype=dtype),

@@ -81,7 +81,7 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
     rollout = build(draw_episodes(1)).rollout
     bare = Rollout(
         *(getattr(rollout, name) for name in ("samples", "action_mask", "turn_ids", "rewards", "rollout_logps")),
-        trajectory=rollout.trajectory,
+        episode=rollout.episode,
         terminated=rollout.terminated,
     )
     needs = {
@@ -263,5 +263,5 @@ def test_a_group_of_one_is_warned_of_once(cls: type[AdvantageEstimator]):
 def test_rows_of_one_episode_in_two_groups_are_refused(cls: type[AdvantageEstimator]):
     (episode,) = [e for e in drawn(cls, 5) if len(e.reached) > 1][:1]
     rollout = build([episode], one_row=False).rollout
-    with pytest.raises(ValueError, match="rows of one trajectory differ in their group"):
+    with pytest.raises(ValueError, match="rows of one episode differ in their group"):
         cls().estimate(rollout.union(groups=torch.arange(len(rollout))))

@@ -36,7 +36,7 @@ class Inputs:
     values: Tensor
     mask: Tensor
     turn_ids: Tensor
-    trajectory: Tensor
+    episode: Tensor
     terminated: Tensor
     bootstrap: Tensor
 
@@ -56,7 +56,7 @@ def rows_to_inputs(rows: list[dict], dtype: torch.dtype = torch.float64, noise: 
         values=torch.full(size, -noise, dtype=dtype),
         mask=torch.zeros(size, dtype=torch.bool),
         turn_ids=torch.full(size, -1),
-        trajectory=torch.tensor([row["trajectory"] for row in rows], dtype=torch.int64),
+        episode=torch.tensor([row["episode"] for row in rows], dtype=torch.int64),
         terminated=torch.tensor([row["terminated"] for row in rows], dtype=torch.bool),
         bootstrap=torch.tensor([row["bootstrap"] for row in rows], dtype=dtype),
     )
@@ -71,10 +71,10 @@ def rows_to_inputs(rows: list[dict], dtype: torch.dtype = torch.float64, noise: 
 def by_definition(x: Inputs, step: tuple[float, float], token: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """A_k as the sum over all later TD errors of their decays, token by token, without a recursion."""
     advantages, returns = torch.zeros_like(x.values), torch.zeros_like(x.values)
-    for label in set(x.trajectory.tolist()):
+    for label in set(x.episode.tolist()):
         tokens = []
-        for i in range(len(x.trajectory)):
-            if x.trajectory[i] == label:
+        for i in range(len(x.episode)):
+            if x.episode[i] == label:
                 tokens += [(int(x.turn_ids[i, t]), i, t) for t in range(x.mask.shape[1]) if x.mask[i, t]]
         tokens.sort()
         for k, (_, i, t) in enumerate(tokens):
@@ -111,9 +111,7 @@ def ragged(draw: st.DrawFn) -> Inputs:
             parts[-1] += [(turn, number(), number()) for _ in range(length)]
             turn += draw(st.integers(1, 3))
         parts[-1] += [None] * draw(st.integers(0, 2))
-        rows += [
-            {"columns": part, "trajectory": label, "terminated": terminated, "bootstrap": number()} for part in parts
-        ]
+        rows += [{"columns": part, "episode": label, "terminated": terminated, "bootstrap": number()} for part in parts]
     return rows_to_inputs(draw(st.permutations(rows)))
 
 
@@ -125,7 +123,7 @@ def as_discounts(pairs: tuple[float, float, float, float]) -> dict[str, float]:
     return dict(zip(("gamma_step", "lam_step", "gamma_token", "lam_token"), pairs, strict=True))
 
 
-def golden_inputs(one_row_per_trajectory: bool, dtype: torch.dtype) -> tuple[Inputs, dict[str, list[list[float]]]]:
+def golden_inputs(one_row_per_episode: bool, dtype: torch.dtype) -> tuple[Inputs, dict[str, list[list[float]]]]:
     """The golden table in one of the two layouts, and what is expected in each row, by turn in that row."""
     rows: list[dict] = []
     expected: dict[str, list[list[float]]] = {"advantages": [], "returns": [], "whitened": []}
@@ -136,22 +134,22 @@ def golden_inputs(one_row_per_trajectory: bool, dtype: torch.dtype) -> tuple[Inp
         columns[-1] = (turn, reward, values[-1])
         result = {"advantages": advantages, "returns": [returns] * len(values), "whitened": whitened}
         boot = 77.0 if boot is None else boot  # must not be read
-        if one_row_per_trajectory and rows and rows[-1]["trajectory"] == label:
+        if one_row_per_episode and rows and rows[-1]["episode"] == label:
             rows[-1]["columns"] += [None, None, *columns]
             rows[-1] |= {"terminated": bool(done), "bootstrap": boot}
             for name, numbers in result.items():
                 expected[name][-1] += [0.0, 0.0, *numbers]
         else:
-            rows.append({"columns": columns, "trajectory": label, "terminated": bool(done), "bootstrap": boot})
+            rows.append({"columns": columns, "episode": label, "terminated": bool(done), "bootstrap": boot})
             for name, numbers in result.items():
                 expected[name].append(list(numbers))
     return rows_to_inputs(rows, dtype), expected
 
 
-@pytest.mark.parametrize("one_row_per_trajectory", [False, True])
+@pytest.mark.parametrize("one_row_per_episode", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_published_numbers(one_row_per_trajectory: bool, dtype: torch.dtype):
-    x, expected = golden_inputs(one_row_per_trajectory, dtype)
+def test_published_numbers(one_row_per_episode: bool, dtype: torch.dtype):
+    x, expected = golden_inputs(one_row_per_episode, dtype)
     advantages, returns = x.run()
     whitened = whiten(advantages, x.mask)
     for name, got in (("advantages", advantages), ("returns", returns), ("whitened", whitened)):
@@ -196,7 +194,7 @@ def test_worked_example_truncated():
 @given(st.floats(-2, 2), st.floats(-2, 2), st.floats(-2, 2), FRACTION, FRACTION)
 def test_one_terminal_reward_has_a_closed_form(reward, value, last_value, gamma, lam):
     columns = [[(0, 0.0, value), (0, 0.0, value)], [(1, 0.0, last_value), (1, reward, 0.3)]]
-    x = rows_to_inputs([{"columns": c, "trajectory": 1, "terminated": True, "bootstrap": 5.0} for c in columns])
+    x = rows_to_inputs([{"columns": c, "episode": 1, "terminated": True, "bootstrap": 5.0} for c in columns])
     advantages, _ = x.run(gamma_step=gamma, lam_step=lam)
     expected = gamma * (lam * reward + (1 - lam) * last_value) - value
     close(advantages[0], torch.full((2,), expected, dtype=torch.float64), atol=1e-12)
@@ -218,8 +216,8 @@ def test_equals_the_definition(x: Inputs, pairs):
 def test_all_ones_is_reward_to_go_minus_value(x: Inputs):
     x.terminated[:] = True
     advantages, returns = x.run(gamma_step=1.0, lam_step=1.0)
-    for label in x.trajectory.unique():
-        mine = x.trajectory == label
+    for label in x.episode.unique():
+        mine = x.episode == label
         tokens = sorted((int(x.turn_ids[i, t]), int(i), int(t)) for i, t in (x.mask & mine[:, None]).nonzero())
         to_go = 0.0
         for _, i, t in reversed(tokens):
@@ -273,7 +271,7 @@ def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
     want = x.run(**as_discounts(pairs))
     order = torch.tensor(data.draw(st.permutations(range(len(x.mask)))), dtype=torch.int64)
     moved = x.map(lambda t: t[order], lambda t: t[order])
-    moved.trajectory = -7 * moved.trajectory + 1
+    moved.episode = -7 * moved.episode + 1
     got = moved.run(**as_discounts(pairs))
     assert torch.equal(got[0], want[0][order])
     assert torch.equal(got[1], want[1][order])
@@ -281,10 +279,10 @@ def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
 
 @settings(max_examples=40)
 @given(ragged(), PAIRS)
-def test_one_trajectory_does_not_touch_another(x: Inputs, pairs):
+def test_one_episode_does_not_touch_another(x: Inputs, pairs):
     want, _ = x.run(**as_discounts(pairs))
-    for label in x.trajectory.unique():
-        mine = x.trajectory == label
+    for label in x.episode.unique():
+        mine = x.episode == label
         alone, _ = x.map(lambda t, m=mine: t[m], lambda t, m=mine: t[m]).run(**as_discounts(pairs))
         assert torch.equal(alone, want[mine])
 
@@ -294,8 +292,8 @@ def test_one_trajectory_does_not_touch_another(x: Inputs, pairs):
 
 def test_truncated_row_inside_a_stream_uses_its_own_value():
     stream = [
-        {"columns": [(7, 0.5, 0.2)], "trajectory": 0, "terminated": False, "bootstrap": 2.0},
-        {"columns": [(0, 3.0, 0.4)], "trajectory": 1, "terminated": True, "bootstrap": 0.0},
+        {"columns": [(7, 0.5, 0.2)], "episode": 0, "terminated": False, "bootstrap": 2.0},
+        {"columns": [(0, 3.0, 0.4)], "episode": 1, "terminated": True, "bootstrap": 0.0},
     ]
     advantages, _ = rows_to_inputs(stream).run()
     close(advantages[:, 0], torch.tensor([0.5 + 0.99 * 2.0 - 0.2, 3.0 - 0.4], dtype=torch.float64), atol=1e-12)
@@ -303,21 +301,21 @@ def test_truncated_row_inside_a_stream_uses_its_own_value():
 
 def test_empty_turn_applies_the_step_pair_once():
     tokens = [(0, 0.0, 0.1)], [], [(2, 1.0, 0.2)]
-    rows = [{"columns": c, "trajectory": 0, "terminated": True, "bootstrap": 9.0} for c in tokens]
+    rows = [{"columns": c, "episode": 0, "terminated": True, "bootstrap": 9.0} for c in tokens]
     advantages, _ = rows_to_inputs(rows).run(gamma_step=0.5, lam_step=1.0)
     close(advantages[:, 0], torch.tensor([0.5 * 1.0 - 0.1, 0.0, 0.8], dtype=torch.float64), atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (2, 0), (2, 3)])
 def test_nothing_sampled_gives_zeros(shape: tuple[int, int]):
-    x = rows_to_inputs([{"columns": [None] * shape[1], "trajectory": 0, "terminated": False, "bootstrap": 1.0}])
+    x = rows_to_inputs([{"columns": [None] * shape[1], "episode": 0, "terminated": False, "bootstrap": 1.0}])
     x = x.map(lambda t: t[:1].expand(shape), lambda t: t[:1].expand(shape[0]))
     for result in x.run():
         assert torch.equal(result, torch.zeros(shape, dtype=torch.float64))
 
 
 def test_one_token():
-    x = rows_to_inputs([{"columns": [(3, 1.0, 0.25)], "trajectory": 5, "terminated": False, "bootstrap": 2.0}])
+    x = rows_to_inputs([{"columns": [(3, 1.0, 0.25)], "episode": 5, "terminated": False, "bootstrap": 2.0}])
     advantages, returns = x.run()
     assert advantages.item() == pytest.approx(1.0 + 0.99 * 2.0 - 0.25, abs=1e-12)
     assert returns.item() == pytest.approx(1.0 + 0.99 * 2.0, abs=1e-12)
@@ -337,14 +335,13 @@ def test_bf16_is_computed_in_float32_and_without_gradient():
 @pytest.mark.parametrize("turns", [([0], [0]), ([0, 2], [1]), ([1, 0], [5])])
 def test_turns_without_an_order_are_refused(turns: tuple[list[int], list[int]]):
     rows = [
-        {"columns": [(t, 0.0, 0.0) for t in row], "trajectory": 8, "terminated": True, "bootstrap": 0.0}
-        for row in turns
+        {"columns": [(t, 0.0, 0.0) for t in row], "episode": 8, "terminated": True, "bootstrap": 0.0} for row in turns
     ]
-    with pytest.raises(ValueError, match="trajectory 8 have no clear order"):
+    with pytest.raises(ValueError, match="episode 8 have no clear order"):
         rows_to_inputs(rows).run()
 
 
-@pytest.mark.parametrize("name", ["rewards", "values", "turn_ids", "trajectory", "terminated", "bootstrap"])
+@pytest.mark.parametrize("name", ["rewards", "values", "turn_ids", "episode", "terminated", "bootstrap"])
 def test_wrong_shapes_are_refused(name: str):
     x, _ = golden_inputs(True, torch.float64)
     setattr(x, name, getattr(x, name)[:1])
@@ -386,7 +383,7 @@ def test_dual_discount_strategy(rollout: Rollout):
 def test_each_argument_of_the_strategy_reaches_the_recursion(rollout: Rollout):
     discounts = {"gamma_step": 0.9, "lam_step": 0.8, "gamma_token": 0.7, "lam_token": 0.6}
     want = dual_discount_gae(
-        rollout.rewards, rollout.scores.values, rollout.action_mask, rollout.turn_ids, rollout.trajectory,
+        rollout.rewards, rollout.scores.values, rollout.action_mask, rollout.turn_ids, rollout.episode,
         rollout.terminated, rollout.bootstrap_values, **discounts,
     )  # fmt: skip
     got = DualDiscountGAE(**discounts).estimate(rollout)
@@ -409,7 +406,7 @@ def test_equal_pairs_are_gae(gamma: float, lam: float):
         carried = rewards[k] + gamma * following - values[k] + gamma * lam * carried
         want[k], following = carried, values[k]
     x = rows_to_inputs(
-        [{"columns": [(k // 2, rewards[k], values[k]) for k in range(4)], "trajectory": 0, "terminated": True,
+        [{"columns": [(k // 2, rewards[k], values[k]) for k in range(4)], "episode": 0, "terminated": True,
           "bootstrap": 9.0}]
     )  # fmt: skip
     advantages, _ = x.run(**as_discounts((gamma, lam, gamma, lam)))

@@ -156,7 +156,7 @@ def test_selected_and_joined_rollouts_give_the_same_numbers():
     assert torch.equal(DualDiscountGAE().estimate(joined)[0], want[[2, 0, 1]])
 
 
-def test_compressed_numbers_are_zero_behind_short_trajectories():
+def test_compressed_numbers_are_zero_behind_short_episodes():
     mask = torch.tensor([[0, 1, 0], [1, 1, 0]])
     numbers = torch.where(mask.bool(), 2.0, NAN)
     layout = compress(mask, torch.zeros(2, 3, dtype=torch.int64), torch.arange(2))

@@ -10,7 +10,7 @@ TURNS = torch.tensor([[9, 4, 4, 9], [0, 0, 0, 0], [1, 9, 9, 2], [9, 9, 0, 9]])
 LABELS = torch.tensor([5, 5, 5, 2])  # the third row comes before the first in its episode
 
 
-def test_rows_of_a_trajectory_follow_each_other_by_turn():
+def test_rows_of_a_episode_follow_each_other_by_turn():
     layout = compress(MASK, TURNS, LABELS)
     columns = torch.arange(16).view(4, 4)
     assert layout.mask_NL.tolist() == [[True, False, False, False], [True] * 4]
@@ -32,31 +32,31 @@ def test_scatter_does_not_read_padding():
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0), (3, 4)])
-def test_without_tokens_there_are_no_trajectories(shape: tuple[int, int]):
+def test_without_tokens_there_are_no_episodes(shape: tuple[int, int]):
     layout = compress(torch.zeros(shape), torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:1]))
     assert layout.gather(torch.ones(shape)).shape == (0, 0)
     assert torch.equal(layout.scatter(torch.zeros(0, 0)), torch.zeros(shape))
 
 
 def test_shapes_are_checked():
-    with pytest.raises(ValueError, match="trajectory labels"):
+    with pytest.raises(ValueError, match="episode labels"):
         compress(MASK, TURNS, LABELS[:2])
     with pytest.raises(ValueError, match="shape of the mask"):
         compress(MASK, TURNS, LABELS).gather(torch.zeros(4, 5))
 
 
-def test_numbers_of_a_trajectory_are_those_of_its_rows_with_tokens():
+def test_numbers_of_a_episode_are_those_of_its_rows_with_tokens():
     layout = compress(MASK, TURNS, LABELS)
-    assert layout.of_trajectory("number", torch.tensor([3, -1, 3, 8])).tolist() == [8, 3]
+    assert layout.of_episode("number", torch.tensor([3, -1, 3, 8])).tolist() == [8, 3]
     assert torch.equal(layout.spread(torch.tensor([8.0, 3.0])), MASK * torch.tensor([3.0, 0, 3, 8])[:, None])
     assert layout.lengths_N.tolist() == [1, 4]
-    with pytest.raises(ValueError, match="rows of one trajectory differ in their number; they must be the same"):
-        layout.of_trajectory("number", torch.tensor([3, 3, 4, 8]))
+    with pytest.raises(ValueError, match="rows of one episode differ in their number; they must be the same"):
+        layout.of_episode("number", torch.tensor([3, 3, 4, 8]))
     with pytest.raises(ValueError, match=r"expected number of shape \[4\], got \[2\]"):
-        layout.of_trajectory("number", torch.zeros(2))
+        layout.of_episode("number", torch.zeros(2))
 
 
-def test_turns_of_a_trajectory():
+def test_turns_of_a_episode():
     """The longer one has turns 1, 2 and 4 in columns 8, 11 and (1, 2)."""
     turns = compress(MASK, TURNS, LABELS).turns(TURNS)
     numbers = torch.tensor([[14.0, 0, 0, 0], [8, 11, 1, 2]])

@@ -83,7 +83,7 @@ def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memo
         assert rollout.advantages.isfinite().all()
         assert (rollout.greedy_scores is not None) == estimator.needs_greedy_baseline
         assert rollout.groups.unique().numel() == 2
-        assert rollout.trajectory.unique().numel() == 6
+        assert rollout.episode.unique().numel() == 6
     if estimator is not PassAtK:  # which needs a single winner
         assert any(rollout.advantages.abs().max() > 0 for rollout in keep.rollouts)
     assert {"rollout/equal_groups", "rollout/group_std", "rollout/policy_lag"} <= trainer.callback_metrics.keys()

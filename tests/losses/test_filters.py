@@ -38,14 +38,14 @@ def test_groups_by_hand(group_filter, want):
     assert kept(group_filter) == want
 
 
-def test_rows_of_a_trajectory_count_once():
+def test_rows_of_a_episode_count_once():
     """With the scores 0, 0, 0, 1 the second group would look narrower than the first."""
     groups = torch.tensor([1, 1, 2, 2, 2, 2])
     scores = torch.tensor([0.0, 0.9, 0.0, 0.0, 0.0, 1.0])
-    trajectory = torch.tensor([10, 11, 20, 20, 20, 21])
+    episode = torch.tensor([10, 11, 20, 20, 20, 21])
     assert KeepWidest(0.5)(groups, scores).tolist() == [True] * 2 + [False] * 4
-    assert KeepWidest(0.5)(groups, scores, trajectory).tolist() == [False] * 2 + [True] * 4
-    assert group_scores(groups, scores, trajectory) == {1: [0.0, pytest.approx(0.9)], 2: [0.0, 1.0]}
+    assert KeepWidest(0.5)(groups, scores, episode).tolist() == [False] * 2 + [True] * 4
+    assert group_scores(groups, scores, episode) == {1: [0.0, pytest.approx(0.9)], 2: [0.0, 1.0]}
 
 
 def test_single_episodes_and_equal_scores_teach_nothing():
@@ -68,9 +68,9 @@ def test_the_order_of_rows_does_not_matter(group_filter):
 @pytest.mark.parametrize("cut", [0, 4])
 def test_groups_may_be_spread_over_ranks(group_filter, cut):
     parts = [slice(0, cut), slice(cut, None)]
-    trajectory = torch.arange(len(GROUPS))
+    episode = torch.arange(len(GROUPS))
     got = on_ranks(
-        lambda rank, gather: group_filter(GROUPS[parts[rank]], SCORES[parts[rank]], trajectory[parts[rank]], gather)
+        lambda rank, gather: group_filter(GROUPS[parts[rank]], SCORES[parts[rank]], episode[parts[rank]], gather)
     )
     assert torch.equal(torch.cat(got), group_filter(GROUPS, SCORES))
 

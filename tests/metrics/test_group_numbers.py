@@ -50,6 +50,6 @@ def test_without_groups_there_is_nothing_to_say() -> None:
 def test_what_a_filter_keeps() -> None:
     groups = rollout().groups
     assert groups is not None
-    keep = DropEqualScores()(groups, rollout().outcomes, rollout().trajectory)
+    keep = DropEqualScores()(groups, rollout().outcomes, rollout().episode)
     assert keep.tolist() == [True, True, True, False, False, False]
     assert over_ranks(kept_groups(groups, keep), torch.device("cpu")) == OF_FILTER

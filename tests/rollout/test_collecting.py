@@ -44,7 +44,7 @@ def test_environments_live_on(tiny_folder, memory):
     assert by_env(two, "reward") == {0: [4, 5, 1], 1: [2, 1, 2], 2: [4, 5, 6]}
     assert [len(env.steps) for env in envs] == [9, 9, 9]
     assert len(set(envs[1].seeds)) == len(envs[1].seeds) == 5  # its fifth episode has just begun
-    assert len(one.trajectory.unique()) == 4
+    assert len(one.episode.unique()) == 4
 
 
 @pytest.mark.parametrize("memory", [WindowMemory(2), FullMemory()])

@@ -94,7 +94,7 @@ def test_every_rollout_has_its_groups_as_whole_episodes(tiny_folder, memory, gro
     assert len({len(turns) for rollout in rollouts for turns in episodes(rollout)}) > 2
     replies = Counter(turn.reply for rollout in rollouts for turn in rollout.turns if turn.index == 0)
     assert len(replies) > 12  # members draw from seeds of their own, in each rollout anew
-    assert len(torch.cat([rollout.trajectory for rollout in rollouts]).unique()) == 24
+    assert len(torch.cat([rollout.episode for rollout in rollouts]).unique()) == 24
 
 
 def test_a_truncated_episode_has_its_true_last_state(tiny_folder):

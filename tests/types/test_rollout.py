@@ -52,9 +52,9 @@ def test_columns_of_windowed_samples():
     logps = [[-1.1, -1.2, 0, 0], [-1.3, 0, 0, 0], [-1.4, -1.5, -1.6, -1.7], [-1.8, -1.9, 0, 0]]
     torch.testing.assert_close(rollout.rewards, torch.tensor(rewards))
     torch.testing.assert_close(rollout.rollout_logps, torch.tensor(logps))
-    assert rollout.trajectory.tolist() == [EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 4, 0]
+    assert rollout.episode.tolist() == [EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 3, EPISODES_PER_ENV + 4, 0]
     assert rollout.terminated.tolist() == [F, T, F, F]
-    assert rollout.last_of_trajectory.tolist() == [F, T, T, T]
+    assert rollout.last_of_episode.tolist() == [F, T, T, T]
     assert (len(rollout), len(rollout.turns)) == (4, 4)
 
 
@@ -71,7 +71,7 @@ def test_a_rollout_of_nothing():
     rollout = Rollout.from_samples([])
     assert len(rollout) == 0
     assert rollout.action_mask.shape == (0, 0)
-    assert rollout.last_of_trajectory.tolist() == []
+    assert rollout.last_of_episode.tolist() == []
     assert_same(rollout.select([]), rollout)
 
 
@@ -88,7 +88,7 @@ def test_select_takes_rows_in_order_and_drops_empty_columns():
 
 def test_select_by_mask():
     rollout = scored(Rollout.from_samples(windowed()))
-    assert_same(rollout.select(rollout.last_of_trajectory), rollout.select([1, 2, 3]))
+    assert_same(rollout.select(rollout.last_of_episode), rollout.select([1, 2, 3]))
     assert_same(rollout.select([False, True, False, False]), rollout.select([1]))
     with pytest.raises(ValueError, match="mask of 2 rows does not fit a rollout of 4"):
         rollout.select([True, False])
@@ -120,7 +120,7 @@ def test_concat_of_other_widths_keeps_common_fields_only():
 
 
 def _only_common(a: Rollout) -> dict:
-    kept = ("action_mask", "turn_ids", "rewards", "rollout_logps", "trajectory", "terminated", "returns")
+    kept = ("action_mask", "turn_ids", "rewards", "rollout_logps", "episode", "terminated", "returns")
     return {name: getattr(a, name) for name in kept} | {
         "samples": a.samples,
         "scores": Scores(values=a.scores.values),
@@ -150,11 +150,11 @@ def test_to_moves_every_tensor():
 
 
 @given(st.permutations(range(7)))
-def test_last_of_trajectory_does_not_depend_on_row_order(order):
+def test_last_of_episode_does_not_depend_on_row_order(order):
     places = [(0, 0, 2), (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 5), (1, 0, 4), (2, 9, 0)]  # env, episode, turn
     samples = [Sample((prompt(1), action(2)), (turn(env=e, episode=p, index=i),)) for e, p, i in places]
     rollout = Rollout.from_samples([samples[i] for i in order])
-    last = {places[i] for i, flag in zip(order, rollout.last_of_trajectory.tolist(), strict=True) if flag}
+    last = {places[i] for i, flag in zip(order, rollout.last_of_episode.tolist(), strict=True) if flag}
     assert last == {(0, 0, 2), (0, 1, 0), (1, 0, 5), (2, 9, 0)}
 
 
