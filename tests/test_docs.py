@@ -371,6 +371,7 @@ def test_messages_are_those_of_the_code() -> None:
             assert any(piece in text for text in strings_of_the_code()), piece
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in PAGES if path.name != "metrics.md"], ids=named)
 def test_metrics_are_those_of_the_code(path: Path) -> None:
     logged = [re.escape(text).replace("…", ".+") for text in strings_of_the_code() if re.match(rf"({GROUPS})/", text)]

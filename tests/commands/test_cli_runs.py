@@ -27,13 +27,17 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
     ("owner", "name", "command", "parts"),
     [
         (TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
-        (
+        pytest.param(
             TransformersEngine,
             "_generate_batch",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
+            marks=pytest.mark.slow,
         ),
-        (PPOAgent, "score", "fit", ["in stage score", "model.init_args.compute.max_tokens_per_micro_batch"]),
+        pytest.param(
+            *(PPOAgent, "score", "fit", ["in stage score", "model.init_args.compute.max_tokens_per_micro_batch"]),
+            marks=pytest.mark.slow,
+        ),
         (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
         (models, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
     ],

@@ -45,7 +45,13 @@ def test_the_tested_version_is_taken(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_batch", 0), ("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.0), ("kv_cache_gb", 0.0)],
+    [
+        ("max_batch", 0),
+        *(
+            pytest.param(name, value, marks=pytest.mark.slow)
+            for name, value in (("gpu_memory_utilization", 0.0), ("gpu_memory_utilization", 1.0), ("kv_cache_gb", 0.0))
+        ),
+    ],
 )
 def test_impossible_settings_are_refused(name: str, value: float, config: Config, agentrl: Command) -> None:  # noqa: F811
     with pytest.raises(ValueError, match=name):

@@ -143,7 +143,7 @@ def test_other_families_are_named_and_read_rows_beside_each_other(family, plain,
     assert error(gradient(policy.lm, found), expected_gradient) < 1e-5
 
 
-@pytest.mark.parametrize("family", sorted(SHARING | UNSHARED.keys()), indirect=True)
+@pytest.mark.parametrize("family", [*EVERY, *sorted(UNSHARED)], indirect=True)
 @torch.no_grad()
 def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
     """Twice, the second time with the common prefix kept; then token by token."""
