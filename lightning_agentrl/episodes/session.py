@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -33,7 +34,7 @@ class Prompt:
     new: tuple[Segment, ...]
     history_cuts: int
 
-    @property
+    @cached_property
     def input(self) -> ModelInput:
         return input_of((*self.context, *self.new))
 

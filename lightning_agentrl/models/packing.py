@@ -84,7 +84,11 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
     """
     check_text_only((row.input for row in rows), "the trainer's model")
     inputs = [row.input_keys for row in rows]  # of text, so these are the ids
-    targets = [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for row in rows for read in row.reads]
+    targets = [
+        ids[read + 1] if read + 1 < len(ids) else -1
+        for ids, reads in ((row.ids, row.reads) for row in rows)
+        for read in reads
+    ]
     if share:
         layout = lay_out(inputs, device)
         reads = [layout.place(k, read) for k, row in enumerate(rows) for read in row.reads]
