@@ -21,7 +21,7 @@ from lightning_agentrl.agents.scoring import Reader
 from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import CurrentScores, accumulate_gradients
-from lightning_agentrl.distributed import max_over_ranks
+from lightning_agentrl.distributed import max_over_ranks, told_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, check_aggregation
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -30,6 +30,7 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.kernels import Kernels
+from lightning_agentrl.models.language_model import read_context_length
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, RolloutDataModule
@@ -266,10 +267,17 @@ class Agent(ActorCritic, ABC):
         super().on_load_checkpoint(checkpoint)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
 
+    def setup(self, stage: str) -> None:
+        """Refuse what does not fit together, with the tokenizer alone: weights may take minutes."""
+        with told_once():
+            if stage == "fit":
+                check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+                check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.loss_aggregation)
+                check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+            super().setup(stage)
+            self.datamodule.check(self.tokenizer, read_context_length(self.model))
+
     def on_fit_start(self) -> None:
-        check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.loss_aggregation)
-        check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
