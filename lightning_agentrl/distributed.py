@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,6 +36,28 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 def max_over_ranks(number: N) -> N:
     """The largest of the numbers that the ranks hold. All ranks must call it."""
     return max(all_gather(number))
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Let one rank raise what several ranks raise inside, and let no rank go on where another cannot.
+
+    All ranks must enter. Of those with the same error the first raises it and the others exit without a word; so does a
+    rank without an error while another has one.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:  # noqa: BLE001 - raised again below
+        error = raised
+    texts = all_gather(None if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        own = dist.get_rank() if len(texts) > 1 else 0
+        if texts.index(texts[own]) == own:
+            raise error
+        raise SystemExit(0)  # the first one's exit code counts; another one would end it in the middle of its words
+    if any(text is not None for text in texts):
+        raise SystemExit(2)
 
 
 @dataclass(frozen=True)

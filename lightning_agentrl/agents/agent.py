@@ -30,7 +30,7 @@ from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import prepare_zero
-from lightning_agentrl.distributed import Ranks, max_over_ranks
+from lightning_agentrl.distributed import Ranks, max_over_ranks, told_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -39,7 +39,7 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
@@ -309,13 +309,20 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def setup(self, stage: str) -> None:
-        self.tokenizer = load_tokenizer(self.model)
-        if isinstance(self.trainer.strategy, DeepSpeedStrategy):
-            prepare_zero(self.trainer.strategy)
-        if self.lora is not None:
-            self.lora.check(self.model)
-        on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
-        check_kernels(self.compute.kernels, on_gpu, sharded)
+        """Refuse what does not fit together, with the tokenizer alone: weights may take minutes."""
+        with told_once():
+            if stage == "fit":
+                check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+                check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
+                check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+            self.tokenizer = load_tokenizer(self.model)
+            if isinstance(self.trainer.strategy, DeepSpeedStrategy):
+                prepare_zero(self.trainer.strategy)
+            if self.lora is not None:
+                self.lora.check(self.model)
+            on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
+            check_kernels(self.compute.kernels, on_gpu, sharded)
+            self.datamodule.check(self.tokenizer, read_context_length(self.model))
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
@@ -337,9 +344,6 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
-        check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-        check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
-        check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 

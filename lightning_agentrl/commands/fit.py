@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -17,7 +16,6 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from transformers import AutoConfig
 
 import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
@@ -25,12 +23,12 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checks import PRECISIONS, check_groups, check_scores, check_trainer
+from lightning_agentrl.agents.checks import PRECISIONS
+from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
-from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import (
     OWN_PACKAGES,
@@ -45,8 +43,7 @@ from lightning_agentrl.errors import (
 from lightning_agentrl.errors.arguments import options
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.errors.sources import Sources
-from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
-from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
+from lightning_agentrl.rollout import RolloutDataModule
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
@@ -158,16 +155,11 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
+        """Refuse strategies before they start processes, since some would fail there in words of their own."""
         try:
-            agent, data = cast(Agent, self.model), cast(RolloutDataModule, self.datamodule)
-            data.sizes.check_processes(self.trainer.num_devices * self.trainer.num_nodes)  # before they are started
-            if self.subcommand == "fit":
-                check_trainer(self.trainer, data.steps_per_iteration, agent.lora is not None)
-                check_groups(agent.advantage, data.groups, agent.group_filter, agent.aggregation)
-                check_scores(agent.advantage, agent.takes_kl_from_rewards, data.interaction)
-            check_before_loading(agent, data)
-        except (ValueError, ImportError, OSError) as error:
-            _reraise_as_sentence(error, cast(Agent, self.model))
+            check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
+        except ValueError as error:
+            raise ConfigError(one_line(str(error))) from error
 
     def _run_subcommand(self, subcommand: str) -> None:
         run = super()._run_subcommand
@@ -236,25 +228,6 @@ class VerifyCLI(AgentCLI):
 
         self._guarded("validate", run)
         return kept
-
-
-def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
-    """Try environment, chat template and prompt sizes with the tokenizer alone; the weights may take minutes.
-
-    Raises:
-        ValueError: one sentence with the key to change.
-    """
-    for source in data.pool.sources:
-        source.make().close()
-    renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
-    context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
-    with ThreadPoolExecutor(1) as executor:
-        for source in data.pool.sources:
-            session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
-            try:
-                check_prompt(session, data.interaction, int(context_length))
-            finally:
-                session.close()
 
 
 def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate
 
 import gymnasium
@@ -18,13 +19,16 @@ class EnvPool:
 
     Args:
         sources: at least one; the place of a source among them is the kind of its environments.
+        threads: in which environments block, one for each that plays at a time.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], threads: int = 1) -> None:
         self.sources = sources
+        self.threads = threads
         total = sum(source.share for source in sources)
         self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
         self._idle: dict[tuple[int, bool], list[gymnasium.Env]] = {}  # by kind, and whether they are held out
+        self._executor: ThreadPoolExecutor | None = None
 
     def kind(self, number: int) -> int:
         """Return the kind that a number plays; any stretch of numbers has nearly its share of every source.
@@ -53,8 +57,25 @@ class EnvPool:
         """Keep an environment for the next one who asks."""
         self._idle.setdefault((kind, held_out), []).append(env)
 
-    def close(self, held_out: bool | None = None) -> None:
-        """Close idle environments: all, or those of held-out or of training episodes alone."""
-        for key in [key for key in self._idle if held_out in (None, key[1])]:
+    @property
+    def executor(self) -> Executor:
+        """Where environments block."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="env")
+        return self._executor
+
+    def close_held_out(self) -> None:
+        """Close idle environments of held-out episodes."""
+        for key in [key for key in self._idle if key[1]]:
             for env in self._idle.pop(key):
                 env.close()
+
+    def close(self) -> None:
+        """Wait for calls of environments that still run, and close those that are idle. It may be used again."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._executor = None
+        for envs in self._idle.values():
+            for env in envs:
+                env.close()
+        self._idle.clear()

@@ -50,6 +50,11 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
+def read_context_length(model: str) -> int:
+    """Return how many tokens a model can read, from its config alone."""
+    return int(AutoConfig.from_pretrained(resolve_model(model)).get_text_config().max_position_embeddings)
+
+
 def load_causal_lm(model: str) -> PreTrainedModel:
     """Pretrained causal language model, with an attention that reads prefix trees where its layers can."""
     _refuse_missing_folder(model)

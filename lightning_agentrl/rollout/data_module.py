@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,7 +11,9 @@ from typing import Any, ClassVar
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.distributed import told_once
 from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
@@ -94,7 +95,7 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        self.pool = EnvPool(all_sources(env, envs))
+        sources = all_sources(env, envs)
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = memory or WindowMemory()
         self.sizes.check_memory(self.memory)
@@ -107,6 +108,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.engine = engine or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
+        self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.stream: RolloutStream | None = None
@@ -114,7 +116,6 @@ class RolloutDataModule(L.LightningDataModule):
         self._learner: Learner | None = None
         self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
-        self._executor: ThreadPoolExecutor | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
         self._trained: Learner | None = None  # whose training the saved episodes belong to
@@ -147,11 +148,33 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Make one environment of each kind and look for the engine's packages, before models are loaded."""
-        for source in self.pool.sources:
-            source.make().close()
-        self.engine.check()
-        self.sizes.check_processes(self._place[1])
+        """Refuse what shows without a model: processes, the engine's packages, and environments.
+
+        One environment of each source is made. It is the first to be played.
+        """
+        with told_once():
+            self.sizes.check_processes(self._place[1])
+            self.engine.check()
+            for kind in range(len(self.pool.sources)):
+                self.pool.give_back(kind, self.pool.take(kind))
+
+    def check(self, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        """Refuse prompts that cannot work. The agent calls it in its own setup, before it reads weights.
+
+        Args:
+            tokenizer: of the policy.
+            context_length: tokens that the policy can read.
+
+        Raises:
+            ValueError: one sentence with the key to change.
+        """
+        make = self._make_sessions(tokenizer)
+        for kind in range(len(self.pool.sources)):
+            session = make.session(kind, 0, lambda _episode: 0)
+            try:
+                check_prompt(session, self.interaction, context_length)
+            finally:
+                make.end(session, kind)
 
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
@@ -171,20 +194,17 @@ class RolloutDataModule(L.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments. Their state was saved by ``state_dict`` where it was asked for."""
-        if self._loop is None:
-            return
-        self._settle()
-        self.engine.stop()
-        self._loop.stop()
-        if self._executor is not None:
-            self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._loop is not None:
+            self._settle()
+            self.engine.stop()
+            self._loop.stop()
+        self.pool.close()
         self._saved = self._current()
         if error := self._background.untold:
             rank_zero_warn(f"the rollout that nobody waits for any more has failed: {type(error).__name__}: {error}")
         if self._episodes is not None:
             self._episodes.close()
-        self.pool.close()
-        self._episodes, self._loop, self._executor, self._learner = None, None, None, None
+        self._episodes, self._loop, self._learner = None, None, None
         self._background = Background(self.max_staleness)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -245,19 +265,10 @@ class RolloutDataModule(L.LightningDataModule):
             self.teardown("fit")  # an interrupt ended a collection; go on from where it had begun
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
-        renderer = ChatRenderer(learner.tokenizer, self.prompt)
-        threads = max(self.at_a_time, self.validation.num_envs)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
-        self._session_maker = SessionMaker(self.pool, renderer, self.memory, self._executor, self.seed)
+        self._session_maker = make = self._make_sessions(learner.tokenizer)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
-        handle = learner.policy_handle(renderer.close_ids)
+        handle = learner.policy_handle(make.renderer.close_ids)
         handle = replace(handle, longest=longest, trained_meanwhile=self.max_staleness > 0)
-        for kind in range(len(self.pool.sources)):
-            session = self._session_maker.session(kind, 0, lambda _episode: 0)
-            try:
-                check_prompt(session, self.interaction, handle.policy.context_length)
-            finally:
-                session.close()
         for source in self.pool.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
@@ -272,7 +283,10 @@ class RolloutDataModule(L.LightningDataModule):
             source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
         )
         self.stream.iteration = self._saved.iteration
-        self._learner = learner  # last: a refused configuration leaves nothing connected
+        self._learner = learner  # last: what is refused on the way leaves nothing connected
+
+    def _make_sessions(self, tokenizer: PreTrainedTokenizerBase) -> SessionMaker:
+        return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
 
     def collect(self) -> Rollout:
         """The next rollout of this rank: the one that was begun before, or one sampled with the current weights."""
@@ -381,7 +395,7 @@ class RolloutDataModule(L.LightningDataModule):
                 with self._guarded(player):
                     return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker, player))
             finally:
-                self.pool.close(held_out=True)
+                self.pool.close_held_out()
 
     def _connected(self) -> tuple[Learner, LoopThread]:
         if self._learner is None or self._loop is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +19,6 @@ class SessionMaker:
     pool: EnvPool
     renderer: ChatRenderer
     memory: Memory
-    executor: Executor
     seed: int  # of the run
 
     def session(
@@ -49,7 +47,7 @@ class SessionMaker:
             episode_seed,
             self.renderer,
             self.memory,
-            self.executor,
+            self.pool.executor,
             remake=partial(source.make, held_out),
             retries=source.retries,
             pictures=pictures,

@@ -123,6 +123,24 @@ def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
     assert text.splitlines()[-1].startswith(last)
 
 
+def test_the_command_makes_no_environment_twice(
+    config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, made = Labyrinth.__init__, []
+
+    def counted(self: Labyrinth, fault: str = "") -> None:
+        made.append(self)
+        make(self, fault)
+
+    monkeypatch.setattr(Labyrinth, "__init__", counted)
+    config = changed(config, "data.init_args.env", labyrinth(""))
+    assert agentrl(config=config)[0] == 0
+    assert len(made) == 4 + 2  # num_envs, and two held-out episodes
+    made.clear()
+    assert agentrl("--dry-run", config=config)[0] == 0
+    assert len(made) == 1
+
+
 def labyrinth(fault: str) -> Config:
     return {"id": "Labyrinth-v0", "kwargs": {"fault": fault}}
 

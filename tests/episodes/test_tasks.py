@@ -63,6 +63,10 @@ def collect(folder: Path, count: int = 1, **settings: Any) -> list[Any]:
         data.teardown("fit")
 
 
+def check(folder: Path, **settings: Any) -> None:
+    RolloutDataModule(**settings, groups=GroupRollout(2, 2, 2)).check(Learner(folder).tokenizer, 2048)
+
+
 @pytest.mark.parametrize(
     ("scorer", "reply", "score"),
     [
@@ -172,10 +176,10 @@ def test_tasks_and_environments_are_played_in_one_rollout(
 
 def test_an_environment_that_needs_a_parser_is_still_refused_beside_tasks(tiny_folder: Path, sums: str) -> None:
     with pytest.raises(ValueError, match=r"names no actions .* RawParser"):
-        collect(tiny_folder, envs=[EnvConfig("Varied-v0"), TaskSet(sums)], groups=GroupRollout(2, 2, 2))
+        check(tiny_folder, envs=[EnvConfig("Varied-v0"), TaskSet(sums)])
     settings = {"envs": [EnvConfig("Varied-v0"), TaskSet(sums)], "interaction": TurnInteraction(4, RawParser())}
     with pytest.raises(ValueError, match=r"set data.init_args.prompt.think to false"):
-        collect(tiny_folder, groups=GroupRollout(2, 2, 2), **settings)
+        check(tiny_folder, **settings)
 
 
 BANDIT = "agentrl_envs:Bandit-v0"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import gymnasium
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_agentrl.advantages import GRPO
+from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
+from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
+    GroupRollout,
     PromptFormat,
     RawParser,
     RolloutDataModule,
@@ -20,6 +27,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.types import Rollout
+from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.rollout.scripted import Learner, Scripted, story
 
 BANDIT = EnvConfig("agentrl_envs:Bandit-v0")
@@ -52,6 +60,11 @@ def data_module(**settings) -> RolloutDataModule:
         "seed": 3,
     }
     return RolloutDataModule(**(defaults | settings))
+
+
+def check(data: RolloutDataModule, folder: Any) -> None:
+    """As an agent does in its setup: no weights are there."""
+    data.check(load_tokenizer(str(folder)), read_context_length(str(folder)))
 
 
 @pytest.fixture
@@ -126,12 +139,10 @@ def test_a_wrong_environment_is_told_in_setup():
     ],
 )
 def test_prompts_that_cannot_work(tiny_folder, settings, message):
-    data, learner = data_module(**settings), Learner(tiny_folder)
+    data = data_module(**settings)
     for _ in range(2):  # a second attempt is refused too
         with pytest.raises(ValueError, match=message):
-            data.connect(learner)
-        with pytest.raises(RuntimeError, match="not connected"):
-            data.collect()
+            check(data, tiny_folder)
     data.teardown("fit")
 
 
@@ -140,9 +151,82 @@ def test_a_growing_sample_needs_a_template_that_only_appends(tiny_folder):
     template = learner.tokenizer.chat_template
     mark = "{% if loop.last and message['role'] == 'assistant' %}(last) {% endif %}"
     learner.tokenizer.chat_template = template.replace("{{ message['content'] }}", mark + "{{ message['content'] }}")
-    data_module().connect(learner)  # windows do not mind
+    data_module().check(learner.tokenizer, 2048)  # windows do not mind
     with pytest.raises(ValueError, match=r"FullMemory.*data.init_args.memory"):
-        data_module(memory=FullMemory(), mini_batch_turns=8).connect(learner)
+        data_module(memory=FullMemory(), mini_batch_turns=8).check(learner.tokenizer, 2048)
+
+
+MADE: Counter[str] = Counter()  # instances by the name of their source
+
+
+class Counting(Scripted):
+    """Notes all that were made, and refuses to be played once it is closed."""
+
+    actions = {"go": "go on"}
+    default_action = "go"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(2)
+        MADE[name] += 1
+        self.closed = False
+
+    def reset(self, **kwargs):
+        assert not self.closed
+        return super().reset(**kwargs)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+gymnasium.register("Counting-v0", Counting)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"groups": GroupRollout(2, 2, 1), "turns_per_env": 8, "mini_batch_turns": 128}])
+def test_every_environment_is_made_once_for_training_and_once_for_validation(connected, tiny_folder, sizes):
+    """The one that was made to be looked at is the first to be played, and plans and checks take it too."""
+    MADE.clear()
+    sources = [EnvConfig("Counting-v0", {"name": name}) for name in ("first", "second")]
+    data = data_module(env=None, envs=sources, **sizes)
+    data.setup("fit")
+    assert MADE == {"first": 1, "second": 1}
+    check(data, tiny_folder)
+    data.connect(Learner(tiny_folder))
+    data.first_prompts()
+    assert MADE == {"first": 1, "second": 1}
+    for _ in range(2):
+        data.collect()
+    trained = MADE.copy()
+    assert trained.total() == 4  # as many as play at a time
+    data.play_held_out(data.validation_seeds())
+    assert (MADE - trained).total() <= 2 * 2  # of each source at most as many as play at a time
+    data.teardown("fit")
+
+
+def test_a_fit_makes_no_environment_twice(tiny_folder, tmp_path):
+    """From the constructor to the end of the first rollout, by Python alone."""
+    MADE.clear()
+    settings = {
+        "env": EnvConfig("Counting-v0", {"name": "only"}),
+        "validation": ValidationConfig(episodes=4, num_envs=3),
+    }
+    trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0, check_val_every_n_epoch=2)
+    trainer.fit(make_agent(tiny_folder), make_data(**settings))
+    assert MADE["only"] == 4 + 3  # num_envs, and validation.num_envs
+
+
+def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(PPOAgent, "configure_model", lambda self: pytest.fail("weights were asked for"))
+    for settings, message in (
+        ({"prompt": PromptFormat(max_prompt_tokens=2045)}, "data.init_args.prompt.max_prompt_tokens"),
+        ({"env": WATCHED, "interaction": TurnInteraction(4)}, "names no actions"),
+        ({"env": EnvConfig("agentrl_envs:NoSuch-v0")}, "data.init_args.env.id"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
+    with pytest.raises(ValueError, match="GRPO needs several episodes"):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, advantage=GRPO()), make_data())
+    with pytest.raises(ValueError, match=r"trainer\.max_steps 3 would stop inside an iteration"):
+        make_trainer(tmp_path, 1, max_steps=3).fit(make_agent(tiny_folder), make_data())
 
 
 def test_before_connect():
