@@ -7,7 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -237,17 +237,13 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     Raises:
         ValueError: one sentence with the key to change.
     """
-    for source in data.mix.sources:
-        source.make().close()
-    renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
-    context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
-    with ThreadPoolExecutor(1) as executor:
-        for source in data.mix.sources:
-            session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
-            try:
-                check_prompt(session, data.interaction, int(context_length))
-            finally:
-                session.close()
+    with ExitStack() as open_workers:
+        workers = [open_workers.enter_context(closing(source.make_worker())) for source in data.mix.sources]
+        renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
+        config = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config()
+        for worker in workers:
+            session = Session(0, worker, lambda _episode: 0, renderer, data.memory)
+            check_prompt(session, data.interaction, int(config.max_position_embeddings))
 
 
 def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:

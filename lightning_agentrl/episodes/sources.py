@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
@@ -11,8 +12,10 @@ from typing import Any, Protocol
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.contract import checked_worker
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
-from lightning_agentrl.errors import ConfigError, environment_problem
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
@@ -25,15 +28,11 @@ class Source(Protocol):
         """Of what is played."""
 
     @property
-    def retries(self) -> int:
-        """See :class:`EnvConfig`."""
-
-    @property
     def label(self) -> str:
         """What its episodes follow from, beside a seed."""
 
-    def make(self, held_out: bool = False) -> gymnasium.Env:
-        """An environment for training, or for validation."""
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """An environment for training, or for validation, in its place; without executor it runs where it is asked."""
 
     def start(self, device: torch.device) -> None:
         """Called once the policy is on this device."""
@@ -76,10 +75,20 @@ class EnvConfig:
         Raises:
             ValueError: when gymnasium does not know the id or the arguments, with the key to change.
         """
-        try:
-            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
+        return self._recipe.make()
+
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """Build the environment where it is to run.
+
+        Raises:
+            ValueError: the environment cannot be made, or cannot run there, with the key to change.
+        """
+        inline = checked_worker(getattr(self._recipe.load(), "worker", None)) == "inline"
+        return EnvWorker(lambda: Environment(self.make), None if inline else executor, self.retries)
+
+    @property
+    def _recipe(self) -> Recipe:
+        return Recipe(self.id, self.kwargs, self.key)
 
 
 class EnvMix:

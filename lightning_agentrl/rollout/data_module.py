@@ -120,7 +120,9 @@ class RolloutDataModule(RolloutSizes):
     def setup(self, stage: str) -> None:
         """Make one environment of each kind and look for the engine's packages, before models are loaded."""
         for source in self.mix.sources:
-            source.make().close()
+            worker = source.make_worker()
+            worker.wait()
+            worker.close()
         self.engine.check()
         self.check_processes(self._place[1])
 

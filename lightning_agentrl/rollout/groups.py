@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-import gymnasium
 import torch
 
+from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.collection import Collection
@@ -92,7 +92,7 @@ class GroupRollout:
 class MakeSession(Protocol):
     """Makes the session of one episode, with an idle environment if one is given."""
 
-    def __call__(self, group: int, member: int, env: gymnasium.Env | None) -> Session: ...
+    def __call__(self, group: int, member: int, worker: EnvWorker | None) -> Session: ...
 
 
 class Member:
@@ -157,7 +157,7 @@ class Groups(Collection):
         self.greedy = greedy
         self.collected = collected
         self._members: dict[int, list[Member]] = {}  # of groups that were begun and have not come home
-        self._idle: dict[int, list[gymnasium.Env]] = {}
+        self._idle: dict[int, list[EnvWorker]] = {}
 
     @property
     def total(self) -> int:
@@ -241,7 +241,7 @@ class Groups(Collection):
         return self.make_session(group, number, idle.pop() if idle else None)
 
     def _release(self, group: int, session: Session) -> None:
-        self._idle.setdefault(self.environment_of(group), []).append(session.env)
+        self._idle.setdefault(self.environment_of(group), []).append(session.worker)
 
     def state_dict(self) -> dict[int, Any]:
         """The groups that were begun and have not come home, by number: their turns, and sessions where they go on."""
@@ -260,6 +260,7 @@ class Groups(Collection):
         return member
 
     def close(self) -> None:
-        for env in [*(session.env for session in self.sessions), *(e for idle in self._idle.values() for e in idle)]:
-            env.close()
+        idle = [worker for workers in self._idle.values() for worker in workers]
+        for worker in [*(session.worker for session in self.sessions), *idle]:
+            worker.close()
         self._members, self._idle = {}, {}

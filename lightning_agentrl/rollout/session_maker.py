@@ -6,9 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-import gymnasium
-
 from lightning_agentrl.episodes.checks import check_prompt
+from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.seeds import derive_seed, held_out_place
 from lightning_agentrl.episodes.session import Session
@@ -35,17 +34,17 @@ class SessionMaker:
             self.mix.source(index), index, lambda episode: derive_seed(self.seed, index, episode), pictures=pictures
         )
 
-    def of_group(self, group: int, member: int, env: gymnasium.Env | None = None, pictures: bool = True) -> Session:
+    def of_group(self, group: int, member: int, worker: EnvWorker | None = None, pictures: bool = True) -> Session:
         """The session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
         assert self.groups is not None
         place, rollout = self.groups.place(group, member), group // self.groups.per_rollout
         seed, source = derive_seed(self.seed, group), self.mix.source(group)
-        return self._make(source, place, lambda _episode: seed, env, pictures=pictures, first_episode=rollout)
+        return self._make(source, place, lambda _episode: seed, worker, pictures=pictures, first_episode=rollout)
 
     def held_out(self, seed: int, episode_seed: Callable[[int], int]) -> Session:
         """The session of a validation episode."""
         source = self.mix.source(held_out_place(seed))
-        return self._make(source, seed, episode_seed, source.make(held_out=True))
+        return self._make(source, seed, episode_seed, source.make_worker(self.executor, held_out=True))
 
     def first(self, index: int) -> Session:
         """An environment at the start of its first training episode, apart from those that are trained on."""
@@ -74,19 +73,16 @@ class SessionMaker:
         source: Source,
         index: int,
         episode_seed: Callable[[int], int],
-        env: gymnasium.Env | None = None,
+        worker: EnvWorker | None = None,
         pictures: bool = False,
         first_episode: int = 0,
     ) -> Session:
         return Session(
             index,
-            source.make() if env is None else env,
+            source.make_worker(self.executor) if worker is None else worker,
             episode_seed,
             self.renderer,
             self.memory,
-            self.executor,
-            remake=source.make,
-            retries=source.retries,
             pictures=pictures,
             first_episode=first_episode,
         )

@@ -67,7 +67,7 @@ async def play_episodes(
             try:
                 results[place] = summarise(await collector.episode(session))
             finally:
-                session.close()
+                await session.aclose()
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(min(num_envs, len(seeds))):
