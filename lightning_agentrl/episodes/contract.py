@@ -104,17 +104,15 @@ def contract_error(sentence: str) -> EnvError:
 
 
 def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
-    """Names and values of the attributes that are there."""
-    for one in fields(Contract):
-        found = (inspect.getattr_static(layer, one.name, _NOWHERE) for layer in _layers(env))
-        declared = [value for value in found if value is not _NOWHERE]
-        if not begun and declared and isinstance(declared[0], property | cached_property):
-            continue
-        try:
-            yield one.name, env.get_wrapper_attr(one.name)
-        except AttributeError:
-            if declared:  # it is there, and fails
-                raise
+    """Names and values of the attributes that are there. A property that fails is no attribute that is not there."""
+    for name in (one.name for one in fields(Contract)):
+        found = ((layer, inspect.getattr_static(layer, name, _NOWHERE)) for layer in _layers(env))
+        layer, declared = next((pair for pair in found if pair[1] is not _NOWHERE), (None, None))
+        if layer is None:
+            if env.has_wrapper_attr(name):  # made up as it is asked for
+                yield name, env.get_wrapper_attr(name)
+        elif begun or not isinstance(declared, property | cached_property):
+            yield name, getattr(layer, name)
 
 
 _NOWHERE = object()

@@ -6,16 +6,19 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import torch
 
 from lightning_agentrl.episodes.contract import checked_worker
+from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
+from lightning_agentrl.errors import ConfigError
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 
@@ -48,12 +51,18 @@ class EnvConfig:
         share: how much of what is played is played here, beside other environments.
         retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
             is played again from its seed and actions, and the call is tried again.
+        worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which computes
+            beside the others and can be ended when it hangs. None: what the environment declares, else a thread.
+        timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
+            takes longer is ended, which counts as an error of the environment. None: any time. Needs a process.
     """
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     retries: int = 2
     share: float = 1.0
+    worker: Literal["thread", "process"] | None = None
+    timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.env"  # under which it was given
@@ -61,6 +70,13 @@ class EnvConfig:
             raise ValueError(f"data.init_args.env.retries must be at least 0, got {self.retries}")
         if not self.share > 0:
             raise ValueError(f"data.init_args.env.share must be above 0, got {self.share}")
+        if self.worker not in (None, "thread", "process"):
+            raise ValueError(f"data.init_args.env.worker must be thread, process or null, got '{self.worker}'")
+        if self.timeout_seconds is not None:
+            if not self.timeout_seconds > 0:
+                raise ValueError(f"data.init_args.env.timeout_seconds must be above 0, got {self.timeout_seconds}")
+            if self.worker == "thread":
+                raise ValueError(_no_time_limit(self.timeout_seconds, "data.init_args.env"))
 
     @property
     def label(self) -> str:
@@ -83,12 +99,45 @@ class EnvConfig:
         Raises:
             ValueError: the environment cannot be made, or cannot run there, with the key to change.
         """
-        inline = checked_worker(getattr(self._recipe.load(), "worker", None)) == "inline"
-        return EnvWorker(lambda: Environment(self.make), None if inline else executor, self.retries)
+        place = self._place()
+        if place == "process":
+            return EnvWorker(partial(ProcessEnvironment, self._recipe, self.timeout_seconds), executor, self.retries)
+        if self.timeout_seconds is not None:
+            raise ConfigError(_no_time_limit(self.timeout_seconds, self.key))
+        return EnvWorker(self._made_here, executor if place == "thread" else None, self.retries)
+
+    def _place(self) -> str:
+        """Thread, process or inline: the key, else what the environment declares. A key cannot deny what it needs."""
+        if self.worker == "process":
+            return self.worker
+        declared = checked_worker(getattr(self._recipe.load(), "worker", None))
+        if declared == "process" and self.worker == "thread":
+            raise ConfigError(
+                f"the environment '{self.id}' needs a process of its own (its attribute `worker`); remove the key "
+                f"{self.key}.worker or set it to process"
+            )
+        return self.worker or declared or "thread"
+
+    def _made_here(self) -> Environment:
+        environment = Environment(self.make)
+        if environment.contract.worker == "process":
+            environment.close()
+            raise ConfigError(
+                f"the environment '{self.id}' needs a process of its own, but says so (attribute `worker`) only once "
+                f"it is made; declare it on the class that is registered, or set {self.key}.worker to process"
+            )
+        return environment
 
     @property
     def _recipe(self) -> Recipe:
         return Recipe(self.id, self.kwargs, self.key)
+
+
+def _no_time_limit(seconds: float, key: str) -> str:
+    return (
+        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
+        "process, or remove timeout_seconds"
+    )
 
 
 class EnvMix:
