@@ -13,6 +13,8 @@ from typing import Any
 import gymnasium
 
 from lightning_agentrl.engines import Engine, PolicyHandle
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
@@ -74,7 +76,13 @@ class Setting:
         engine.start(PolicyHandle(policy, renderer.close_ids, nullcontext, longest=PROMPT.max_prompt_tokens + reply))
         engine.sync(0)
         self.sessions = [
-            Session(i, env, lambda episode, i=i: derive_seed(i, episode), renderer, Window(0), self.executor)
+            Session(
+                i,
+                EnvWorker(lambda env=env: Environment(lambda: env), self.executor),
+                lambda episode, i=i: derive_seed(i, episode),
+                renderer,
+                Window(0),
+            )
             for i, env in enumerate(envs)
         ]
 

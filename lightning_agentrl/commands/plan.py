@@ -296,12 +296,12 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
     A part is what the prompt shrinks by without it, since a template may refuse a conversation that lacks more.
     """
     parts = renderer.messages(
-        session.system_prompt,
-        session.examples,
+        session.contract.system_prompt,
+        session.contract.examples,
         session.memory.recall(session.past),
         session.observation,
         session.short_term,
-        session.actions,
+        session.contract.actions,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:

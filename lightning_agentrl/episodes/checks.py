@@ -14,7 +14,8 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
     Raises:
         ValueError: one sentence with what was given, what is needed and the key to change.
     """
-    form, memory = session.renderer.format, session.memory
+    session.begin()
+    form, memory, contract = session.renderer.format, session.memory, session.contract
     if form.max_prompt_tokens + interaction.max_reply_tokens > context_length:
         raise ValueError(
             f"prompts of up to {form.max_prompt_tokens} tokens and replies of up to {interaction.max_reply_tokens} do "
@@ -22,7 +23,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
         )
     raw = isinstance(interaction.parser, RawParser)
-    if not (session.actions or session.free_text or raw):
+    if not (contract.actions or contract.free_text or raw):
         raise ValueError(
             "the environment names no actions (attribute `actions`), so replies cannot be matched with them; add the "
             "attribute, or hand replies over as they are with RawParser (key data.init_args.interaction)"
@@ -38,11 +39,10 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
             "(key data.init_args.memory)"
         )
-    session.begin()
     session.prompt()  # raises when system text, observation and instruction alone are over the limit
-    longest = 0 if session.one_turn else memory.longest
+    longest = 0 if contract.one_turn else memory.longest
     if longest:
-        session.past = [PastTurn(session.observation, "", session.default_action)] * longest
+        session.past = [PastTurn(session.observation, "", contract.default_action)] * longest
         cuts = session.prompt().history_cuts
         if cuts:
             raise ValueError(

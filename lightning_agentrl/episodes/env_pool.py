@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate
 
-import gymnasium
-
+from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.sources import Source
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
@@ -27,7 +26,7 @@ class EnvPool:
         self.threads = threads
         total = sum(source.share for source in sources)
         self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
-        self._idle: dict[tuple[int, bool], list[gymnasium.Env]] = {}  # by kind, and whether they are held out
+        self._idle: dict[tuple[int, bool], list[EnvWorker]] = {}  # by kind, and whether they are held out
         self._executor: ThreadPoolExecutor | None = None
 
     def kind(self, number: int) -> int:
@@ -44,18 +43,18 @@ class EnvPool:
             return self.sources[0].label
         return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
 
-    def take(self, kind: int, held_out: bool = False) -> gymnasium.Env:
+    def take(self, kind: int, held_out: bool = False) -> EnvWorker:
         """Return an idle environment, or a new one where there is none.
 
         Raises:
             ValueError: when it cannot be made, with the key to change.
         """
         idle = self._idle.get((kind, held_out))
-        return idle.pop() if idle else self.sources[kind].make(held_out)
+        return idle.pop() if idle else self.sources[kind].make_worker(self.executor, held_out)
 
-    def give_back(self, kind: int, env: gymnasium.Env, held_out: bool = False) -> None:
+    def give_back(self, kind: int, worker: EnvWorker, held_out: bool = False) -> None:
         """Keep an environment for the next one who asks."""
-        self._idle.setdefault((kind, held_out), []).append(env)
+        self._idle.setdefault((kind, held_out), []).append(worker)
 
     @property
     def executor(self) -> Executor:
@@ -67,15 +66,15 @@ class EnvPool:
     def close_held_out(self) -> None:
         """Close idle environments of held-out episodes."""
         for key in [key for key in self._idle if key[1]]:
-            for env in self._idle.pop(key):
-                env.close()
+            for worker in self._idle.pop(key):
+                worker.close()
 
     def close(self) -> None:
         """Wait for calls of environments that still run, and close those that are idle. It may be used again."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
-        for envs in self._idle.values():
-            for env in envs:
-                env.close()
+        for workers in self._idle.values():
+            for worker in workers:
+                worker.close()
         self._idle.clear()

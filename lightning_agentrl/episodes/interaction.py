@@ -88,11 +88,12 @@ class TurnInteraction(Interaction):
     ) -> Turn:
         observation, index = session.observation, len(session.past)
         text = session.renderer.decode(reply.ids)
-        parser = RawParser() if session.free_text else self.parser
-        parsed = parser.parse(text, list(session.actions), session.aliases)
+        contract = session.contract
+        parser = RawParser() if contract.free_text else self.parser
+        parsed = parser.parse(text, list(contract.actions), contract.aliases)
         image = await session.image()
-        result = await session.step(session.default_action if parsed.action is None else parsed.action)
-        executed = result.info.get("executed_action", parsed.action or session.default_action)
+        result = await session.step(contract.default_action if parsed.action is None else parsed.action)
+        executed = result.info.get("executed_action", parsed.action or contract.default_action)
         valid = parsed.action is not None and not result.info.get("invalid_action", False)
         session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
 
@@ -126,8 +127,8 @@ class TurnInteraction(Interaction):
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
-            metrics=_metrics(result, session),
-            env_errors=session.take_env_errors(),
+            metrics=dict(result.metrics),
+            env_errors=session.worker.take_errors(),
             image=image,
             bootstrap=bootstrap,
         )
@@ -151,21 +152,6 @@ class TurnInteraction(Interaction):
 
 def _action_segment(reply: Reply) -> Segment:
     return Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
-
-
-def _metrics(result: StepResult, session: Session) -> dict[str, float]:
-    """What the environment reports in ``info["progression"]`` and ``info["metrics"]``."""
-    told = {key: result.info[key] for key in ("progression",) if key in result.info}
-    try:
-        numbers = {name: float(value) for name, value in {**told, **result.info.get("metrics", {})}.items()}
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"environment {session.index} reports info['metrics'] = {result.info.get('metrics')!r}, which must be a "
-            "dictionary of names and numbers"
-        ) from error
-    if taken := [name for name in numbers if name == "retries" or name.startswith("errors/")]:
-        raise ValueError(f"environment {session.index} reports {taken} in info['metrics'], names kept for its errors")
-    return numbers
 
 
 def _success(result: StepResult) -> bool | None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.contract import checked_worker
+from lightning_agentrl.episodes.env_process import ProcessEnvironment
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment, Recipe
 from lightning_agentrl.episodes.tasks import TaskSet
-from lightning_agentrl.errors import ConfigError, environment_problem
+from lightning_agentrl.errors import ConfigError
 
 ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one source, and of several
 
@@ -25,15 +31,11 @@ class Source(Protocol):
         """Of what is played."""
 
     @property
-    def retries(self) -> int:
-        """See :class:`EnvConfig`."""
-
-    @property
     def label(self) -> str:
         """What its episodes follow from, beside a seed."""
 
-    def make(self, held_out: bool = False) -> gymnasium.Env:
-        """An environment for training, or for validation."""
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """An environment for training, or for validation, in its place; without executor it runs where it is asked."""
 
     def start(self, device: torch.device) -> None:
         """Called once the policy is on this device."""
@@ -49,15 +51,37 @@ class EnvConfig:
         share: how much of what is played is played here, beside the other sources.
         retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
             is played again from its seed and actions, and the call is tried again.
+        worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which computes
+            beside the others and can be ended when it hangs. None: what the environment declares, else a thread.
+        timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
+            takes longer is ended, which counts as an error of the environment. None: any time. Needs a process.
     """
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     retries: int = 2
     share: float = 1.0
+    worker: Literal["thread", "process"] | None = None
+    timeout_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.key = ENV
+
+    def check(self) -> None:
+        """Refuse numbers out of range, and a place and a time limit that do not go together.
+
+        Raises:
+            ValueError: with the key to change.
+        """
+        if self.retries < 0:
+            raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
+        if self.worker not in (None, "thread", "process"):
+            raise ValueError(f"{self.key}.worker must be thread, process or null, got '{self.worker}'")
+        if self.timeout_seconds is not None:
+            if not self.timeout_seconds > 0:
+                raise ValueError(f"{self.key}.timeout_seconds must be above 0, got {self.timeout_seconds}")
+            if self.worker == "thread":
+                raise ValueError(_no_time_limit(self.timeout_seconds, self.key))
 
     @property
     def label(self) -> str:
@@ -72,10 +96,53 @@ class EnvConfig:
         Raises:
             ValueError: when gymnasium does not know the id or the arguments, with the key to change.
         """
-        try:
-            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
+        return self._recipe.make()
+
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """Build the environment where it is to run.
+
+        Raises:
+            ValueError: the environment cannot be made, or cannot run there, with the key to change.
+        """
+        place = self._place()
+        if place == "process":
+            return EnvWorker(partial(ProcessEnvironment, self._recipe, self.timeout_seconds), executor, self.retries)
+        if self.timeout_seconds is not None:
+            raise ConfigError(_no_time_limit(self.timeout_seconds, self.key))
+        return EnvWorker(self._made_here, executor if place == "thread" else None, self.retries)
+
+    def _place(self) -> str:
+        """Thread, process or inline: the key, else what the environment declares. A key cannot deny what it needs."""
+        if self.worker == "process":
+            return self.worker
+        declared = checked_worker(getattr(self._recipe.load(), "worker", None))
+        if declared == "process" and self.worker == "thread":
+            raise ConfigError(
+                f"the environment '{self.id}' needs a process of its own (its attribute `worker`); remove the key "
+                f"{self.key}.worker or set it to process"
+            )
+        return self.worker or declared or "thread"
+
+    def _made_here(self) -> Environment:
+        environment = Environment(self.make)
+        if environment.contract.worker == "process":
+            environment.close()
+            raise ConfigError(
+                f"the environment '{self.id}' needs a process of its own, but says so (attribute `worker`) only once "
+                f"it is made; declare it on the class that is registered, or set {self.key}.worker to process"
+            )
+        return environment
+
+    @property
+    def _recipe(self) -> Recipe:
+        return Recipe(self.id, self.kwargs, self.key)
+
+
+def _no_time_limit(seconds: float, key: str) -> str:
+    return (
+        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
+        "process, or remove timeout_seconds"
+    )
 
 
 def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:
@@ -94,8 +161,8 @@ def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | Non
         )
     for place, source in enumerate(sources):
         source.key = ENV if env is not None else f"{ENVS}[{place}]"
-        if source.retries < 0:
-            raise ValueError(f"{source.key}.retries must be at least 0, got {source.retries}")
         if not source.share > 0:
             raise ValueError(f"{source.key}.share must be above 0, got {source.share}")
+        if isinstance(source, EnvConfig):
+            source.check()
     return sources

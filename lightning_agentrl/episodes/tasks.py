@@ -6,13 +6,17 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 import torch
+
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,6 @@ class TaskSet:
     system: str = ""
     share: float = 1.0
 
-    retries: ClassVar[int] = 0
-
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
 
@@ -118,6 +120,10 @@ class TaskSet:
         """
         tasks, held_out_tasks = self._tasks, self._held_out_tasks
         return OneTurn(held_out_tasks if held_out else tasks, self._scorer, self.system)
+
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """Such an environment in a thread, since its scorer may hold a model on the device of the policy."""
+        return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor)
 
     def start(self, device: torch.device) -> None:
         self._scorer.key = f"{self.key}.scorer"

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.frames import causes, environment_frames
 from lightning_agentrl.errors.problem import LABELS, ConfigError, Problem, one_line
 from lightning_agentrl.errors.running import runtime_error
@@ -33,6 +34,9 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         if told := runtime_error(error, stage=None):
             show(told, sys.argv[1:] if arguments is None else arguments)
             sys.exit(2)
+        if isinstance(error, EnvError):
+            _show_raised(error)
+            sys.exit(1)
         if frames := environment_frames(error):
             _show_environment_error(error, frames)
             sys.exit(1)
@@ -73,6 +77,12 @@ def _show_environment_error(error: BaseException, frames: Sequence[traceback.Fra
     lines = "".join(traceback.format_list(list(frames))).rstrip("\n").split("\n")
     head = [*_own_cause(error), "Traceback (most recent call last):"]
     _write([*head, *lines, kind, f"agentrl: the environment raised {kind}{happened}"])
+
+
+def _show_raised(error: EnvError) -> None:
+    """The environment's own traceback, then which episode and action led to it."""
+    where = "; ".join(_notes(error))
+    _write([*error.trace.splitlines(), f"agentrl: {error}" + (f" ({where})" if where else "")])
 
 
 def _own_cause(error: BaseException) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lightning_agentrl.errors.checkpoints import inside_the_warm_up, of_another_model, unreadable
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.frames import (
     causes,
     environment_frames,
@@ -56,15 +57,20 @@ def runtime_error(error: BaseException, stage: str | None) -> ConfigError | None
     if isinstance(error, ConfigError):
         of_trainer = _of_trainer(error)
         return ConfigError(of_trainer) if of_trainer else error
+    if isinstance(error, EnvError):
+        return _with_cause(ConfigError(str(error)), error) if error.kind == "contract" else None
     if environment_frames(error):
         return None
     for cause in causes(error):
         for look in _LOOKS:
             if problem := look(cause, stage or stage_of(cause)):
-                told = ConfigError(problem)
-                told.__cause__ = error
-                return told
+                return _with_cause(ConfigError(problem), error)
     return None
+
+
+def _with_cause(told: ConfigError, error: BaseException) -> ConfigError:
+    told.__cause__ = error
+    return told
 
 
 def _out_of_memory(error: BaseException, stage: str | None) -> Problem | None:

@@ -156,7 +156,9 @@ class RolloutDataModule(L.LightningDataModule):
             self.sizes.check_processes(self._place[1])
             self.engine.check()
             for kind in range(len(self.pool.sources)):
-                self.pool.give_back(kind, self.pool.take(kind))
+                worker = self.pool.take(kind)
+                worker.wait()
+                self.pool.give_back(kind, worker)
 
     def check(self, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         """Refuse prompts that cannot work. The agent calls it in its own setup, before it reads weights.

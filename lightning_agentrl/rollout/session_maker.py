@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.session import Session
@@ -40,20 +39,16 @@ class SessionMaker:
             first_episode: number of the first episode.
             held_out: whether it plays what validation plays.
         """
-        source = self.pool.sources[kind]
         return Session(
             index,
             self.pool.take(kind, held_out),
             episode_seed,
             self.renderer,
             self.memory,
-            self.pool.executor,
-            remake=partial(source.make, held_out),
-            retries=source.retries,
             pictures=pictures,
             first_episode=first_episode,
         )
 
     def end(self, session: Session, kind: int, held_out: bool = False) -> None:
         """Leave the environment of a session that is over to the next one."""
-        self.pool.give_back(kind, session.env, held_out)
+        self.pool.give_back(kind, session.worker, held_out)

@@ -79,7 +79,7 @@ class Watchdog:
         while True:
             with self._lock:
                 sessions, moved_at = list(self._sessions), self._changed_at
-            moved_at = max([moved_at, *(session.moved_at for session in sessions)])
+            moved_at = max([moved_at, *(session.worker.moved_at for session in sessions)])
             left = max(moved_at, told_at) + self.seconds - time.monotonic()
             if left <= 0 and (sessions or self._taking_weights):
                 told_at = time.monotonic()
@@ -90,7 +90,7 @@ class Watchdog:
     def _message(self, sessions: list[Session], seconds: float) -> str:
         calls: dict[str, list[int]] = {}
         for session in sessions:
-            calls.setdefault(session.env_call, []).append(session.index)
+            calls.setdefault(session.worker.call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
         if self._taking_weights:

@@ -3,6 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,15 @@ def test_the_command_makes_no_environment_twice(
     made.clear()
     assert agentrl("--dry-run", config=config)[0] == 0
     assert len(made) == 1
+
+
+def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Command) -> None:
+    env = {"id": "tests.episodes.small_envs:Walk-v0", "kwargs": {"fault": "exits"}, "worker": "process", "retries": 0}
+    code, text = agentrl(config=changed(config, "data.init_args.env", env))
+    assert code == 1
+    assert "Traceback" not in text
+    told = r"agentrl: the environment's process ended in step with exit code 3 \(environment \d+, episode 0 .*"
+    assert re.fullmatch(told, text.splitlines()[-1])
 
 
 def labyrinth(fault: str) -> Config:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_agentrl.episodes.session import ReplayDiffersError, Session
+from lightning_agentrl.episodes.env_worker import ReplayDiffersError
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
-from tests.rollout.scripted import Scripted, story, workplace
+from tests.rollout.scripted import Scripted, Workplace, story, workplace
 
 
 class Fragile(Scripted):
@@ -36,23 +39,31 @@ class Fragile(Scripted):
         raise OSError("was gone already")
 
 
-def fragile_session(place, failures: list[tuple[str, int]], retries: int) -> Session:
+def fragile_session(place: Workplace, failures: list[tuple[str, int]], retries: int) -> Session:
+    return replaced(place, lambda: Fragile(failures), retries)
+
+
+def replaced(place: Workplace, make: Callable[[], gymnasium.Env], retries: int) -> Session:
+    """The first session with another environment."""
     old = place.sessions[0]
-    parts = (old.episode_seed, old.renderer, old.memory, old.executor)
-    return Session(0, Fragile(failures), *parts, remake=lambda: Fragile(failures), retries=retries)
+    return Session(0, place.worker(make, retries), old.episode_seed, place.renderer, old.memory)
 
 
 def test_an_error_is_overcome_by_playing_the_episode_again(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         expected = story(place.collect(9))
     with workplace(tiny_folder, [Scripted(4)]) as place:
-        place.sessions = [fragile_session(place, [("reset", 0), ("step", 3), ("step", 3), ("step", 2)], retries=2)]
-        first = place.sessions[0].env
+        failures, made = [("reset", 0), ("step", 3), ("step", 3), ("step", 2)], []
+
+        def make() -> Fragile:
+            made.append(Fragile(failures))
+            return made[-1]
+
+        place.sessions = [replaced(place, make, retries=2)]
         told = r"(?s)environment 0, episode 0 with seed \d+, in turn 2, action '.*trying again"
         with pytest.warns(UserWarning, match=told):
             rollout = place.collect(9)
-        assert first.closed
-        assert place.sessions[0].env is not first
+        assert [env.closed for env in made] == [True] * 4 + [False]
     assert story(rollout) == expected
     # the first reset fails once, then step 2 once, then step 3 twice, each of them in the first episode
     errors = [turn.env_errors for turn in rollout.turns]
@@ -63,8 +74,10 @@ def test_an_error_is_overcome_by_playing_the_episode_again(tiny_folder):
 def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [fragile_session(place, [("step", 2)] * 3, retries=2)]
-        with pytest.warns(UserWarning, match="trying again"), pytest.raises(TimeoutError) as caught:
+        with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as caught:
             place.collect(5)
+        assert caught.value.kind == "TimeoutError"
+        assert "the game server is gone" in caught.value.trace
         seed = place.sessions[0].episode_seed(0)
         assert f"environment 0, episode 0 with seed {seed}, in turn 1, action " in caught.value.__notes__[0]
 
@@ -72,7 +85,7 @@ def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
 def test_without_retries_the_first_error_is_raised(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [fragile_session(place, [("step", 2)], retries=0)]
-        with pytest.raises(TimeoutError):
+        with pytest.raises(EnvError, match="TimeoutError: the game server is gone"):
             place.collect(5)
 
 
@@ -113,7 +126,7 @@ def test_metrics_that_are_no_numbers_are_refused(tiny_folder):
         def step(self, action):
             return *super().step(action)[:4], {"metrics": {"mood": "good"}}
 
-    with workplace(tiny_folder, [Chatty(3)]) as place, pytest.raises(ValueError, match=r"info\['metrics'\] = .*mood"):
+    with workplace(tiny_folder, [Chatty(3)]) as place, pytest.raises(EnvError, match=r"info\['metrics'\] = .*mood"):
         place.collect(1)
 
 
@@ -123,7 +136,7 @@ def test_names_of_our_own_numbers_are_refused(tiny_folder, name):
         def step(self, action):
             return *super().step(action)[:4], {"metrics": {name: 1.0}}
 
-    with workplace(tiny_folder, [Greedy(3)]) as place, pytest.raises(ValueError, match=name):
+    with workplace(tiny_folder, [Greedy(3)]) as place, pytest.raises(EnvError, match=name):
         place.collect(1)
 
 
@@ -151,12 +164,10 @@ def test_an_environment_that_comes_back_otherwise_is_refused(tiny_folder):
 
     failures = [("step", 2)]
     with workplace(tiny_folder, [Scripted(4)]) as place:
-        old = place.sessions[0]
-        parts = (old.episode_seed, old.renderer, old.memory, old.executor)
-        place.sessions = [Session(0, Other(failures), *parts, remake=lambda: Other(failures), retries=5)]
+        place.sessions = [replaced(place, lambda: Other(failures), retries=5)]
         with pytest.warns(UserWarning, match="trying again"), pytest.raises(ReplayDiffersError) as caught:
             place.collect(5)
-    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert caught.value.__cause__.kind == "TimeoutError"
     assert Other.made == 2  # it is not asked again
 
 
@@ -165,5 +176,5 @@ def test_a_picture_of_another_form_is_refused(tiny_folder):
         def render(self):
             return np.zeros((2, 3), dtype=np.float32)
 
-    with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(ValueError, match=r"draws float32 \[2, 3\]"):
+    with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(EnvError, match=r"draws float32 \[2, 3\]"):
         place.collect(1)

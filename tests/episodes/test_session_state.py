@@ -34,10 +34,11 @@ def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, 
 
 
 def test_a_session_before_its_first_episode(tiny_folder):
-    with workplace(tiny_folder, [Scripted(3), Scripted(3)]) as place:
+    env = Scripted(3)
+    with workplace(tiny_folder, [Scripted(3), env]) as place:
         fresh, other = place.sessions
         other.load_state_dict(fresh.state_dict())
-        assert other.env.seeds == []
+        assert env.seeds == []
         assert [turn.episode for turn in place.collect(1).turns] == [0, 0]
 
 

@@ -11,6 +11,8 @@ import gymnasium
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
@@ -131,7 +133,11 @@ class Workplace:
         def episode_seed(episode: int) -> int:
             return derive_seed(self.seed, index, episode)
 
-        return Session(index, env, episode_seed, self.renderer, self.memory, self.executor)
+        return Session(index, self.worker(lambda: env), episode_seed, self.renderer, self.memory)
+
+    def worker(self, make: Callable[[], gymnasium.Env], retries: int = 0) -> EnvWorker:
+        """Environments in threads."""
+        return EnvWorker(lambda: Environment(make), self.executor, retries)
 
     @property
     def player(self) -> Player:

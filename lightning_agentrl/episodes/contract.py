@@ -1,0 +1,196 @@
+"""What an environment may offer beside ``reset`` and ``step``: one typed contract, read and checked in one place.
+
+The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal
+
+import gymnasium
+
+from lightning_agentrl.errors.faults import EnvError
+
+CONTRACT = "contract"  # kind of an error that asking again does not mend
+OUR_METRICS = ("retries", "errors/")  # names and beginnings of names below env/ that count errors of environments
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Attributes of an environment that are looked for, also through wrappers. They may differ from turn to turn.
+
+    Args:
+        actions: names of the actions and their descriptions, in the order of the prompt.
+        aliases: other ways to say an action, in lower case, and the name that each stands for.
+        default_action: the action that runs when a reply names none.
+        system_prompt: rules and task.
+        examples: worked examples, pairs of an observation and a reply.
+        free_text: the whole reply is the action.
+        one_turn: every episode has one turn, so a memory has nothing to show.
+        render_mode: with ``rgb_array`` each turn is drawn.
+        worker: ``process`` needs a process of its own; ``inline`` runs in the event loop of the trainer, for steps of
+            microseconds; None has no needs. A class attribute, since it is read before anything is made.
+    """
+
+    actions: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    default_action: str = ""
+    system_prompt: str = ""
+    examples: tuple[tuple[str, str], ...] = ()
+    free_text: bool = False
+    one_turn: bool = False
+    render_mode: str | None = None
+    worker: Literal["process", "inline"] | None = None
+
+
+def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
+    """Return what an environment offers now.
+
+    Args:
+        env: with its wrappers, each of which may offer too.
+        begun: whether an episode has begun. Properties are read from then on, since they may tell of the episode.
+
+    Raises:
+        EnvError: one sentence about an attribute of a wrong type.
+    """
+    offered = {name: _checked(name, value) for name, value in _offered(env, begun)}
+    contract = Contract(**offered)
+    if contract.actions and contract.default_action and contract.default_action not in contract.actions:
+        raise contract_error(
+            f"the environment's attribute `default_action` is {contract.default_action!r}, which is not one of its "
+            f"actions: {', '.join(contract.actions)}"
+        )
+    return contract
+
+
+def checked_worker(value: Any) -> Literal["process", "inline"] | None:
+    """Return what an environment declares about where it runs.
+
+    Raises:
+        EnvError: it is none of the three.
+    """
+    return _checked("worker", value)
+
+
+def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in ``info["progression"]`` and ``info["metrics"]``.
+
+    Raises:
+        EnvError: something else than numbers by name, or a name that is kept for our own.
+    """
+    numbers: dict[str, float] = {}
+    for entry, needed in (("progression", "a number"), ("metrics", "a dictionary of names and numbers")):
+        if entry not in info:
+            continue
+        given = info[entry] if entry == "metrics" else {entry: info[entry]}
+        try:
+            numbers |= {str(name): float(value) for name, value in given.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise contract_error(
+                f"the environment reports info['{entry}'] = {_shown(info[entry])}, which must be {needed}"
+            ) from None
+    ours, errors = OUR_METRICS
+    if taken := [name for name in numbers if name == ours or name.startswith(errors)]:
+        raise contract_error(f"the environment reports {taken} in info['metrics'], names that count its errors")
+    return numbers
+
+
+def contract_error(sentence: str) -> EnvError:
+    return EnvError(CONTRACT, sentence)
+
+
+def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
+    """Names and values of the attributes that are there. A property that fails is no attribute that is not there."""
+    for name in (one.name for one in fields(Contract)):
+        found = ((layer, inspect.getattr_static(layer, name, _NOWHERE)) for layer in _layers(env))
+        layer, declared = next((pair for pair in found if pair[1] is not _NOWHERE), (None, None))
+        if layer is None:
+            if env.has_wrapper_attr(name):  # made up as it is asked for
+                yield name, env.get_wrapper_attr(name)
+        elif begun or not isinstance(declared, property | cached_property):
+            yield name, getattr(layer, name)
+
+
+_NOWHERE = object()
+
+
+def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
+    yield env
+    while isinstance(env, gymnasium.Wrapper):
+        env = env.env
+        yield env
+
+
+def _checked(name: str, value: Any) -> Any:
+    needed, read = _FORMS[name]
+    if callable(value):
+        raise contract_error(f"the environment's attribute `{name}` is a method; write @property above it")
+    try:
+        return read(value)
+    except _OtherFormError:
+        raise contract_error(
+            f"the environment's attribute `{name}` is {_shown(value)}, a value of type {type(value).__name__}; it must "
+            f"be {needed}"
+        ) from None
+
+
+class _OtherFormError(Exception):
+    pass
+
+
+def _need(condition: bool) -> None:
+    if not condition:
+        raise _OtherFormError
+
+
+def _text(value: Any) -> str:
+    _need(isinstance(value, str))
+    return str(value)
+
+
+def _texts(value: Any) -> dict[str, str]:
+    _need(isinstance(value, Mapping))
+    return {_text(name): _text(text) for name, text in value.items()}
+
+
+def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
+    _need(isinstance(value, list | tuple))
+    for pair in value:
+        _need(isinstance(pair, list | tuple) and len(pair) == 2)
+    return tuple((_text(observation), _text(reply)) for observation, reply in value)
+
+
+def _truth(value: Any) -> bool:
+    _need(type(value).__name__ in ("bool", "bool_"))  # Python's and numpy's
+    return bool(value)
+
+
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
+def _worker(value: Any) -> str | None:
+    _need(value is None or (isinstance(value, str) and value in ("process", "inline")))
+    return value
+
+
+_FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "actions": ("a dictionary of names and descriptions, as {'left': 'one step left'}", _texts),
+    "aliases": ("a dictionary of other words and names of actions, as {'go left': 'left'}", _texts),
+    "default_action": ("the name of an action", _text),
+    "system_prompt": ("a text", _text),
+    "examples": ("a list of pairs of texts, as [('a wall on the left', 'right')]", _pairs),
+    "free_text": ("true or false", _truth),
+    "one_turn": ("true or false", _truth),
+    "render_mode": ("a text or None", _text_or_none),
+    "worker": ("'process', 'inline' or None", _worker),
+}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,225 @@
+"""Where an environment lives: four async calls, and behind them its making, retries and replays.
+
+Its calls run in a thread, in the event loop where it says that its steps take microseconds, or in a process of its own
+(:mod:`lightning_agentrl.episodes.env_process`). Whatever goes wrong in it comes out as an
+:class:`~lightning_agentrl.errors.faults.EnvError` with the place where it happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lightning_agentrl.episodes.contract import CONTRACT, Contract
+from lightning_agentrl.episodes.environment import Answer, Hosted
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.errors.problem import ConfigError
+
+T = TypeVar("T")
+
+
+class ReplayDiffersError(EnvError):
+    """An environment did not lead to the same observation from the same seed and actions."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("replay", message)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an episode begins."""
+
+    env: int  # number of the environment
+    episode: int
+    seed: int
+
+
+class EnvWorker:
+    """One environment, its running episode as seed and actions, and how errors are overcome.
+
+    Args:
+        make: makes the environment, at once and again after an error. A process starts meanwhile.
+        executor: runs the blocking calls; None: they run in the event loop.
+        retries: see :class:`EnvConfig`.
+    """
+
+    def __init__(self, make: Callable[[], Hosted], executor: Executor | None = None, retries: int = 0) -> None:
+        self.executor = executor
+        self.retries = retries
+        self.call = ""  # what the environment is doing: reset, step, render, or nothing
+        self.moved_at = 0.0  # when that changed, on the monotonic clock
+        self.start: Start | None = None  # of the running episode
+        self.actions: list[str] = []  # that it was given in this episode
+        self.answer: Answer | None = None
+        self._overcome: list[str] = []
+        self._make = make
+        self._environment = make()
+        self._given_up = False  # nobody waits for the running call any more
+        self._astray = False  # the environment may be further than the actions say
+
+    @property
+    def contract(self) -> Contract:
+        """What the environment offers now; before its first episode, as far as it is known."""
+        return self._environment.contract if self.answer is None else self.answer.contract
+
+    # What an interaction waits for
+
+    async def reset(self, start: Start) -> Answer:
+        """Begin an episode."""
+        with _telling(start):
+            return self._begun(start, (), await self._run("reset", lambda: self._reset(start)))
+
+    async def step(self, action: str) -> Answer:
+        """Let the environment take one action."""
+        with _telling(self._started, self.actions, action):
+            self.answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
+            self.actions.append(action)
+            return self.answer
+
+    async def draw(self) -> bytes:
+        """Return a PNG of the environment as it is."""
+        with _telling(self._started, self.actions, "render"):
+            return await self._run("render", lambda: self._again(self._environment.draw, "render"))
+
+    async def aclose(self) -> None:
+        """Close the environment."""
+        await self._run("close", self.close)
+
+    # The same where no event loop runs
+
+    def reset_now(self, start: Start, actions: Sequence[str] = (), observation: str | None = None) -> Answer:
+        """Begin an episode, and play it up to here.
+
+        Args:
+            start: of the episode.
+            actions: that were taken in it.
+            observation: what they led to.
+
+        Raises:
+            ReplayDiffersError: they lead somewhere else.
+        """
+        with _telling(start):
+            if observation is None:
+                return self._begun(start, (), self._reset(start))
+            return self._begun(start, actions, self._replayed(start, actions, observation))
+
+    def wait(self) -> None:
+        """Wait until the environment is made."""
+        assert self._environment.contract is not None
+
+    def close(self) -> None:
+        """Close the environment; what it says as it goes is only a warning."""
+        try:
+            self._environment.close()
+        except EnvError as error:
+            warnings.warn(f"{error} (as it was closed)", stacklevel=2)
+
+    def take_errors(self) -> tuple[str, ...]:
+        """Return the kinds of errors that were overcome since the last time this was asked."""
+        errors, self._overcome = tuple(self._overcome), []
+        return errors
+
+    @property
+    def _started(self) -> Start:
+        assert self.start is not None, "reset comes first"
+        return self.start
+
+    def _begun(self, start: Start, actions: Sequence[str], answer: Answer) -> Answer:
+        self.start, self.actions, self.answer = start, list(actions), answer
+        return answer
+
+    async def _run(self, call: str, blocking: Callable[[], T]) -> T:
+        """Run a call where the environment is. One that is cancelled is ended, where that can be done."""
+        self.call, self.moved_at, self._given_up = call, time.monotonic(), False
+        try:
+            if self.executor is None:
+                return blocking()
+            return await asyncio.get_running_loop().run_in_executor(self.executor, blocking)
+        except asyncio.CancelledError:
+            self._given_up = self._astray = True
+            self._environment.end()
+            raise
+        finally:
+            self.call, self.moved_at = "", time.monotonic()
+
+    # Blocking, where the environment is
+
+    def _reset(self, start: Start) -> Answer:
+        return self._again(lambda: self._environment.reset(start.seed), None, start)
+
+    def _again(self, ask: Callable[[], T], action: str | None, start: Start | None = None) -> T:
+        """Ask; after an error make the environment anew, play the episode up to here and ask again.
+
+        Args:
+            ask: asks the environment.
+            action: what it is asked to do; None for a reset.
+            start: of the episode that a reset begins.
+        """
+        last: Exception | None = None
+        for attempt in itertools.count():
+            try:
+                if attempt or self._astray:
+                    self._make_anew()
+                    if action is not None:
+                        assert self.answer is not None
+                        self._replayed(self._started, self.actions, self.answer.observation)
+                return ask()
+            except ReplayDiffersError as error:
+                raise error from last  # nobody knows what state it would go on from
+            except (EnvError, ConfigError) as error:
+                kind = error.kind if isinstance(error, EnvError) else type(error).__name__
+                wrong_input = kind == CONTRACT or (isinstance(error, ConfigError) and not attempt)
+                if wrong_input or attempt >= self.retries or self._given_up:
+                    raise
+                last = error
+                self._overcome.append(kind)
+                where = _where(start or self._started, () if start else self.actions, action)
+                warnings.warn(f"{error} ({where}); trying again", stacklevel=2)
+        raise AssertionError
+
+    def _make_anew(self) -> None:
+        with suppress(EnvError):  # whatever a broken environment says as it goes
+            self._environment.close()
+        self._environment = self._make()
+        self._astray = False
+        if self._given_up:  # meanwhile
+            self._environment.end()
+
+    def _replayed(self, start: Start, actions: Sequence[str], observation: str) -> Answer:
+        """Play an episode from its start.
+
+        Raises:
+            ReplayDiffersError: when that does not lead to ``observation``, since the environment then draws randomness
+                from elsewhere than its seed.
+        """
+        answer = self._environment.reset(start.seed)
+        for action in actions:
+            answer = self._environment.step(action)
+        if answer.observation != observation:
+            raise ReplayDiffersError(
+                f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
+                "draw all its randomness from self.np_random"
+            )
+        return answer
+
+
+@contextmanager
+def _telling(start: Start, actions: Sequence[str] = (), action: str | None = None) -> Iterator[None]:
+    """Add to an error where it came from."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(_where(start, actions, action))
+        raise
+
+
+def _where(start: Start, actions: Sequence[str], action: str | None) -> str:
+    doing = "in its reset" if action is None else f"in turn {len(actions)}, action {action!r}"
+    return f"environment {start.env}, episode {start.episode} with seed {start.seed}, {doing}"

@@ -1,0 +1,244 @@
+"""An environment where it runs, in a thread of the trainer or in a process: its answers checked, its errors named.
+
+The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+"""
+
+from __future__ import annotations
+
+import io
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol, SupportsFloat
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
+
+from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics
+from lightning_agentrl.errors.environments import environment_problem
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.errors.problem import ConfigError
+
+_FORMS = {
+    "reset": ("(observation, info)", 2),
+    "step": ("(observation, reward, terminated, truncated, info)", 5),
+}
+_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # of info
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an environment answered, and what it offers from now on."""
+
+    observation: str  # long-term text
+    short_term: str
+    contract: Contract
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an environment is made, in whatever process.
+
+    Args:
+        id: as ``gymnasium.make`` takes it.
+        kwargs: arguments of the environment.
+        key: under which it was given.
+        registered: what the id stands for, where another process does not know it.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any]
+    key: str
+    registered: EnvSpec | None = None
+
+    def make(self) -> gymnasium.Env:
+        """Build the environment.
+
+        Raises:
+            ConfigError: when gymnasium does not know the id or the arguments, with the key to change.
+        """
+        with self._complaining():
+            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
+
+    def load(self) -> Callable[..., Any] | None:
+        """Import the environment, and return what makes it: a class, or a function. None: gymnasium does not know it.
+
+        Raises:
+            ConfigError: it cannot be imported.
+        """
+        if self.registered is not None:
+            gymnasium.registry.setdefault(self.registered.id, self.registered)
+        with self._complaining():
+            if ":" in self.id:
+                import_module(self.id.split(":")[0])
+            entry = None if self.spec is None else self.spec.entry_point
+            return load_env_creator(entry) if isinstance(entry, str) else entry
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """What gymnasium knows of the id, in this process and so far."""
+        with self._complaining():
+            namespace, name, version = parse_env_id(self.id.split(":")[-1])
+            newest = find_highest_version(namespace, name) if version is None else version
+            return gymnasium.registry.get(get_env_id(namespace, name, newest))
+
+    @contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
+            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
+
+
+class Hosted(Protocol):
+    """An environment somewhere. Every call blocks, and raises an EnvError when the environment does not answer well."""
+
+    @property
+    def contract(self) -> Contract:
+        """What is known of it before its first episode."""
+
+    def reset(self, seed: int) -> Answer: ...
+
+    def step(self, action: str) -> Answer: ...
+
+    def draw(self) -> bytes: ...
+
+    def close(self) -> None:
+        """Let it close what it holds; harmless when it is gone."""
+
+    def end(self) -> None:
+        """End a call that is running, where that is possible."""
+
+
+class Environment:
+    """A gymnasium environment in this process.
+
+    Args:
+        make: makes it.
+
+    Raises:
+        EnvError: it cannot be made, or it offers something of a wrong type.
+        ConfigError: as ``make`` raises it.
+    """
+
+    def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
+        with naming_errors():
+            self.env = make()
+            self.contract = read_contract(self.env, begun=False)
+
+    def reset(self, seed: int) -> Answer:
+        """Begin the episode of a seed."""
+        with naming_errors():
+            observation, info = _values("reset", self.env.reset(seed=seed))
+            return self._answer(observation, info)
+
+    def step(self, action: str) -> Answer:
+        """Take one action."""
+        with naming_errors():
+            observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
+            if not isinstance(reward, SupportsFloat):
+                raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
+            return self._answer(observation, info, float(reward), bool(terminated), bool(truncated))
+
+    def draw(self) -> bytes:
+        """Return a PNG of the environment as it is."""
+        import numpy as np
+        from PIL import Image
+
+        with naming_errors():
+            frame = np.asarray(self.env.render())
+            if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+                raise contract_error(
+                    f"the environment draws {frame.dtype} {list(frame.shape)}; with render_mode 'rgb_array' its "
+                    "render() must give uint8 [height, width, 3]"
+                )
+            file = io.BytesIO()
+            Image.fromarray(frame).save(file, "PNG")
+            return file.getvalue()
+
+    def close(self) -> None:
+        with naming_errors():
+            self.env.close()
+
+    def end(self) -> None:
+        """Do nothing: a call in a thread cannot be ended."""
+
+    def _answer(
+        self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Answer:
+        if not isinstance(observation, str):
+            raise contract_error(
+                f"the environment gave {_kind('an observation', observation)}; observations must be text (wrap the "
+                "environment)"
+            )
+        if not isinstance(info, Mapping):
+            raise contract_error(f"the environment gave {_kind('an info', info)}; it must be a dictionary")
+        for name in _TEXTS:
+            if not isinstance(info.get(name, ""), str):
+                raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+        return Answer(
+            observation=info.get("long_term_text", observation),
+            short_term=info.get("short_term_text", ""),
+            contract=read_contract(self.env, begun=True),
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            metrics=read_metrics(info),
+            info=info,
+        )
+
+
+@contextmanager
+def naming_errors() -> Iterator[None]:
+    """Turn whatever an environment raises into an EnvError, also what would end a thread, a task or the process."""
+    try:
+        yield
+    except (EnvError, ConfigError):
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and _interrupts_come_here():
+            raise
+        raise EnvError(type(error).__name__, f"the environment raised {_named(error)}", _trace(error)) from None
+
+
+def _interrupts_come_here() -> bool:
+    """Whether Ctrl-C is raised in this thread."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+
+def _named(error: BaseException) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).splitlines()[0].split())
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback below our own calls and gymnasium's, with what led to the error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if module != __name__ and not module.startswith("gymnasium."):
+            break
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _values(call: str, answer: Any) -> tuple[Any, ...]:
+    """What reset or step gave, if it has gymnasium's form."""
+    form, count = _FORMS[call]
+    if isinstance(answer, tuple) and len(answer) == count:
+        return answer
+    got = f"{len(answer)} values" if isinstance(answer, tuple) else _kind("a value", answer)
+    raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
+
+
+def _kind(what: str, value: Any) -> str:
+    return f"{what} of type {type(value).__name__}"

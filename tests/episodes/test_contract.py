@@ -1,0 +1,186 @@
+"""What an environment may offer: read through wrappers, checked when it is made, and told in the documentation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from lightning_agentrl.episodes.contract import Contract, read_contract, read_metrics
+from lightning_agentrl.episodes.env_worker import EnvWorker, Start
+from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.errors.faults import EnvError
+from tests.rollout.scripted import Scripted
+
+START = Start(0, 0, 1)
+
+
+def offering(**attributes: Any) -> gymnasium.Env:
+    return type("Offering", (Scripted,), attributes)()
+
+
+def test_a_plain_environment_offers_nothing():
+    assert read_contract(Scripted(), begun=True) == Contract()
+
+
+def test_what_is_offered_is_read_through_wrappers():
+    class Polite(gymnasium.Wrapper):
+        system_prompt = "Please walk."
+
+    inner = offering(
+        actions={"left": "one step left"},
+        aliases={"go left": "left"},
+        default_action="left",
+        system_prompt="Walk.",
+        examples=[("a wall", "left")],
+        free_text=np.True_,
+        one_turn=False,
+        render_mode="rgb_array",
+        worker="inline",
+    )
+    assert read_contract(gymnasium.wrappers.TimeLimit(Polite(inner), 5), begun=True) == Contract(
+        actions={"left": "one step left"},
+        aliases={"go left": "left"},
+        default_action="left",
+        system_prompt="Please walk.",
+        examples=(("a wall", "left"),),
+        free_text=True,
+        render_mode="rgb_array",
+        worker="inline",
+    )
+
+
+WRONG = {
+    "actions": [["left", "right"], {"left": None}, {1: "left"}, "left"],
+    "aliases": [[("go left", "left")], {"go left": ["left"]}],
+    "default_action": [None, 0],
+    "system_prompt": [None, ["Walk."], b"Walk."],
+    "examples": ["left", [("a wall",)], [("a wall", "left", "right")], [("a wall", 1)], {"a wall": "left"}],
+    "free_text": ["no", 1, None],
+    "one_turn": ["yes", 0],
+    "render_mode": [["rgb_array"]],
+    "worker": ["thread", "fork", True],
+}
+
+
+def test_every_attribute_has_wrong_values():
+    assert set(WRONG) == {one.name for one in fields(Contract)}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_wrong_type_is_refused_when_the_environment_is_made(name, value):
+    with pytest.raises(EnvError, match=rf"attribute `{name}` is .*; it must be ") as error:
+        EnvWorker(lambda: Environment(lambda: offering(**{name: value})))
+    assert error.value.kind == "contract"
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Contract) if one.name != "render_mode"])
+def test_a_forgotten_property_is_named_when_the_environment_is_made(name):
+    with pytest.raises(EnvError, match=rf"`{name}` is a method; write @property above it"):
+        Environment(lambda: offering(**{name: lambda self: "Walk."}))
+
+
+def test_a_default_action_has_to_be_an_action():
+    with pytest.raises(EnvError, match="`default_action` is 'wait', which is not one of its actions: left, right"):
+        Environment(lambda: offering(actions={"left": "", "right": ""}, default_action="wait"))
+    Environment(lambda: offering(default_action="wait"))  # where no action has a name, it is a text like any other
+
+
+@pytest.mark.parametrize("kind", [property, cached_property])
+def test_properties_may_need_an_episode_and_are_checked_in_it(kind):
+    def system_prompt(self: Any) -> Any:
+        return {7: "Go to the ball.", 8: 8}[self.np_random_seed]
+
+    prompt = kind(system_prompt)
+    if kind is cached_property:
+        prompt.__set_name__(None, "system_prompt")
+    environment = Environment(lambda: offering(system_prompt=prompt))
+    assert environment.contract.system_prompt == ""
+    assert environment.reset(7).contract.system_prompt == "Go to the ball."
+    environment = Environment(lambda: offering(system_prompt=prompt))
+    with pytest.raises(EnvError, match="`system_prompt` is 8"):
+        environment.reset(8)
+
+
+def test_a_property_that_fails_is_not_taken_for_none():
+    class Broken(Scripted):
+        @property
+        def actions(self) -> dict[str, str]:
+            return self.mission.actions
+
+    worker = EnvWorker(lambda: Environment(lambda: gymnasium.wrappers.TimeLimit(Broken(), 5)))
+    with pytest.raises(EnvError, match="'Broken' object has no attribute 'mission'"):
+        worker.reset_now(START)
+
+
+def test_actions_of_a_turn_stay_those_of_the_turn():
+    """Also where an environment changes one dictionary in place."""
+
+    class Growing(Scripted):
+        actions = {"left": ""}
+
+        def step(self, action: str) -> Any:
+            self.actions["jump"] = ""
+            return super().step(action)
+
+    environment = Environment(Growing)
+    first = environment.reset(0).contract
+    second = environment.step("left").contract
+    assert (list(first.actions), list(second.actions)) == (["left"], ["left", "jump"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"info": None}, "an info of type NoneType; it must be a dictionary"),
+        ({"info": {"short_term_text": 3}}, r"info\['short_term_text'\] of type int; it must be text"),
+        ({"info": {"metrics": {"mood": "good"}}}, r"info\['metrics'\] = .*'good'.*, which must be a dictionary"),
+        ({"info": {"metrics": 3}}, r"info\['metrics'\] = 3, which must be a dictionary of names and numbers"),
+        ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
+        (
+            {"info": {"metrics": {"errors/mine": 1}}},
+            r"\['errors/mine'\] in info\['metrics'\], names that count its errors",
+        ),
+        ({"observation": 7}, "an observation of type int; observations must be text"),
+        ({"reward": "much"}, "a reward of type str; it must be a number"),
+    ],
+)
+def test_an_answer_of_another_form_is_a_breach_of_the_contract(change, told):
+    class Other(Scripted):
+        def step(self, action: str) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            return (
+                change.get("observation", observation),
+                change.get("reward", reward),
+                terminated,
+                truncated,
+                change.get("info", info),
+            )
+
+    environment = Environment(Other)
+    environment.reset(0)
+    with pytest.raises(EnvError, match=told) as error:
+        environment.step("left")
+    assert error.value.kind == "contract"
+
+
+def test_numbers_of_an_environment():
+    assert read_metrics({"progression": True, "metrics": {"wood": np.float32(0.5)}}) == {
+        "progression": 1.0,
+        "wood": 0.5,
+    }
+    assert read_metrics({}) == {}
+
+
+def test_the_documentation_lists_the_attributes():
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    table = page[page.index("| attribute |") :].split("\n\n")[0]
+    listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert listed == [one.name for one in fields(Contract)]

@@ -1,0 +1,417 @@
+"""Environments in threads, inline and in processes: the same answers and errors, and nothing that holds up a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from lightning_agentrl.episodes import env_process
+from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.metrics.rollout import rollout_numbers
+from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, RolloutDataModule, TurnInteraction
+from tests.episodes.small_envs import Walk
+from tests.rollout.scripted import FREE_TEXT, Learner, Workplace, story, workplace
+
+START = Start(env=3, episode=0, seed=5)
+HANGS = 1.0  # seconds after which a call hangs, and the most that tests wait for it
+MANY = 20  # retries, for machines on which a call may take that long by itself
+
+
+def config(name: str = "Walk", worker: str | None = "process", retries: int = 2, **settings: Any) -> EnvConfig:
+    timeout = settings.pop("timeout_seconds", None)
+    env_id = f"tests.episodes.small_envs:{name}-v0"
+    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout)
+
+
+@contextmanager
+def opened(*args: Any, **settings: Any) -> Iterator[EnvWorker]:
+    """A worker as a data module makes it."""
+    with ThreadPoolExecutor(1) as executor, closing(config(*args, **settings).make_worker(executor)) as worker:
+        yield worker
+
+
+def process_of(worker: EnvWorker) -> subprocess.Popen[bytes]:
+    environment = worker._environment
+    assert isinstance(environment, env_process.ProcessEnvironment)
+    return environment._process
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; who should collect it may be busy."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def replace_sessions(place: Workplace, *configs: EnvConfig) -> None:
+    place.sessions = [
+        Session(i, source.make_worker(place.executor), old.episode_seed, place.renderer, place.memory)
+        for i, (source, old) in enumerate(zip(configs, place.sessions, strict=True))
+    ]
+
+
+# The same in all places
+
+
+def test_a_process_plays_as_a_thread_does_and_goes_on_from_its_state(tiny_folder):
+    """Observations, actions that change from turn to turn, pictures; and a saved thread continues in a process."""
+
+    def play(first: str, then: str) -> tuple[list, list]:
+        with workplace(tiny_folder, [Walk()]) as place:
+            replace_sessions(place, config("Changing", first, length=5))
+            rollouts = [place.collect(7)]
+            (state,) = [session.state_dict() for session in place.sessions]
+            place.sessions[0].close()
+            replace_sessions(place, config("Changing", then, length=5))
+            place.sessions[0].load_state_dict(state)
+            rollouts.append(place.collect(4))
+            place.sessions[0].close()
+        return [story(rollout) for rollout in rollouts], [turn.image for r in rollouts for turn in r.turns]
+
+    expected = play("thread", "thread")
+    assert play("process", "thread") == expected
+    assert play("thread", "process") == expected
+    assert None not in expected[1]
+
+
+def test_groups_hand_processes_over(tiny_folder, monkeypatch):
+    def play(worker: str) -> list:
+        groups = GroupRollout(size=2, per_rollout=1, mini_batches=1)
+        interaction = TurnInteraction(4, RawParser())
+        data = RolloutDataModule(config(worker=worker), 2, groups=groups, prompt=FREE_TEXT, interaction=interaction)
+        data.setup("fit")
+        data.connect(Learner(tiny_folder))
+        started.clear()
+        try:
+            return [story(data.collect()) for _ in range(3)]
+        finally:
+            data.teardown("fit")
+
+    started: list[str] = []
+    start = env_process.ProcessEnvironment.__init__
+    monkeypatch.setattr(
+        env_process.ProcessEnvironment, "__init__", lambda *args: (started.append("one"), start(*args))[1]
+    )
+    expected = play("thread")
+    assert started == []
+    assert play("process") == expected
+    assert len(started) == 2  # for six episodes, two at a time
+
+
+def test_a_process_loads_neither_torch_nor_transformers_and_hashes_as_all_do():
+    told = []
+    for _ in range(2):
+        with opened("Telling") as worker:
+            told.append(worker.reset_now(START).observation.split())
+    assert told[0][0] != str(os.getpid())
+    assert told[0][1:3] == told[1][1:3]
+    assert told[0][1] == "0"
+    modules = set(told[0][3:])
+    assert "lightning_agentrl.episodes.env_process" in modules
+    assert not modules & {"torch", "transformers", "lightning", "jsonargparse"}
+
+
+def test_global_generators_repeat_an_episode_in_a_process():
+    seen = []
+    for seed in (5, 5, 6):
+        with opened("Gambling", worker=None) as worker:
+            seen.append([worker.reset_now(Start(0, 0, seed)).observation, asyncio.run(worker.step("left")).observation])
+    assert seen[0] == seen[1]
+    assert not set(seen[0]) & set(seen[2])
+    assert seen[0][0] != seen[0][1]
+
+
+# What goes wrong in an environment
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
+def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
+    """Also what would end a thread, a task, the event loop or the process. The environment is still there."""
+
+    async def errors() -> list[EnvError]:
+        await worker.reset(START)
+        await worker.step("left")
+        caught = []
+        for fault in ("raises", "leaves", "is interrupted", "stops", "cancels"):
+            with pytest.raises(EnvError) as error:
+                await worker.step(fault)
+            caught.append(error.value)
+        assert (await worker.step("left")).reward == 2.0
+        return caught
+
+    with opened(worker=place, retries=0) as worker:
+        caught = asyncio.run(errors())
+    kinds = ["IndexError", "SystemExit", "KeyboardInterrupt", "StopIteration", "CancelledError"]
+    assert [error.kind for error in caught] == kinds
+    assert str(caught[0]) == "the environment raised IndexError: list index out of range"
+    assert caught[0].__notes__ == ["environment 3, episode 0 with seed 5, in turn 1, action 'raises'"]
+    for error, kind in zip(caught, kinds, strict=True):
+        frames = [line for line in error.trace.splitlines() if line.startswith("  File ")]
+        assert frames
+        assert all("small_envs.py" in line for line in frames)
+        assert kind in error.trace.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "told"),
+    [
+        ("exits", "died", "process ended in step with exit code 3"),
+        ("aborts", "died", "process ended in step by signal SIGABRT"),
+        ("hangs", "timeout", r"step took longer than 1 s, .* data\.init_args\.env\.timeout_seconds"),
+        ("hangs and holds the interpreter", "timeout", "step took longer than 1 s"),
+    ],
+)
+def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind, told, tmp_path):
+    async def play() -> str:
+        await worker.reset(START)
+        return [(await worker.step(action)).observation for action in ("left", "right", "left")][-1]
+
+    limit = HANGS if kind == "timeout" else None
+    once = str(tmp_path / "happened")
+    with opened(worker="thread") as worker:
+        expected = asyncio.run(play())
+    with opened(retries=MANY, fault=fault, once=once, timeout_seconds=limit) as worker:
+        first = process_of(worker)
+        with pytest.warns(UserWarning, match=rf"{told}.* in turn 1, action 'right'\); trying again"):
+            assert asyncio.run(play()) == expected
+        assert gone(first.pid)
+        assert set(worker.take_errors()) == {kind}
+        assert worker.take_errors() == ()
+
+
+def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder, tmp_path):
+    """All turns are there, as if nothing had happened, and both errors are counted."""
+    with workplace(tiny_folder, [Walk(), Walk(), Walk()]) as place:
+        expected = story(place.collect(5))
+    hanging = {"fault": "hangs", "once": str(tmp_path / "hung"), "timeout_seconds": HANGS, "retries": MANY}
+    ending = {"fault": "exits", "at": 3, "once": str(tmp_path / "ended")}
+    with workplace(tiny_folder, [Walk(), Walk(), Walk()]) as place:
+        replace_sessions(place, config(**hanging), config(**ending), config(worker="thread"))
+        with pytest.warns(UserWarning, match="trying again"):
+            rollout = place.collect(5)
+        for session in place.sessions:
+            session.close()
+    assert story(rollout) == expected
+    numbers = {name: float(number.total) for name, number in rollout_numbers(rollout).items() if "env/" in name}
+    assert numbers["env/errors/timeout"] >= 1.0
+    assert numbers["env/errors/died"] == 1.0
+    assert numbers["env/retries"] == numbers["env/errors/timeout"] + 1.0
+
+
+def test_the_budget_is_of_one_call_and_what_is_beyond_it_ends_the_run(tiny_folder):
+    with workplace(tiny_folder, [Walk()]) as place:
+        replace_sessions(place, config(fault="exits", at=3, retries=1))
+        with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as error:
+            place.collect(5)
+        place.sessions[0].close()
+    assert str(error.value) == "the environment's process ended in step with exit code 3"
+    assert "environment 0, episode 0 with seed" in error.value.__notes__[0]
+    assert "in turn 2, action" in error.value.__notes__[0]
+
+
+def test_a_process_that_cannot_be_replayed_is_refused():
+    """This one tells its number, which no seed decides."""
+
+    async def play() -> None:
+        await worker.reset(START)
+        await worker.step("exits")
+
+    message = "environment 3 does not repeat its episode"
+    with (
+        opened("Telling") as worker,
+        pytest.warns(UserWarning, match="trying again"),
+        pytest.raises(ReplayDiffersError, match=message) as error,
+    ):
+        asyncio.run(play())
+    assert error.value.__cause__.kind == "died"
+
+
+def test_an_answer_that_cannot_be_sent_names_the_entry():
+    async def play() -> None:
+        await worker.reset(START)
+        await worker.step("left")
+
+    with opened("Locked") as worker, pytest.raises(EnvError, match=r"as info\['lock'\] cannot be sent .*; give plain"):
+        asyncio.run(play())
+    with opened("Locked", worker="thread") as worker:
+        asyncio.run(play())
+
+
+# How a process ends
+
+
+@pytest.mark.parametrize("place", ["thread", "process"])
+def test_an_environment_is_closed_and_its_complaint_is_a_warning(place, tmp_path):
+    once = str(tmp_path / "closed")
+    with opened("Closing", worker=place, once=once) as worker:
+        worker.reset_now(START)
+        assert not Path(once).exists()
+    assert Path(once).exists()
+    with pytest.warns(UserWarning, match="OSError: was gone already"), opened("Stubborn", worker=place) as worker:
+        worker.reset_now(START)
+
+
+def test_a_cancelled_call_ends_its_process_and_a_later_one_goes_on(tmp_path):
+    once = tmp_path / "hanging"
+
+    async def cancelled() -> None:
+        await worker.reset(START)
+        await worker.step("left")
+        step = asyncio.create_task(worker.step("right"))
+        while not once.exists():
+            await asyncio.sleep(0.01)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+
+    with opened(fault="hangs", once=str(once)) as worker:
+        first = process_of(worker)
+        asyncio.run(cancelled())
+        wait_for(lambda: gone(first.pid))
+        assert worker.actions == ["left"]
+        assert asyncio.run(worker.step("right")).reward == 2.0
+        assert worker.take_errors() == ()
+
+
+def test_ctrl_c_is_not_heard():
+    with opened() as worker:
+        worker.reset_now(START)
+        for _ in range(3):
+            os.kill(process_of(worker).pid, signal.SIGINT)
+            assert worker.reset_now(START).reward == 0.0
+        assert os.getpgid(process_of(worker).pid) != os.getpgrp()
+
+
+def test_a_process_ends_with_a_trainer_that_is_killed(tmp_path):
+    """Even one that hangs and never lets go of the interpreter."""
+    once = tmp_path / "hanging"
+    script = f"""
+from lightning_agentrl.episodes.env_process import ProcessEnvironment, Recipe
+fault = {{"fault": "hangs and holds the interpreter", "at": 1, "once": {str(once)!r}}}
+environment = ProcessEnvironment(Recipe("tests.episodes.small_envs:Walk-v0", fault, "env"))
+environment.reset(0)
+print(environment._process.pid, flush=True)
+environment.step("left")
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        pid = int(trainer.stdout.readline())
+        wait_for(once.exists)
+        assert not gone(pid)
+        trainer.kill()
+    wait_for(lambda: gone(pid))
+
+
+# Which place
+
+
+@pytest.mark.parametrize(("worker", "asks_itself"), [(None, True), ("thread", False)])
+def test_an_environment_may_run_inline_and_a_key_decides_otherwise(worker, asks_itself):
+    with opened("Quick", worker) as made:
+        observation = asyncio.run(made.reset(START)).observation
+    assert (observation == f"in thread {threading.get_ident()}") is asks_itself
+
+
+def test_a_need_for_a_process_cannot_be_denied():
+    with pytest.raises(ValueError, match=r"needs a process of its own .*data\.init_args\.env\.worker"):
+        config("Gambling", "thread").make_worker()
+    with pytest.raises(ValueError, match=r"only once it is made; .*data\.init_args\.env\.worker to process"):
+        config("Late", None).make_worker()
+    with opened("Late") as worker:
+        assert worker.reset_now(START).contract.worker == "process"
+
+
+def test_a_time_limit_needs_a_process():
+    sentence = r"timeout_seconds 5 needs a process, since a thread cannot be ended; set data\.init_args\.env\.worker to"
+    with pytest.raises(ValueError, match=sentence):
+        config("Walk", "thread", timeout_seconds=5)
+    for name in ("Walk", "Quick"):
+        with pytest.raises(ValueError, match=sentence):
+            config(name, None, timeout_seconds=5).make_worker()
+    with opened("Gambling", None, timeout_seconds=60) as worker:
+        worker.reset_now(START)
+    with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
+        config(timeout_seconds=0)
+    with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):
+        config(worker="fork")
+
+
+# What cannot be made in another process
+
+
+def test_arguments_that_cannot_be_sent_are_refused():
+    with pytest.raises(
+        ValueError, match=r"cannot be sent to its process: .*lock.* \(key data\.init_args\.env\.kwargs\)"
+    ):
+        config(info={"lock": threading.Lock()}).make_worker()
+
+
+class Unreadable:
+    """Can be pickled, but not read again elsewhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_arguments_that_cannot_be_read_there_are_refused():
+    assert pickle.dumps(Unreadable())
+    with warnings.catch_warnings(), opened(info=Unreadable()) as worker:
+        warnings.simplefilter("error")  # it is not tried again
+        with pytest.raises(ValueError, match=r"cannot be sent to its process: ValueError: .*env\.worker to thread"):
+            worker.reset_now(START)
+
+
+def test_an_environment_of_the_started_script_is_refused(monkeypatch):
+    class Local(Walk):
+        pass
+
+    Local.__module__ = "__main__"
+    for name, entry in (("Here-v0", Local), ("HereToo-v0", "__main__:Local")):
+        monkeypatch.setitem(gymnasium.registry, name, gymnasium.envs.registration.EnvSpec(name, entry))
+        with pytest.raises(ValueError, match=rf"'{name}' is registered in the script that was started.* module:{name}"):
+            EnvConfig(name, worker="process").make_worker()
+
+
+def test_an_id_that_only_this_process_has_registered_is_known_there():
+    with closing(EnvConfig("Walk-v0", {"length": 7}, worker="process").make_worker()) as worker:
+        assert worker.reset_now(START).observation.endswith("step 0")
+    with closing(EnvConfig("Walk", {"length": 7}, worker="process").make_worker()) as worker:  # the newest version
+        assert worker.reset_now(START).observation.endswith("step 0")
+
+
+@pytest.mark.parametrize(("name", "settings"), [("Nothing", {}), ("Walk", {"lenght": 3})])
+def test_an_environment_that_cannot_be_made_is_told_as_in_a_thread(name, settings):
+    told = []
+    for place in ("thread", "process"):
+        with (
+            pytest.raises(ValueError, match=r"data\.init_args\.env") as error,
+            opened(name, place, **settings) as worker,
+        ):
+            worker.wait()
+        told.append(str(error.value))
+    assert told[0] == told[1]
