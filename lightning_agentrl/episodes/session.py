@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -17,6 +18,7 @@ import gymnasium
 import numpy as np
 from PIL import Image
 
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts.memory import Memory, PastTurn
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.types import Segment, SegmentKind, flatten_ids
@@ -258,7 +260,9 @@ class Session:
         self.env_actions.append(action)
         self._see(observation, info)
         if not isinstance(reward, SupportsFloat):
-            raise ValueError(f"the environment gave a reward of type {type(reward).__name__}; it must be a number")
+            raise EnvError(
+                "contract", f"the environment gave a reward of type {type(reward).__name__}; it must be a number"
+            )
         return float(reward), bool(terminated), bool(truncated), info
 
     def _reset_once(self) -> tuple[Any, Mapping[str, Any]]:
@@ -312,9 +316,13 @@ class Session:
         """Add to an error where it came from. Not in the executor, since asyncio copies a TimeoutError on its way."""
         try:
             yield
-        except Exception as error:
+        except (EnvError, ReplayDiffersError) as error:
             error.add_note(self._where(action))
             raise
+        except Exception as error:  # noqa: BLE001 - whatever an environment raises
+            told = _of_environment(error)
+            told.add_note(self._where(action))
+            raise told from None
 
     def _where(self, action: str | None) -> str:
         doing = "in its reset" if action is None else f"in turn {len(self.env_actions)}, action {action!r}"
@@ -324,9 +332,10 @@ class Session:
     def _draw(self) -> bytes:
         frame = np.asarray(self.env.render())
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-            raise ValueError(
+            raise EnvError(
+                "contract",
                 f"environment {self.index} draws {frame.dtype} {list(frame.shape)}; with render_mode 'rgb_array' its "
-                "render() must give uint8 [height, width, 3]"
+                "render() must give uint8 [height, width, 3]",
             )
         file = io.BytesIO()
         Image.fromarray(frame).save(file, "PNG")
@@ -334,9 +343,10 @@ class Session:
 
     def _see(self, observation: Any, info: Mapping[str, Any]) -> None:
         if not isinstance(observation, str):
-            raise ValueError(
+            raise EnvError(
+                "contract",
                 f"environment {self.index} gave an observation of type {type(observation).__name__}; "
-                "observations must be text (wrap the environment)"
+                "observations must be text (wrap the environment)",
             )
         self.observation = info.get("long_term_text", observation)
         self.short_term = info.get("short_term_text", "")
@@ -347,4 +357,17 @@ def _checked(answer: Any, count: int, call: str, form: str) -> Any:
     if isinstance(answer, tuple) and len(answer) == count:
         return answer
     got = f"{len(answer)} values" if isinstance(answer, tuple) else f"a value of type {type(answer).__name__}"
-    raise ValueError(f"the environment's {call} gave {got}; it must give {form}")
+    raise EnvError("contract", f"the environment's {call} gave {got}; it must give {form}")
+
+
+def _of_environment(error: Exception) -> EnvError:
+    """What an environment raised, with its own part of the traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__"))
+        if not module.startswith((__name__, "gymnasium.", "concurrent.", "asyncio.", "contextlib")):
+            break
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    named = "".join(traceback.format_exception_only(error)).splitlines()[0]
+    return EnvError(type(error).__name__, f"the environment raised {named}", text)

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from lightning_agentrl.episodes.session import ReplayDiffersError, Session
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import EnvConfig
 from tests.rollout.scripted import Scripted, story, workplace
 
@@ -63,7 +64,7 @@ def test_an_error_is_overcome_by_playing_the_episode_again(tiny_folder):
 def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [fragile_session(place, [("step", 2)] * 3, retries=2)]
-        with pytest.warns(UserWarning, match="trying again"), pytest.raises(TimeoutError) as caught:
+        with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as caught:
             place.collect(5)
         seed = place.sessions[0].episode_seed(0)
         assert f"environment 0, episode 0 with seed {seed}, in turn 1, action " in caught.value.__notes__[0]
@@ -72,7 +73,7 @@ def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
 def test_without_retries_the_first_error_is_raised(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [fragile_session(place, [("step", 2)], retries=0)]
-        with pytest.raises(TimeoutError):
+        with pytest.raises(EnvError):
             place.collect(5)
 
 
@@ -165,5 +166,5 @@ def test_a_picture_of_another_form_is_refused(tiny_folder):
         def render(self):
             return np.zeros((2, 3), dtype=np.float32)
 
-    with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(ValueError, match=r"draws float32 \[2, 3\]"):
+    with workplace(tiny_folder, [Wrong(3)]) as place, pytest.raises(EnvError, match=r"draws float32 \[2, 3\]"):
         place.collect(1)

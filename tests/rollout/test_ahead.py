@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine, VLLMEngine
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, RolloutDataModule, TurnInteraction
 from tests.metrics.clock import FakeClock
@@ -163,7 +164,7 @@ def test_an_error_is_raised_where_the_rollout_is_needed_and_the_environments_are
     data.begin_next()
     state = data.state_dict()  # a checkpoint of the iteration that is over
     assert state["ahead"] is None
-    with pytest.raises(OSError, match="the game has crashed") as error:
+    with pytest.raises(EnvError, match="OSError: the game has crashed") as error:
         data.collect()
     assert any("environment" in note and "in turn 2" in note for note in error.value.__notes__)
     FAILS.clear()
@@ -176,7 +177,7 @@ def test_an_error_that_nobody_waits_for_is_told_at_the_end(connected):
     data.collect()
     FAILS.set()
     data.begin_next()
-    with pytest.warns(UserWarning, match="nobody waits for any more has failed: OSError: the game has crashed"):
+    with pytest.warns(UserWarning, match="has failed: EnvError: the environment raised OSError: the game has crashed"):
         data.teardown("fit")
 
 

@@ -10,6 +10,7 @@ import time
 import gymnasium
 import pytest
 
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import (
     FullMemory,
     PromptFormat,
@@ -266,7 +267,7 @@ class Pixels(Plain):
 
 def test_other_observations_are_refused(tiny_folder):
     message = "environment 0 gave an observation of type int"
-    with workplace(tiny_folder, [Pixels()]) as place, pytest.raises(ValueError, match=message):
+    with workplace(tiny_folder, [Pixels()]) as place, pytest.raises(EnvError, match=message):
         place.collect(1)
 
 
@@ -276,7 +277,7 @@ def test_an_error_of_one_environment_ends_the_collection(tiny_folder):
             raise OSError("the game crashed")
 
     with workplace(tiny_folder, [Scripted(50), Scripted(50, on_step=fall)]) as place:
-        with pytest.raises(OSError, match="the game crashed"):
+        with pytest.raises(EnvError, match="OSError: the game crashed"):
             place.collect(500)
         place.sessions = [place.session(7, Scripted(50))]
         assert len(place.collect(2).turns) == 2  # the engine is still there
