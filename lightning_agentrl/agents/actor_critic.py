@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
+from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
 from lightning_agentrl.agents.gradients import start_adam
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.strategies import in_lockstep
@@ -157,6 +157,7 @@ class ActorCritic(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(self, checkpoint)
         self._saved_weights = checkpoint["state_dict"]
+        check_weights(self._saved_weights, self.state_dict())
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.make_errors import environment_problem
 from lightning_agentrl.episodes.tasks import TaskSet
-from lightning_agentrl.errors import ConfigError, environment_problem
+from lightning_agentrl.errors import ConfigError
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
 

@@ -15,7 +15,6 @@ import yaml
 
 from lightning_agentrl.agents import actor_critic
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.errors import explain
 
 Config = dict[str, Any]
 Command = Callable[..., tuple[int, str]]  # gives the exit code and standard error
@@ -428,12 +427,6 @@ def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_r
     told = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
     assert "no chat template" in told
     assert "chat_template.jinja" in told
-
-
-def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
-    assert str(explain("Something new\nmore of it")) == "Something new"
-    told = explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new")
-    assert str(told).startswith("there is no class 'no.Such'")
 
 
 def test_the_installed_command_answers() -> None:
