@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, prepare_checkpoint
+from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_groups, check_scores, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
@@ -66,6 +66,11 @@ class Agent(L.LightningModule, ABC):
         temperature: of sampling and of all log-probs.
         variance_proxy: log how signal and noise of the policy's gradient develop.
     """
+
+    old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
+        **{f.name: f"write optim: {{{f.name}: ...}}" for f in fields(Optim)},
+        **{f.name: f"write compute: {{{f.name}: ...}}" for f in fields(Compute)},
+    }
 
     models: Models  # set in configure_model
     actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
@@ -367,6 +372,7 @@ class Agent(L.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
         self._saved_weights = checkpoint["state_dict"]
+        check_weights(self._saved_weights, self.state_dict())
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_agentrl.agents.master_weights import MasterWeights
+from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
@@ -59,6 +61,30 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
             "which is right only if both are the same weights"
         )
     checkpoint["state_dict"] |= frozen_weights(module)
+
+
+def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuse the weights of other models.
+
+    Raises:
+        CheckpointError: how many weights differ, and one of each kind.
+    """
+    lacking = [name for name in own if name not in saved]
+    further = [name for name in saved if name not in own]
+    other = [name for name in own if name in saved and own[name].shape != saved[name].shape]
+    found = []
+    if lacking:
+        found.append(f"it lacks {len(lacking)} weights such as {lacking[0]}")
+    if further:
+        found.append(f"it has besides {len(further)} weights such as {further[0]}")
+    if other:
+        there, here = list(saved[other[0]].shape), list(own[other[0]].shape)
+        found.append(f"{len(other)} weights have another shape, such as {other[0]} {there} instead of {here}")
+    if found:
+        raise CheckpointError(
+            f"is of another model: {', '.join(found)}",
+            "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out",
+        )
 
 
 def _told(settings: dict[str, Any] | None) -> str:

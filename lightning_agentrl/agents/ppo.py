@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -66,6 +66,15 @@ class PPOAgent(Agent):
         args: as ``kwargs``, in the order of :class:`Agent`.
         kwargs: what every :class:`Agent` takes: model, critic, estimator, learning rates, memory.
     """
+
+    old_keys: ClassVar[dict[str, str]] = Agent.old_keys | {
+        "kl_in_reward": "write kl: {reward: ...}",
+        "kl_kind": "write kl: {reward_kind: ...}",
+        "kl_loss": "write kl: {loss: ...}",
+        "kl_loss_kind": "write kl: {loss_kind: ...}",
+        "loss_aggregation": "give the policy_loss its aggregation, as {class_path: PPOClip, init_args: {aggregation: ...}}",
+        "loss_norm_tokens": "give the policy_loss its norm_tokens, as {class_path: PPOClip, init_args: {norm_tokens: ...}}",
+    }
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -27,22 +26,18 @@ from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
+from lightning_agentrl.commands.check_files import check_file
+from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
+from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
+from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.sources import ENVS
-from lightning_agentrl.errors import (
-    OWN_PACKAGES,
-    ConfigError,
-    Problem,
-    check_yaml,
-    constructor_error,
-    explain,
-    from_package,
-    one_line,
-)
-from lightning_agentrl.errors.arguments import options
+from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
+from lightning_agentrl.errors.foreign_messages import trainer_problem
+from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
-from lightning_agentrl.errors.sources import Sources
 from lightning_agentrl.rollout import RolloutDataModule
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
@@ -53,11 +48,21 @@ class AgentParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.makers: list[tuple[Callable[..., Any], type, bool]] = []  # of model and data, which keep their arguments
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:  # an inner parser, whose error becomes part of a longer one
             super().error(message, ex)
-        raise ConfigError(explain(message)) from ex
+        raise ConfigError(explain(message, ex)) from ex
+
+    def add_instantiator(self, instantiator: Callable[..., Any], class_type: type, subclasses: bool = True) -> None:
+        self.makers.append((naming_its_class(instantiator), class_type, subclasses))
+
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Make objects, each by a function that names the class whose constructor refuses."""
+        if self.makers:  # those of the command's parser hold for the parsers in it
+            kwargs["instantiators"] = [*self.makers, (naming_its_class(construct), object, True)]
+        return super().instantiate(*args, **kwargs)
 
 
 class AgentCLI(LightningCLI):
@@ -91,14 +96,23 @@ class AgentCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Look at the config files first, since the parser does not say which of them is wrong."""
         given = args if isinstance(args, list) else sys.argv[1:]
-        for path in _config_files(given):
-            check_yaml(path)
+        for name, value in options(given):
+            if name in ("c", "config") and Path(value).is_file():
+                check_file(Path(value))
         _refuse_override_of_one(given)
         super().parse_arguments(parser, args)
         parsed = cast(Any, self.config)
-        if parsed.get(f"{parsed.get('subcommand')}.quiet"):
+        settings = parsed.get(parsed.get("subcommand"), parsed)
+        seed = settings.get("seed_everything")
+        if type(seed) is int and not 0 <= seed < 2**32:
+            what = f"seed_everything cannot be used: it must be from 0 to {2**32 - 1}, got {seed}"
+            raise ConfigError(Problem(what, key="seed_everything"))
+        if settings.get("quiet"):
             for name in ("lightning.pytorch", "lightning.fabric"):
                 logging.getLogger(name).setLevel(logging.WARNING)
+
+    def _parse_ckpt_path(self) -> None:
+        """Take the agent's arguments from the config alone; Lightning would read a checkpoint here to look for some."""
 
     @property
     def settings(self) -> Any:
@@ -125,8 +139,6 @@ class AgentCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         try:
             super().instantiate_classes()
-        except MisconfigurationException as error:
-            raise ConfigError(f"trainer: {one_line(str(error))}") from error
         except ValueError as error:
             sentence = constructor_error(error, self.settings.as_dict())
             if sentence is None:
@@ -147,7 +159,11 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
-        trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        try:
+            trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        except (MisconfigurationException, ValueError, ImportError) as error:
+            raise ConfigError(trainer_problem(error)) from error
+        name_checkpoint_errors(trainer.strategy, training=self.subcommand == "fit")
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -181,11 +197,24 @@ class AgentCLI(LightningCLI):
             if interrupted:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
-            if isinstance(error, MisconfigurationException):
-                raise ConfigError(f"trainer: {one_line(str(error))}") from error
-            if isinstance(error, (ValueError, ImportError, OSError)) and not playing:
-                _reraise_as_sentence(error, cast(Agent, self.model))
+            if told := self._told(error, playing):
+                raise told from error
             raise
+
+    def _told(self, error: BaseException, playing: bool) -> ConfigError | None:
+        """Return the sentence of an error that has none yet, where a user can do something about it."""
+        agent, path = cast(Agent, self.model), cast(Any, self.trainer).ckpt_path
+        if isinstance(error, ConfigError):
+            return None
+        if isinstance(error, CheckpointError):
+            return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
+        if told := explained(error, agent.clock.failed_in or ("" if playing else "load")):
+            return told
+        if isinstance(error, MisconfigurationException):
+            return ConfigError(trainer_problem(error))
+        if isinstance(error, ValueError | ImportError) and not playing and raised_by_us(error):
+            return ConfigError(one_line(str(error)))
+        return None
 
 
 class VerifyCLI(AgentCLI):
@@ -230,18 +259,6 @@ class VerifyCLI(AgentCLI):
         return kept
 
 
-def _reraise_as_sentence(error: Exception, agent: Agent) -> NoReturn:
-    """Errors that we raise on purpose and those of model files become sentences, all others stay as they are."""
-    if from_package(error, *OWN_PACKAGES) and not isinstance(error, OSError):
-        raise ConfigError(one_line(str(error))) from error
-    if from_package(error, "transformers", "huggingface_hub", "tokenizers", "safetensors"):
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"the model '{agent.model}' cannot be loaded (key model.init_args.model): {one_line(first)}"
-        ) from error
-    raise error
-
-
 def _refuse_foreign_knobs(trainer: Any) -> None:
     """The Trainer's clipping and accumulation would work beside ours; say which keys do it here."""
     if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would take another one
@@ -284,19 +301,12 @@ def _refuse_override_of_one(args: Sequence[str]) -> None:
         if re.match(r"data\.envs[.\[]", key):
             what = f"--{name} would change one of several sources and does not say which"
             fix = f"change the list in the config, or give a whole one with --{ENVS}"
-        elif key.startswith("data.env.") and (there := Sources(args).find(Problem("", key=ENVS))):
+        elif key.startswith("data.env.") and (there := places_of(Problem("", key=ENVS), args)):
             what = f"--{name} is about one environment, and the config has a list of sources at {ENVS}"
-            fix = f"change the list ({there.where})"
+            fix = f"change the list ({there[0].where})"
         else:
             continue
         raise ConfigError(Problem(what, place=Place(COMMAND_LINE, f"--{name}"), fix=fix))
-
-
-def _config_files(args: Sequence[str]) -> list[Path]:
-    """The files that are given with --config and exist."""
-    values = [value for name, value in pairwise(args) if name in ("-c", "--config")]
-    values += [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
-    return [Path(value) for value in values if Path(value).is_file()]
 
 
 def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_agentrl import __version__
-from lightning_agentrl.errors import ConfigError, check_files, explain, one_line_errors, unknown_command
+from lightning_agentrl.commands.check_files import check_files
+from lightning_agentrl.commands.ending import one_line_errors
+from lightning_agentrl.errors import ConfigError, explain, unknown_command
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -125,7 +127,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-            raise ConfigError(explain(message, list(inspect.signature(OWN[command]).parameters))) from ex
+            raise ConfigError(explain(message, ex, list(inspect.signature(OWN[command]).parameters))) from ex
 
     function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])

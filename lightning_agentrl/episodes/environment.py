@@ -19,7 +19,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
 from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics
-from lightning_agentrl.errors.environments import environment_problem
+from lightning_agentrl.episodes.make_errors import environment_problem
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class EnvError(RuntimeError):
     """An environment raised, hung, ended its process, or broke its contract.
@@ -18,3 +21,28 @@ class EnvError(RuntimeError):
         super().__init__(message)
         self.kind = kind
         self.trace = trace
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be continued from.
+
+    Args:
+        reason: the rest of a sentence that begins with the checkpoint.
+        fix: what to do.
+    """
+
+    def __init__(self, reason: str, fix: str = "") -> None:
+        super().__init__(f"the checkpoint {reason}" + (f"; {fix}" if fix else ""))
+        self.reason = reason
+        self.fix = fix
+
+
+class CheckpointNotSavedError(OSError):
+    """The disk is full, so a checkpoint could not be saved.
+
+    Args:
+        path: of the checkpoint.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

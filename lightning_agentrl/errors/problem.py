@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 COMMAND_LINE = "command line"
-_SHORT_LIST = 8  # names that a sentence lists although it says which of them was meant
 LABELS = ("where", "when", "did you mean", "fix")
 _LABEL_WIDTH = 14
+_SHORT_LIST = 8  # names that a sentence lists although it says which of them was meant
 _KEY = re.compile(r"\b(?:(?:model|data|trainer)\.\w[\w.\[\]]*|ckpt_path\b|seed_everything\b)")
 
 
@@ -53,17 +53,19 @@ class Problem:
     @property
     def keys(self) -> list[str]:
         """The keys to look at: the one that is wrong, or those that the sentence names."""
-        if self.key:
-            return [self.key]
-        named = _KEY.findall(self.what) or _KEY.findall(self.fix)
+        named = [self.key] if self.key else _KEY.findall(self.what) or _KEY.findall(self.fix)
         return list(dict.fromkeys(key.rstrip(".") for key in named))
 
     def __str__(self) -> str:
         return self.sentence()
 
     def sentence(self, places: Sequence[Place] = (), notes: Sequence[str] = ()) -> str:
-        """Everything in one sentence."""
-        text = self.what + self._in_brackets(places)
+        """Return everything in one sentence."""
+        brackets = []
+        if self.key and self.key not in self.what:
+            brackets.append(f"key {places[0].key if places and places[0].key else self.key}")
+        brackets += [places[0].where] if len(places) == 1 else [f"{place.key}: {place.where}" for place in places]
+        text = self.what + (f" ({'; '.join(brackets)})" if brackets else "")
         if len(places) == 1 and self.what.endswith(f"(key {places[0].key})"):
             text = f"{self.what[:-1]}; {places[0].where})"
         if self.fix and not self.suggestion:
@@ -74,30 +76,24 @@ class Problem:
             text += f"; did you mean {self.suggestion}?"
         return text + "".join(f" ({note})" for note in notes)
 
-    def _in_brackets(self, places: Sequence[Place]) -> str:
-        parts = []
-        if self.key and self.key not in self.what:
-            parts.append(f"key {places[0].key if places and places[0].key else self.key}")
-        if len(places) == 1:
-            parts.append(places[0].where)
-        else:
-            parts += [f"{place.key}: {place.where}" for place in places]
-        return f" ({'; '.join(parts)})" if parts else ""
-
     def lines(self, places: Sequence[Place] = (), notes: Sequence[str] = (), width: int = 80) -> list[str]:
-        """The fault, and below it one labelled line for each other part."""
+        """Return the fault, and below it one labelled line for each other part."""
         what, fix = self.what, self.fix
         if not fix and not self.known and not self.suggestion:  # a sentence: what to do stands after the semicolon
             what, _, fix = self.what.partition("; ")
         if self.known:
             fix = "; ".join(filter(None, [fix, f"known: {', '.join(self.known)}"]))
-        rows = [("where", f"{place.where} ({place.key})" if place.key else place.where) for place in places]
-        if not places and self.key:
-            rows.append(("where", self.key))
-        rows += [("when", note) for note in notes]
-        rows += [("did you mean", self.suggestion)] if self.suggestion else []
-        rows += [("fix", fix)] if fix else []
-        return [*_wrapped(f"agentrl: {what}", width, "  "), *_labelled(rows, width)]
+        where = [f"{place.where} ({place.key})" if place.key else place.where for place in places]
+        parts = zip(LABELS, (where or [self.key], notes, [self.suggestion], [fix]), strict=True)
+        rows = [f"  {label:{_LABEL_WIDTH}}{text}" for label, texts in parts for text in texts if text]
+        indents = ("  ", *(" " * (_LABEL_WIDTH + 2) for _ in rows))
+        return [
+            line
+            for text, indent in zip([f"agentrl: {what}", *rows], indents, strict=True)
+            for line in textwrap.wrap(
+                text, max(width, 40), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        ]
 
 
 class ConfigError(ValueError):
@@ -110,22 +106,3 @@ class ConfigError(ValueError):
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _labelled(rows: Iterable[tuple[str, str]], width: int) -> list[str]:
-    found = []
-    for label, text in rows:
-        found += _wrapped(f"  {label:{_LABEL_WIDTH}}{text}", width, " " * (_LABEL_WIDTH + 2))
-    return found
-
-
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    wrapped = textwrap.wrap(
-        text,
-        max(width, 40),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
-    return wrapped or [""]

@@ -24,6 +24,7 @@ class StageClock:
     def __init__(self) -> None:
         self.listeners: list[Callable[[str, int, int], None]] = []
         self.running = ""  # the stage that was entered last
+        self.failed_in = ""  # the stage that an error ended
         self._done = self._total = 0
         self._read_at = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -42,6 +43,9 @@ class StageClock:
         started = time.perf_counter()
         try:
             yield
+        except BaseException:
+            self.failed_in = name
+            raise
         finally:
             self._seconds[name] += time.perf_counter() - started
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub import model_info, try_to_load_from_cache
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -18,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
 from lightning_agentrl.models.last_layer import PLACES, skip_unread
@@ -44,10 +48,26 @@ def resolve_model(model: str) -> str:
     return str(Path(model).expanduser()) if model.startswith("~") else model
 
 
+@contextmanager
+def naming_model(model: str) -> Iterator[None]:
+    """Say which model it is that transformers cannot read.
+
+    Raises:
+        ConfigError: what transformers, or the reader of weights, raised as one sentence.
+    """
+    try:
+        yield
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        key = "model.init_args.model"
+        raise ConfigError(f"the model '{model}' cannot be loaded (key {key}): {one_line(reason)}") from error
+
+
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     _refuse_missing_folder(model)
     _refuse_unknown_id(model)
-    return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
+    with naming_model(model):
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
 def read_context_length(model: str) -> int:
@@ -59,16 +79,18 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     """Pretrained causal language model, with an attention that reads prefix trees where its layers can."""
     _refuse_missing_folder(model)
     folder = resolve_model(model)
-    config = without_dropout(AutoConfig.from_pretrained(folder))
+    with naming_model(model):
+        config = without_dropout(AutoConfig.from_pretrained(folder))
     check_family(model, config)
     unshared = why_unshared(config)
     attention = None if unshared else TREE  # None: what transformers takes for it
-    lm = cast(
-        PreTrainedModel,
-        AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.get_default_dtype(), attn_implementation=attention
-        ),
-    )
+    with naming_model(model):
+        lm = cast(
+            PreTrainedModel,
+            AutoModelForCausalLM.from_pretrained(
+                folder, config=config, dtype=torch.get_default_dtype(), attn_implementation=attention
+            ),
+        )
     if unshared:
         _try_projection(model, lm)
     else:

@@ -15,7 +15,6 @@ import yaml
 
 from lightning_agentrl.agents import models
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.errors import explain
 from tests.golden import check_wording
 
 Config = dict[str, Any]
@@ -490,12 +489,6 @@ def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_r
         (tmp_path / name).write_text((tiny_folder / name).read_text())
     told = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
     assert "chat_template.jinja" in told
-
-
-def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
-    assert str(explain("Something new\nmore of it")) == "Something new"
-    told = explain("Parser key \"model\":\n  Problem with given class_path 'no.Such':\n    Something new")
-    assert str(told).startswith("there is no class 'no.Such'")
 
 
 def test_the_installed_command_answers() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from lightning_agentrl.errors.problem import Problem, one_line
-from lightning_agentrl.errors.words import closest, import_fault, keys_of
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from lightning_agentrl.errors import Problem, closest, one_line
+from lightning_agentrl.errors.names import import_fault, keys_of
 
 _OURS = "agentrl_envs"
 
@@ -16,7 +18,7 @@ _OURS = "agentrl_envs"
 def environment_problem(
     env_id: str, kwargs: Mapping[str, Any], error: Exception, key: str = "data.init_args.env"
 ) -> Problem:
-    """What is wrong with an environment's id or arguments.
+    """Return what is wrong with an environment's id or arguments.
 
     Args:
         env_id: as given to `gymnasium.make`.
@@ -32,17 +34,16 @@ def environment_problem(
             key=id_key,
             fix="an id is module:Name-v0, with a module that can be imported from where agentrl runs",
         )
-    if type(error).__name__ in ("NameNotFound", "VersionNotFound", "NamespaceNotFound", "UnregisteredEnv"):
-        known = _ids(module)
+    if isinstance(error, gymnasium.error.UnregisteredEnv):
+        what, known = f"there is no environment '{env_id}'", _ids(module)
+        return Problem(what, key=id_key, suggestion=_close_id(name, module, known), known=known)
+    names = tuple(keys_of(_class_of(name)))
+    unknown = [argument for argument in kwargs if argument not in names]
+    if isinstance(error, TypeError) and names and unknown:
         return Problem(
-            f"there is no environment '{env_id}'", key=id_key, suggestion=_close_id(name, module, known), known=known
-        )
-    if match := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        names = tuple(keys_of(_class_of(name)))
-        return Problem(
-            f"the environment '{env_id}' has no argument '{match[1]}'",
-            key=f"{kwargs_key}.{match[1]}",
-            suggestion=closest(match[1], names),
+            f"the environment '{env_id}' has no argument '{unknown[0]}'",
+            key=f"{kwargs_key}.{unknown[0]}",
+            suggestion=closest(unknown[0], names),
             known=names,
         )
     return Problem(
@@ -52,15 +53,13 @@ def environment_problem(
 
 
 def _ids(module: str) -> tuple[str, ...]:
-    """Ids that a module has registered, as they are written in a config."""
-    from gymnasium import registry
-
-    entries = {name: str(spec.entry_point) for name, spec in registry.items()}
+    """Return the ids that a module has registered, as they are written in a config."""
+    entries = {name: str(spec.entry_point) for name, spec in gymnasium.registry.items()}
     return tuple(f"{module}:{name}" for name, entry in entries.items() if module and entry.startswith(f"{module}."))
 
 
 def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
-    """The id that a wrong one is close to; our own environments need their module before the name."""
+    """Return the id that a wrong one is close to; our own environments need their module before the name."""
     if known:
         return closest(f"{module}:{name}", known)
     if not module and find_spec(_OURS) and not import_fault(_OURS):
@@ -69,10 +68,7 @@ def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
 
 
 def _class_of(name: str) -> type | None:
-    from gymnasium import registry
-    from gymnasium.envs.registration import load_env_creator
-
-    spec = registry.get(name)
+    spec = gymnasium.registry.get(name)
     entry = spec.entry_point if spec else None
     found = load_env_creator(entry) if isinstance(entry, str) else entry
     return found if isinstance(found, type) else None

@@ -1,0 +1,84 @@
+"""The config files of a command, looked at before the parser: it takes seconds to import, does not say which file is
+wrong, and drops keys that are given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+
+from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
+from lightning_agentrl.errors.problem import ConfigError, Place, Problem
+from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, unknown_argument, unknown_top_key
+
+_FURTHER_KEYS = (
+    *("optimizer", "lr_scheduler", "weights_only", "subcommand", "verbose", "quiet", "dry_run"),
+    *SUBCOMMANDS,
+)
+
+
+def check_files(arguments: Sequence[str]) -> None:
+    """Refuse config files that are not there or wrong, and files that lack model or data.
+
+    Raises:
+        ConfigError: about the first of them.
+    """
+    given, partly = set(), False  # the keys at the top that are given somewhere; whether there may be more
+    for name, value in options(arguments):
+        if name not in ("c", "config"):
+            given.add(name.split(".")[0])
+            partly = partly or name in ("h", "help", "print_config")
+        elif "{" in value:  # the parser takes a whole config in place of a path, too
+            partly = True
+        elif not Path(value).exists():
+            raise ConfigError(f"the file '{value}' does not exist (argument --config)")
+        else:
+            given |= check_file(Path(value))
+    lacking = [key for key in ("data", "model") if key not in given]
+    if lacking and not partly and not given.intersection(SUBCOMMANDS):
+        alone = [argument for before, argument in pairwise(("", *arguments)) if not before.startswith("-")]
+        files = [argument for argument in alone if argument.endswith((".yaml", ".yml"))]
+        raise ConfigError(unknown_argument(files[0], ("config",)) if files else missing_keys(lacking))
+
+
+def check_file(path: Path) -> set[str]:
+    """Refuse a config file that cannot be read, is no YAML, gives a key twice, or has unknown keys at the top.
+
+    Returns:
+        The keys at the top.
+
+    Raises:
+        ConfigError: with the file and the place in it.
+    """
+    root = tree_of(path)
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"the config file '{path}' holds no keys; it needs {', '.join(TOP_KEYS[1:4])}")
+    for key, first, second in _given_twice(root, "", set()):
+        place = Place(f"{path}, lines {first} and {second}", key)
+        fix = "only the last would count; remove one of them"
+        raise ConfigError(Problem(f"the key {key} is given twice", key=key, place=place, fix=fix))
+    for key, _ in root.value:
+        if str(key.value) not in (*TOP_KEYS, *_FURTHER_KEYS):
+            raise ConfigError(unknown_top_key(str(key.value), Place(f"{path}, line {key.start_mark.line + 1}")))
+    return {str(key.value) for key, _ in root.value}
+
+
+def _given_twice(node: yaml.Node, above: str, seen: set[int]) -> Iterator[tuple[str, int, int]]:
+    """Yield keys that stand twice in one mapping, with their lines; anchored nodes are looked at once."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _given_twice(item, f"{above}[{index}]", seen)
+        return
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        full, line = f"{above}.{key.value}".lstrip("."), int(key.start_mark.line) + 1
+        if full in lines and key.tag != "tag:yaml.org,2002:merge":
+            yield full, lines[full], line
+        lines[full] = line
+        yield from _given_twice(value, full, seen)

@@ -1,0 +1,78 @@
+"""Errors that constructors raise while the parser makes objects of a config: which class it was, and its key."""
+
+from __future__ import annotations
+
+import functools
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, causes, one_line
+from lightning_agentrl.errors.foreign_messages import missing_package
+from lightning_agentrl.errors.names import keys_of
+
+
+class ConstructorError(ValueError):
+    """What the constructor of a class raised, its cause."""
+
+    def __init__(self, owner: type) -> None:
+        super().__init__(f"{owner.__name__} cannot be made")
+        self.owner = owner
+
+
+def naming_its_class(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function that makes an object of a class say which class it was, when its constructor refuses."""
+
+    @functools.wraps(make)
+    def named(class_type: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return make(class_type, *args, **kwargs)
+        except (ValueError, ImportError) as error:
+            raise ConstructorError(class_type) from error
+
+    return named
+
+
+def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
+    return class_type(*args, **kwargs)
+
+
+def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError | None:
+    """Return the sentence of what a constructor raised, with its key; None where it was no constructor.
+
+    Args:
+        error: what the parser raised from it.
+        config: the parsed config, which tells the key of the class.
+    """
+    refused = [cause for cause in causes(error) if isinstance(cause, ConstructorError)]
+    if not refused:
+        return None
+    owner, cause = refused[-1].owner, refused[-1].__cause__
+    assert cause is not None
+    keys = list(_keys_of_class(owner.__name__, config, ""))
+    if isinstance(cause, ImportError):
+        return ConfigError(missing_package(cause, owner.__name__, keys[0] if keys else ""))
+    if isinstance(cause, ConfigError):
+        return cause
+    text = one_line(str(cause))
+    if owner.__module__.split(".")[0] not in (*OWN_PACKAGES, "lightning"):
+        frame = traceback.extract_tb(cause.__traceback__)[-1]
+        text += f" (raised in {Path(frame.filename).name}, line {frame.lineno})"
+    if len(keys) != 1 or "init_args" in text:
+        return ConfigError(text)
+    named = [name for name in keys_of(owner) if re.search(rf"\b{name}\b", text)]
+    return ConfigError(Problem(text, key=f"{keys[0]}.init_args" + (f".{named[0]}" if len(named) == 1 else "")))
+
+
+def _keys_of_class(name: str, node: Any, key: str) -> Iterator[str]:
+    """Yield the keys below which a config names a class."""
+    if isinstance(node, list):
+        for index, item in enumerate(node):
+            yield from _keys_of_class(name, item, f"{key}[{index}]")
+    elif isinstance(node, dict):
+        if str(node.get("class_path", "")).rsplit(".", 1)[-1] == name:
+            yield key
+        for part, value in node.items():
+            yield from _keys_of_class(name, value, f"{key}.{part}" if key else part)

@@ -1,0 +1,75 @@
+"""How a command ends: a sentence, or labelled lines on a terminal, and the exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.commands.places import places_of
+from lightning_agentrl.errors import ConfigError, EnvError, causes
+from lightning_agentrl.errors.problem import LABELS
+
+_BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
+
+
+@contextmanager
+def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
+    """End wrong input with its sentence and exit code 2, an environment's error with 1, Ctrl-C with 130.
+
+    Bugs keep their traceback.
+
+    Args:
+        arguments: of the command, which tell where a wrong key was given; those of the process if None.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        _write([f"agentrl: {str(stop) or 'stopped'}"])
+        sys.exit(130)
+    except Exception as error:
+        told = error if isinstance(error, ConfigError) else explained(error)
+        if told is not None:
+            _show(told, sys.argv[1:] if arguments is None else arguments)
+            sys.exit(2)
+        if not isinstance(error, EnvError):
+            raise
+        sentence = f"agentrl: {error}" + "".join(f" ({note})" for note in _notes(error))
+        _write([*error.trace.rstrip("\n").splitlines(), sentence])
+        sys.exit(1)
+
+
+def _show(error: ConfigError, arguments: Sequence[str]) -> None:
+    """Write an error to standard error."""
+    places, notes = places_of(error.problem, arguments), _notes(error)
+    if sys.stderr.isatty():
+        lines = error.problem.lines(places, notes, shutil.get_terminal_size().columns)
+        _write(lines if os.environ.get("NO_COLOR") else _coloured(lines))
+    else:
+        _write([f"agentrl: {error.problem.sentence(places, notes)}"])
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return what was added to an error and its causes on their way, each once."""
+    return list(dict.fromkeys(note for cause in causes(error) for note in getattr(cause, "__notes__", ())))
+
+
+def _coloured(lines: Sequence[str]) -> list[str]:
+    head = lines[0].replace("agentrl:", f"{_RED}agentrl:{_OFF}{_BOLD}", 1) + _OFF
+    return [head, *(_dimmed(line) for line in lines[1:])]
+
+
+def _dimmed(line: str) -> str:
+    """Make a line's label, if it has one, less prominent than its text."""
+    label = next((label for label in LABELS if line.startswith(f"  {label} ")), "")
+    width = len(line) - len(line[len(label) + 2 :].lstrip())
+    return f"{_DIM}{line[:width]}{_OFF}{line[width:]}" if label else line
+
+
+def _write(lines: Sequence[str]) -> None:
+    """Write all lines at once, since several processes may write."""
+    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.flush()

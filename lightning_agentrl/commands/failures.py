@@ -1,0 +1,79 @@
+"""What a user can do about an error that ended a run: memory, disk, folders, metrics."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+from lightning_agentrl.errors import CheckpointNotSavedError, ConfigError, EnvError, Problem, causes
+from lightning_agentrl.errors.foreign_messages import out_of_memory, unknown_metric
+
+_TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
+_BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
+_LESS_MODEL = (
+    "use a smaller model (model.init_args.model), LoRA (model.init_args.lora), SharedCritic (model.init_args.critic) "
+    "or model.init_args.kl.reward 0, which keeps no copy of the initial policy"
+)
+_LESS_MEMORY = {  # by the stage in which it ran out
+    "load": _LESS_MODEL,
+    "collect": f"lower {_BATCH}, data.init_args.num_envs or data.init_args.prompt.max_prompt_tokens",
+    "score": f"lower {_TOKENS}",
+    "update": f"lower {_TOKENS}, set model.init_args.compute.gradient_checkpointing to true, or {_LESS_MODEL}",
+    "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
+}
+_LESS_MEMORY_ANYWHERE = f"while playing, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+def explained(error: BaseException, stage: str = "") -> ConfigError | None:
+    """Return what to say about an error that a user can fix; None for all others, whose traceback is needed.
+
+    Args:
+        error: what ended the run, no sentence yet.
+        stage: that it came in, a stage of :class:`StageClock` or ``load``; empty where that is not known.
+    """
+    if isinstance(error, EnvError):
+        return _raised_from(error, Problem(str(error))) if error.kind == "contract" else None
+    for cause in causes(error):
+        if problem := _memory(cause, stage) or _disk(cause) or unknown_metric(cause):
+            return _raised_from(error, problem)
+    return None
+
+
+def _raised_from(error: BaseException, problem: Problem) -> ConfigError:
+    told = ConfigError(problem)
+    told.__cause__ = error
+    return told
+
+
+def _memory(error: BaseException, stage: str) -> Problem | None:
+    found = out_of_memory(error)
+    if found is None:
+        return None
+    device, facts = found
+    what = f"out of memory on the {device}" + (f" in stage {stage}" if stage else "") + (f" ({facts})" if facts else "")
+    return Problem(what, fix=_LESS_MEMORY.get(stage, _LESS_MEMORY_ANYWHERE))
+
+
+def _disk(error: BaseException) -> Problem | None:
+    """A file cannot be written: the disk is full, or the place may not be used."""
+    if not isinstance(error, OSError):
+        return None
+    path = str(error.filename or "")
+    if error.errno in _DISK_FULL:
+        saving = isinstance(error, CheckpointNotSavedError)
+        free = f"{_free(path)}, cannot write '{path}'" if path else ""
+        fewer = ", or keep fewer checkpoints: raise every_n_epochs or lower save_top_k of ModelCheckpoint"
+        fix = "free some space or choose another folder (trainer.default_root_dir)" + fewer * saving
+        return Problem(f"the disk is full{free}", fix=fix)
+    if error.errno in _NO_ACCESS and path:
+        fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
+        return Problem(f"'{path}' cannot be used: {error.strerror}", fix=fix)
+    return None
+
+
+def _free(path: str) -> str:
+    folder = next((folder for folder in Path(path).absolute().parents if folder.is_dir()), None)
+    return f" ({shutil.disk_usage(folder).free / 2**30:.1f} GiB free)" if folder else ""

@@ -1,0 +1,169 @@
+"""What others say in prose only, read for its facts: the parser of configs, allocators, torch's writer, Lightning.
+
+A test provokes each pattern by the real thing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+
+from lightning_agentrl.errors.names import closest, import_class, keys_of
+from lightning_agentrl.errors.problem import Problem, one_line
+from lightning_agentrl.errors.unknown import (
+    TOP_KEYS,
+    missing_keys,
+    no_class,
+    unknown_argument,
+    unknown_class,
+    unknown_key,
+    unknown_top_key,
+)
+
+OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run")
+TRAINER = "lightning.pytorch.Trainer"
+_NARROWER = {
+    "trainer.precision": "'32-true', '64-true', 'bf16-mixed'"
+}  # what Lightning would take, but the run would not
+_TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+# The parser
+
+
+def explain(message: str, error: BaseException | None = None, options: Sequence[str] = OPTIONS) -> Problem:
+    """Make one problem of a complaint of the parser, or return its first line where nothing is recognised.
+
+    The parser nests its complaints: each is raised from the one about what is inside it, a union from its first member.
+
+    Args:
+        message: what the parser says.
+        error: what it says it of.
+        options: what the command takes, without dashes.
+    """
+    key, owner, union, faults = "", None, "", [message.strip()]
+    faults += [str(cause).strip() for cause in causes(error)]
+    for fault, _ in itertools.groupby(faults):  # what an inner parser raises is said twice
+        if match := re.match(r'Parser key "([^"]+)":', fault):
+            key, union = f"{key}.{match[1]}".lstrip("."), ""
+        elif match := re.match(r"Problem with given class_path '([^']+)':", fault):
+            owner = import_class(match[1])
+            if owner is None:
+                return unknown_class(match[1], key, _classes(union))
+            key += "" if dataclasses.is_dataclass(owner) else ".init_args"
+        elif match := re.match(r"Does not validate against any of the Union subtypes\nSubtypes: (.*)", fault):
+            union = match[1]
+    if match := re.match(r"Option '([^']+)' is not accepted$", fault):
+        return unknown_key(match[1], key, owner)
+    if match := re.match(r"(?:Subcommand '\w+'|Group '(\w+)') does not accept option '([^']+)'", fault):
+        return _unknown_in_group(key, owner, match[1], match[2])
+    if match := re.match(r"the following arguments are required: (.*)", fault):
+        return missing_keys(re.sub(r"\b(?:fit|validate)\.", "", match[1]).split(", "), key, owner)
+    if match := re.match(r"unrecognized arguments: (\S+)", fault):
+        return unknown_argument(match[1], options)
+    if match := re.match(r"(?:Expected (?:a )?dot import path string:|Import path) (\S+)", fault):
+        return unknown_class(match[1], key, _classes(union))
+    if re.match(r"Expected an instantiatable class|Not a valid subclass of", fault):
+        return no_class(key, _classes(union))
+    if match := re.match(r"Expected an? (.+?)\. Got value: (.*)", fault, re.DOTALL):
+        return _wrong_type(key, union or match[1], match[2])
+    return Problem(f"{key}: {one_line(fault)}" if key else fault.splitlines()[0], key=key)
+
+
+def _classes(types: str) -> list[type]:
+    """Return the classes that are named among types."""
+    return [found for found in map(import_class, re.findall(r"[A-Za-z_][\w.]*\.\w+", types)) if found]
+
+
+def _unknown_in_group(above: str, owner: type | None, group: str | None, name: str) -> Problem:
+    """Describe a key that is in no group of the parser, or not in this one, which may be a dataclass of a class."""
+    full = f"{group}.{name}" if group else name
+    if owner is None:
+        return unknown_top_key(full)
+    known = [key.removeprefix(f"{group}.") for key in keys_of(owner) if key.startswith(f"{group}.")]
+    return unknown_key(name, f"{above}.{group}", None, known, owner.__name__)
+
+
+def _wrong_type(key: str, types: str, given: str) -> Problem:
+    """Describe a value of another type than a key takes."""
+    found = re.findall(r"typing\.Literal\[([^\]]*)\]|<class '(?:[\w.]+\.)?(\w+)'>", types)
+    words = [f"one of {_NARROWER.get(key, values)}" if values else _TYPES.get(name, name) for values, name in found]
+    kinds = " or ".join(dict.fromkeys(filter(None, words))) or types
+    meant = closest(given, re.findall(r"'([^']*)'", kinds))
+    return Problem(f"{key} must be {kinds}, got '{given}'", key=key, value=given or None, suggestion=meant)
+
+
+# Memory and disk
+
+_NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED")
+_TRIED = re.compile(r"(?:[Tt]ried|Unable) to allocate (\d+(?:\.\d+)?)\.? (\w+)")
+_FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
+
+
+def out_of_memory(error: BaseException) -> tuple[str, str] | None:
+    """Return on which device memory ran out, and what was told of how much; None of other errors."""
+    text = str(error)
+    of_torch = type(error).__name__ == "OutOfMemoryError"  # by its name, since torch takes seconds to import
+    told = isinstance(error, RuntimeError) and _NO_MEMORY.search(text)
+    if not (of_torch or told or isinstance(error, MemoryError)):
+        return None
+    facts = []
+    if tried := _TRIED.search(text):
+        size = f"{int(tried[1]) / 2**30:.1f} GiB" if tried[2].startswith("byte") else f"{tried[1]} {tried[2]}"
+        facts.append(f"tried to allocate {size}")
+    if free := _FREE.search(text):
+        facts.append(f"{free[2]} of {free[1]} were free")
+    return "GPU" if of_torch or "CUDA" in text or "CUBLAS" in text else "CPU", ", ".join(facts)
+
+
+def cut_short(error: BaseException) -> bool:
+    """Whether torch's writer of archives could not write a file to its end; it does not say why."""
+    return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
+
+
+def lacks_actor_state(error: BaseException) -> bool:
+    """Whether a sharded optimizer misses the state of the actor, which has none inside the critic warm-up."""
+    return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
+
+
+# Lightning
+
+_NO_METRIC = (
+    re.compile(r"conditioned on metric `([^`]*)` which is not available.*following: (.*)", re.DOTALL),
+    re.compile(r"monitor='([^']*)'\)`? could not find the monitored key in the returned metrics: \[(.*?)\]", re.DOTALL),
+)
+
+
+def unknown_metric(error: BaseException) -> Problem | None:
+    """Describe a metric that a callback watches and nothing logs."""
+    match = next(filter(None, (pattern.search(str(error)) for pattern in _NO_METRIC)), None)
+    if match is None:
+        return None
+    name, known = match[1], tuple(re.findall(r"[`']([^`']+)[`']", match[2]))
+    key = "trainer.callbacks.init_args.monitor"
+    return Problem(f"no metric '{name}' is logged", key=key, value=name, suggestion=closest(name, known), known=known)
+
+
+def trainer_problem(error: BaseException) -> Problem:
+    """Describe what Lightning's Trainer refuses, with the key where its text shows an argument and the value."""
+    text, known = f"trainer: {one_line(str(error))}", keys_of(import_class(TRAINER))
+    given = [(name, value) for name, value in re.findall(r"(\w+)='?([\w.-]*)", text) if name in known]
+    return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
+
+
+def missing_package(error: ImportError, user: str, key: str = "") -> Problem:
+    """Describe a class that needs a package which is not installed."""
+    required = re.search(r"Requirement '([^']+)' not met", str(error))
+    if required is None:
+        return Problem(f"{user} needs a package: {one_line(str(error))}", key=key)
+    what = f"{user} needs the package {required[1]}, which is not installed"
+    return Problem(what, key=key, fix=f"pip install '{required[1]}'")

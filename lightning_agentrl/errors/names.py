@@ -1,0 +1,85 @@
+"""Names that are known, and the one that a misspelt word is close to."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import traceback
+import typing
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
+_NOT_FOR_CONFIGS = ("DryRun", "RunRecord")  # the command adds them itself
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether a module of ours raised an error, and not another package or a user's own code."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).split(".")[0] in OWN_PACKAGES
+
+
+def closest(word: str, known: Sequence[str], cutoff: float = 0.6) -> str:
+    """Return the known name that a word is close to; empty if there is none."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else ""
+
+
+def import_class(dotted: str) -> type | None:
+    """Return the class of a dotted path, None if there is none."""
+    module, _, name = dotted.rpartition(".")
+    try:
+        found = getattr(import_module(module), name, None) if module else None
+    except Exception:  # noqa: BLE001 - a module may raise anything; `import_fault` tells it
+        return None
+    return found if isinstance(found, type) else None
+
+
+def import_fault(module: str) -> str:
+    """Return why a module cannot be imported; empty if it can."""
+    try:
+        if module:
+            import_module(module)
+    except ModuleNotFoundError as error:
+        here = Path(f"{str(error.name).split('.')[0]}.py")
+        hint = f" (for {here} in this folder, set PYTHONPATH=.)" if here.exists() else ""
+        return f"no module '{error.name}'{hint}"
+    except Exception as error:  # noqa: BLE001 - a module may raise anything
+        return f"importing {module} raised {type(error).__name__}: {error}"
+    return ""
+
+
+def keys_of(owner: type | None) -> list[str]:
+    """Return the arguments that a config may give to a class, also those that it hands on to its base."""
+    if owner is None:
+        return []
+    from jsonargparse import ArgumentParser  # slow
+
+    return ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
+
+
+def inside(owner: type | None, key: str) -> str:
+    """Return the full name of a key that belongs to one of a class's arguments, a dataclass; empty if there is none."""
+    for base in inspect.getmro(owner) if owner else ():
+        with suppress(NameError, TypeError):  # hints that cannot be resolved
+            for name, hint in typing.get_type_hints(vars(base).get("__init__")).items():
+                kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
+                if any(field.name == key for kind in kinds for field in dataclasses.fields(kind)):
+                    return f"{name}.{key}"
+    return ""
+
+
+def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:
+    """Return the short names of the concrete classes of a kind: ours, or all that are imported."""
+    names, todo = set(), list(bases)
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        own = cls.__module__.split(".")[0] in OWN_PACKAGES
+        if (own or everywhere) and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            names.add(cls.__name__)
+    return sorted(names.difference(_NOT_FOR_CONFIGS))

@@ -1,0 +1,74 @@
+"""Config files are looked at before the parser: what is broken in them is told with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_agentrl.commands.check_files import check_file, check_files
+from lightning_agentrl.commands.places import places_of
+from lightning_agentrl.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write files, given as name=text, into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "trainer:\n  max_epochs: 3\n  devices: 1\n  max_epochs: 4\n",
+            ["trainer.max_epochs is given twice (a.yaml, lines 2 and 4)"],
+        ),
+        (
+            "trainer:\n  callbacks:\n  - {a: 1, b: 2, a: 3}\n",
+            ["trainer.callbacks[0].a is given twice", "lines 3 and 3"],
+        ),
+        ("model: {}\ndata: {}\nmodel: {}\n", ["the key model is given twice", "lines 1 and 3"]),
+        ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "a.yaml, line 2, column 1", "not with tabs"]),
+        ("trainer:\n  a: b: c\n", ["not valid YAML", "line 2", "quote a value that holds ': '"]),
+        ("model: {}\nlr_actor: 1\n", ["no key 'lr_actor'", "a.yaml, line 2", "mean model.init_args.lr_actor?"]),
+        ("trainer.max_epochs: 3\n", ["did you mean trainer: {max_epochs: ...}?"]),
+        ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
+    ],
+)
+def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Callable[..., None]) -> None:
+    write(a=text)
+    with pytest.raises(ConfigError) as told:
+        check_file(Path("a.yaml"))
+    shown = told.value.problem.sentence(places_of(told.value.problem, []))
+    for part in parts:
+        assert part in shown
+
+
+def test_files_are_looked_at_before_anything_is_imported(write: Callable[..., None], tmp_path: Path) -> None:
+    write(a="model: {}\n")
+    (tmp_path / "noise.yaml").write_bytes(b"\xff\xfe\x00")
+    check_files(["fit", "--config", "a.yaml", "--config={model: 1}", "--model", "x"])
+    for given, part in (
+        ("b.yaml", "'b.yaml' does not exist"),
+        ("a.yaml", "the key data is missing; give a config file"),
+        ("a.yaml c.yaml", r"did you mean --config c.yaml\?"),
+        (".", "'.' cannot be read: Is a directory"),
+        ("noise.yaml", "is no text"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            check_files(["--config", *given.split()])
+    with pytest.raises(ConfigError, match=r"did you mean --config a.yaml\?"):
+        check_files(["a.yaml"])
+
+
+def test_merged_keys_and_anchors_are_not_given_twice(write: Callable[..., None]) -> None:
+    write(a="model: &m {init_args: {a: 1}}\ndata: {<<: *m, init_args: {a: 2}}\ntrainer: *m\n")
+    assert check_file(Path("a.yaml")) == {"model", "data", "trainer"}

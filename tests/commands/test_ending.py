@@ -1,0 +1,138 @@
+"""How a command ends: a sentence or labelled lines, the exit code, and whose traceback is shown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.commands.ending import one_line_errors
+from lightning_agentrl.errors import ConfigError, EnvError, Problem
+from lightning_agentrl.errors.unknown import unknown_key
+
+MISSPELT = unknown_key("lr_actr", "model.init_args", PPOAgent)
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write files, given as name=text, into the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(**files: str) -> None:
+        for name, text in files.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+
+    return write
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return Terminal()
+
+
+def end(error: BaseException, *arguments: str) -> int:
+    """Exit code of a command that ends with an error."""
+    with pytest.raises(SystemExit) as stop, one_line_errors(arguments):
+        raise error
+    return int(stop.value.code or 0)
+
+
+def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Callable[..., None]) -> None:
+    write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
+    with redirect_stderr(terminal):
+        assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
+    lines = terminal.getvalue().splitlines()
+    assert lines[:3] == [
+        "agentrl: there is no key 'lr_actr' in PPOAgent",
+        "  where         my.yaml, line 4 (model.init_args.lr_actr)",
+        "  did you mean  lr_actor",
+    ]
+    assert lines[3].startswith("  fix           rename or remove it; known: model, critic, advantage,")
+    assert all(line.startswith(" " * 16) for line in lines[4:])  # wrapped below the text
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_log_gets_the_same_in_one_sentence(capsys: pytest.CaptureFixture[str], write: Callable[..., None]) -> None:
+    write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
+    assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
+    assert capsys.readouterr().err == (
+        "agentrl: there is no key 'lr_actr' in PPOAgent (key model.init_args.lr_actr; my.yaml, line 4); "
+        "did you mean lr_actor?\n"
+    )
+
+
+def test_a_terminal_has_colours_unless_they_are_unwanted(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with redirect_stderr(terminal):
+        end(ConfigError(Problem("a fault", suggestion="another")))
+    assert terminal.getvalue() == (
+        "\x1b[1;31magentrl:\x1b[0m\x1b[1m a fault\x1b[0m\n\x1b[2m  did you mean  \x1b[0manother\n"
+    )
+
+
+def test_a_sentence_of_another_module_is_split_where_it_says_what_to_do(
+    terminal: Terminal, write: Callable[..., None]
+) -> None:
+    write(my="data: {init_args: {num_envs: 4}}\n")
+    error = ConfigError("4 environments cannot be shared; change data.init_args.num_envs")
+    error.add_note("on process 3")
+    with redirect_stderr(terminal):
+        end(error, "--config", "my.yaml")
+    assert terminal.getvalue().splitlines() == [
+        "agentrl: 4 environments cannot be shared",
+        "  where         my.yaml, line 1 (data.init_args.num_envs)",
+        "  when          on process 3",
+        "  fix           change data.init_args.num_envs",
+    ]
+
+
+def test_the_rest_keeps_its_own_ending(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(KeyboardInterrupt("stopped after iteration 2")) == 130
+    assert capsys.readouterr().err == "agentrl: stopped after iteration 2\n"
+    with pytest.raises(ZeroDivisionError), one_line_errors([]):
+        raise ZeroDivisionError
+
+
+# Environments
+
+TRACE = """Traceback (most recent call last):
+  File "my_games.py", line 35, in step
+    raise IndexError("no such room")
+IndexError: no such room
+"""
+
+
+@pytest.mark.parametrize("kind", ["IndexError", "MemoryError"])  # no key of ours would change how much memory it takes
+def test_an_environment_shows_its_own_traceback_and_what_led_to_it(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = EnvError(kind, f"the environment raised {kind}: no such room", TRACE)
+    error.add_note("environment 0, episode 3 with seed 7, in turn 2, action 'left'")
+    assert end(error) == 1
+    *trace, last = capsys.readouterr().err.splitlines()
+    assert trace == TRACE.splitlines()
+    assert last.startswith(f"agentrl: the environment raised {kind}: no such room (")
+    assert last.endswith("(environment 0, episode 3 with seed 7, in turn 2, action 'left')")
+
+
+def test_an_environment_that_hung_has_no_traceback_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end(EnvError("timeout", "step took more than 3 seconds")) == 1
+    assert capsys.readouterr().err == "agentrl: step took more than 3 seconds\n"
+
+
+def test_an_answer_that_is_none_of_an_environment_is_wrong_input(capsys: pytest.CaptureFixture[str]) -> None:
+    error = EnvError("contract", "step gave 4 values")
+    error.add_note("environment 0")
+    assert end(error) == 2
+    assert capsys.readouterr().err == "agentrl: step gave 4 values (environment 0)\n"

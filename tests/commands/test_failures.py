@@ -1,0 +1,184 @@
+"""What ends a run and its user can change: memory, a full disk, a checkpoint that cannot be continued from."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lightning_agentrl.agents.checkpoints import check_weights
+from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
+from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
+from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+
+HUNGRY = """\
+import torch
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.prompts import TolerantParser
+
+
+class Loading(PPOAgent):
+    def configure_model(self):
+        torch.empty(2**48)
+
+
+class Scoring(PPOAgent):
+    def score(self, rollout):
+        torch.empty(2**48)
+
+
+class Updating(PPOAgent):
+    def policy_loss(self, batch, scores):
+        torch.empty(2**48)
+
+
+class Parser(TolerantParser):
+    def parse(self, reply, actions, aliases):
+        torch.empty(2**48)
+"""
+PARSER = "data.init_args.interaction.init_args.parser"
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "stage", "lower"),
+    [
+        ("model.class_path", "Loading", "load", "use a smaller model (model.init_args.model)"),
+        (PARSER, "Parser", "collect", "data.init_args.num_envs"),
+        ("model.class_path", "Scoring", "score", "lower model.init_args."),
+        ("model.class_path", "Updating", "update", "gradient_checkpointing"),
+    ],
+)
+def test_the_stage_in_which_memory_ran_out_tells_which_keys_to_lower(
+    key: str,
+    name: str,
+    stage: str,
+    lower: str,
+    config: Config,  # noqa: F811
+    agentrl: Command,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    monkeypatch.syspath_prepend(tmp_path)
+    value: Any = {"class_path": f"hungry.{name}"} if key == PARSER else f"hungry.{name}"
+    told = sentence(agentrl(config=changed(config, key, value)))
+    assert f"out of memory on the CPU in stage {stage} (tried to allocate 1048576.0 GiB)" in told
+    assert lower in told
+
+
+def test_memory_that_ran_out_in_no_stage_names_the_keys_of_all() -> None:
+    told = str(explained(MemoryError()))
+    assert told.startswith("out of memory on the CPU; while playing, lower")
+    assert "in training, lower" in told
+
+
+def test_memory_that_an_environment_took_is_not_ours() -> None:
+    assert explained(EnvError("MemoryError", "the environment raised MemoryError")) is None
+
+
+def test_bugs_have_no_sentence() -> None:
+    for bug in (RuntimeError("shape mismatch"), KeyError("x"), FileNotFoundError(2, "No such file", "x")):
+        assert explained(bug, "update") is None
+
+
+# Disk
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a disk")
+    yield folder
+    subprocess.run(
+        ["umount", "--lazy", str(folder)], check=True
+    )  # torch's writer does not close what it could not write
+
+
+def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
+    small_disk: Path,
+    config: Config,  # noqa: F811
+    agentrl: Command,  # noqa: F811
+) -> None:
+    saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(small_disk), "filename": "here"}}
+    told = sentence(agentrl(config=changed(config, "trainer.callbacks", [saving])))
+    for part in ("the disk is full (0.0 GiB free)", f"'{small_disk}/here.ckpt'", "every_n_epochs", "save_top_k"):
+        assert part in told
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda checkpoint, path: torch.save(checkpoint, path),  # as DeepSpeed does
+        lambda checkpoint, path: dcp.save(checkpoint, checkpoint_id=path),  # as FSDP2 does
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_full_disk_is_told_by_whatever_writes(write: Callable[..., None], small_disk: Path) -> None:
+    strategy = SingleDeviceStrategy()
+    cast(Any, strategy).save_checkpoint = write
+    name_checkpoint_errors(strategy, training=True)
+    with pytest.raises(CheckpointNotSavedError) as caught:
+        strategy.save_checkpoint({"a": torch.zeros(100_000)}, str(small_disk / "here.ckpt"))
+    assert caught.value.filename == str(small_disk / "here.ckpt")
+
+
+def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        Path("/dev/full").write_text("a line of a log")
+    told = str(explained(caught.value))
+    assert "the disk is full" in told
+    assert "save_top_k" not in told
+
+
+# Checkpoints
+
+
+def test_a_file_that_is_no_checkpoint_is_told(
+    tmp_path: Path,
+    config: Config,  # noqa: F811
+    agentrl: Command,  # noqa: F811
+) -> None:
+    saving = {
+        "class_path": "ModelCheckpoint",
+        "init_args": {"dirpath": str(tmp_path), "filename": "here", "save_weights_only": True},
+    }
+    assert agentrl(config=changed(config, "trainer.callbacks", [saving]))[0] == 0
+    whole = (tmp_path / "here.ckpt").read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.ckpt").touch()
+    (tmp_path / "text.ckpt").write_text("no checkpoint, only text\n")
+    (tmp_path / "folder.ckpt").mkdir()
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "weights.ckpt")
+    for name, reason in (
+        ("cut", "cannot be read: it was not saved by agentrl fit, or is damaged"),
+        ("empty", "cannot be read: it was not saved by agentrl fit, or is damaged"),
+        ("text", "cannot be read: it was not saved by agentrl fit, or is damaged"),
+        ("weights", "cannot be read: it was not saved by agentrl fit, or is damaged"),
+        ("folder", "cannot be read: Is a directory"),
+        ("here", "holds weights only, so training cannot go on from it"),
+    ):
+        path = tmp_path / f"{name}.ckpt"
+        told = sentence(agentrl(config=changed(changed(config, "ckpt_path", str(path)), "trainer.max_epochs", 2)))
+        assert told.startswith(f"the checkpoint '{path}' {reason} (key ckpt_path; ")
+
+
+def test_weights_of_another_model_are_counted() -> None:
+    own = {"a": torch.zeros(2), "b": torch.zeros(2), "c": torch.zeros(2)}
+    check_weights({name: weight + 1 for name, weight in own.items()}, own)
+    with pytest.raises(CheckpointError) as caught:
+        check_weights({"a": torch.zeros(3), "d": torch.zeros(2)}, own)
+    assert "it lacks 2 weights such as b, it has besides 1 weights such as d, 1 weights have another shape" in str(
+        caught.value
+    )
+    assert "a [3] instead of [2]" in str(caught.value)
