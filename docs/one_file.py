@@ -80,7 +80,7 @@ def play(env: gymnasium.Env, actor: nn.Module, tokenizer: Any, recipe: Recipe) -
             action = game.default_action if named is None else named
             past.append((observation, action))
             observation, reward, terminated, truncated, _ = env.step(action)
-            reward -= recipe.invalid_penalty * (named is None)
+            reward = float(reward) - recipe.invalid_penalty * (named is None)
             next_prompt = render(tokenizer, game, past, observation, recipe)
             yield Turn(prompt, reply, logps, reward, terminated, truncated, next_prompt)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl_envs import TextEnv
-from docs import one_file
+from docs import one_file, reference
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.critic import SeparateCritic
@@ -32,6 +32,7 @@ from lightning_agentrl.rollout import EnvConfig, TolerantParser, TurnInteraction
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.harness import make_agent, make_data, make_trainer
 
+DOCS = Path(one_file.__file__).parent
 RECIPE = one_file.Recipe(
     envs=4,
     turns=5,
@@ -220,21 +221,16 @@ def replay(record: Record, folder: Path) -> Replay:
 def test_every_case_is_there(record: Record) -> None:
     turns = [turn for step in record.steps for turn in step.rollout.turns]
     ends = {(turn.terminated, turn.truncated, turn.bootstrap is not None) for turn in turns}
-    goes_on, terminated, truncated, cut = (
-        (False, False, False),
-        (True, False, False),
-        (False, True, True),
-        (False, False, True),
-    )
+    goes_on, terminated, truncated, cut = (False,) * 3, (True, False, False), (False, True, True), (False, False, True)
     assert ends == {goes_on, terminated, truncated, cut}
     lengths = {len(sample.actions[0].ids) for step in record.steps for sample in step.rollout.samples}
     assert len(lengths) > 3
     assert {turn.valid for turn in turns} == {True, False}
     first, second = (
-        {(t.env, t.episode) for step in steps for t in step.rollout.turns}
+        {key(sample)[:2] for step in steps for sample in step.rollout.samples}
         for steps in (record.steps[:2], record.steps[2:])
     )
-    assert first & second, "an episode goes on in the next iteration"
+    assert first & second, "no episode goes on in the next iteration"
     for metrics in record.metrics:
         assert metrics["policy/clip_fraction"] > 0
         assert metrics["policy/dual_clip_fraction"] > 0
@@ -332,9 +328,14 @@ def test_it_runs(
         assert all(math.isfinite(number) for number in numbers)
 
 
+def test_the_page_shows_the_file() -> None:
+    page = reference.filled((DOCS / "one_file.md").read_text())
+    assert f"```python\n{(DOCS / 'one_file.py').read_text()}```" in page
+
+
 def test_it_stands_alone() -> None:
     """No abstraction of ours, and short enough to be read in one sitting."""
-    text = Path(one_file.__file__).read_text()
+    text = (DOCS / "one_file.py").read_text()
     assert len(text.splitlines()) <= 250
     imported = {
         node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
