@@ -72,8 +72,8 @@ class PPOAgent(Agent):
         "kl_kind": "write kl: {reward_kind: ...}",
         "kl_loss": "write kl: {loss: ...}",
         "kl_loss_kind": "write kl: {loss_kind: ...}",
-        "loss_aggregation": "give the policy_loss its aggregation, as {class_path: PPOClip, init_args: {aggregation: ...}}",
-        "loss_norm_tokens": "give the policy_loss its norm_tokens, as {class_path: PPOClip, init_args: {norm_tokens: ...}}",
+        "loss_aggregation": "write it into policy_loss, as init_args: {aggregation: ...}",
+        "loss_norm_tokens": "write it into policy_loss, as init_args: {norm_tokens: ...}",
     }
 
     def __init__(
