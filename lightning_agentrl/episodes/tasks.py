@@ -111,18 +111,18 @@ class TaskSet:
         return f"tasks of {self.path}"
 
     def make(self, held_out: bool = False) -> gymnasium.Env:
-        """Return an environment that gives one task per episode.
+        """Return an environment that gives one task per episode."""
+        return OneTurn(self._held_out_tasks if held_out else self._tasks, self._scorer, self.system)
 
-        Both files are read at the first call, so a wrong one is told before anything is played.
+    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
+        """Return such an environment in a thread, since its scorer may hold a model on the device of the policy.
+
+        Both files are read at the first call: a wrong one is wrong input, and no error of an environment.
 
         Raises:
             ValueError: when a file cannot be read, with the key to change.
         """
-        tasks, held_out_tasks = self._tasks, self._held_out_tasks
-        return OneTurn(held_out_tasks if held_out else tasks, self._scorer, self.system)
-
-    def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Such an environment in a thread, since its scorer may hold a model on the device of the policy."""
+        _ = self._tasks, self._held_out_tasks
         return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor)
 
     def start(self, device: torch.device) -> None:

@@ -104,9 +104,9 @@ def test_groups_hand_processes_over(tiny_folder, monkeypatch):
         groups = GroupRollout(size=2, per_rollout=1, mini_batches=1)
         interaction = TurnInteraction(4, RawParser())
         data = RolloutDataModule(config(worker=worker), 2, groups=groups, prompt=FREE_TEXT, interaction=interaction)
+        started.clear()
         data.setup("fit")
         data.connect(Learner(tiny_folder))
-        started.clear()
         try:
             return [story(data.collect()) for _ in range(3)]
         finally:
@@ -349,16 +349,16 @@ def test_a_need_for_a_process_cannot_be_denied():
 def test_a_time_limit_needs_a_process():
     sentence = r"timeout_seconds 5 needs a process, since a thread cannot be ended; set data\.init_args\.env\.worker to"
     with pytest.raises(ValueError, match=sentence):
-        config("Walk", "thread", timeout_seconds=5)
+        config("Walk", "thread", timeout_seconds=5).check()
     for name in ("Walk", "Quick"):
         with pytest.raises(ValueError, match=sentence):
             config(name, None, timeout_seconds=5).make_worker()
     with opened("Gambling", None, timeout_seconds=60) as worker:
         worker.reset_now(START)
     with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
-        config(timeout_seconds=0)
+        config(timeout_seconds=0).check()
     with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):
-        config(worker="fork")
+        config(worker="fork").check()
 
 
 # What cannot be made in another process
