@@ -1,4 +1,29 @@
 """One environment, its episodes, and the turn loop that plays them.
 
-Nothing is imported here: the processes of environments import modules of this room, and must not load torch.
+Nothing is imported here before it is asked for: the processes of environments import modules of this room, and must not
+load torch.
 """
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "EnvConfig": "sources",
+    "ExactMatch": "tasks",
+    "Interaction": "interaction",
+    "OneTurn": "tasks",
+    "PatternMatch": "tasks",
+    "RewardModel": "reward_model",
+    "Scorer": "tasks",
+    "Session": "session",
+    "Task": "tasks",
+    "TaskSet": "tasks",
+    "TurnInteraction": "interaction",
+}
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

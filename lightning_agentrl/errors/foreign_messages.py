@@ -50,9 +50,21 @@ def explain(message: str, error: BaseException | None = None, options: Sequence[
         error: what it says it of.
         options: what the command takes, without dashes.
     """
-    key, owner, union, faults = "", None, "", [message.strip()]
-    faults += [str(cause).strip() for cause in causes(error)]
-    for fault, _ in itertools.groupby(faults):  # what an inner parser raises is said twice
+    faults = [message.strip(), *(str(cause).strip() for cause in causes(error))]
+    return _read([fault for fault, _ in itertools.groupby(faults)], options)  # an inner parser's is said twice
+
+
+def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: type | None = None) -> Problem:
+    """Make one problem of complaints, the outermost first.
+
+    Args:
+        faults: what is complained of.
+        options: what the command takes.
+        key: that the first complaint is about, if not about all.
+        owner: the class whose key that is.
+    """
+    union, fault = "", ""
+    for fault in faults:
         if match := re.match(r'Parser key "([^"]+)":', fault):
             key, union = f"{key}.{match[1]}".lstrip("."), ""
         elif match := re.match(r"Problem with given class_path '([^']+)':", fault):
@@ -62,6 +74,8 @@ def explain(message: str, error: BaseException | None = None, options: Sequence[
             key += "" if dataclasses.is_dataclass(owner) else ".init_args"
         elif match := re.match(r"Does not validate against any of the Union subtypes\nSubtypes: (.*)", fault):
             union = match[1]
+            if problem := _of_several_forms(fault, _classes(union), key, options):
+                return problem
     if match := re.match(r"Option '([^']+)' is not accepted$", fault):
         return unknown_key(match[1], key, owner)
     if match := re.match(r"(?:Subcommand '\w+'|Group '(\w+)') does not accept option '([^']+)'", fault):
@@ -77,6 +91,26 @@ def explain(message: str, error: BaseException | None = None, options: Sequence[
     if match := re.match(r"Expected an? (.+?)\. Got value: (.*)", fault, re.DOTALL):
         return _wrong_type(key, union or match[1], match[2])
     return Problem(f"{key}: {one_line(fault)}" if key else fault.splitlines()[0], key=key)
+
+
+def _of_several_forms(fault: str, forms: Sequence[type], key: str, options: Sequence[str]) -> Problem | None:
+    """Describe what is wrong with a mapping that may have one of several forms, each a dataclass; None of other unions.
+
+    The form that is meant has all keys that another form lacks; of equal ones, the one with a key of a similar name.
+    """
+    if len(forms) < 2 or not all(map(dataclasses.is_dataclass, forms)):
+        return None
+    if re.search(r"Errors:\s+- Expected (?:a )?dot import path string", fault):
+        shown = " or ".join(sorted(f"{{{keys_of(form)[0]}: ...}}" for form in forms))
+        return Problem(f"{key} takes mappings, as {shown}", key=key)
+    problems = []
+    for block in re.split(r"\n *- (?=Problem with given class_path)", fault)[1:]:
+        lines = [line.strip() for line in re.split(r"\n *Given value", block)[0].splitlines()]
+        name, lacking = re.findall(r"class_path '([^']+)'", lines[0])[0], re.match(r"Option '([^']+)'", lines[1])
+        others = [form for form in forms if form is not import_class(name)]
+        if len(others) < len(forms) and not (lacking and any(lacking[1] in keys_of(other) for other in others)):
+            problems.append(_read(lines, options, key))
+    return next((problem for problem in problems if problem.suggestion), problems[0] if problems else None)
 
 
 def _classes(types: str) -> list[type]:

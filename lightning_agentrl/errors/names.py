@@ -62,15 +62,15 @@ def keys_of(owner: type | None) -> list[str]:
     return ArgumentParser(exit_on_error=False).add_class_arguments(owner, fail_untyped=False)
 
 
-def inside(owner: type | None, key: str) -> str:
-    """Return the full name of a key that belongs to one of a class's arguments, a dataclass; empty if there is none."""
+def keys_inside(owner: type | None) -> dict[str, str]:
+    """Return the keys of those arguments of a class that are dataclasses, each with its full name: ``lr: optim.lr``."""
+    found: dict[str, str] = {}
     for base in inspect.getmro(owner) if owner else ():
         with suppress(NameError, TypeError):  # hints that cannot be resolved
             for name, hint in typing.get_type_hints(vars(base).get("__init__")).items():
                 kinds = [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
-                if any(field.name == key for kind in kinds for field in dataclasses.fields(kind)):
-                    return f"{name}.{key}"
-    return ""
+                found |= {field.name: f"{name}.{field.name}" for kind in kinds for field in dataclasses.fields(kind)}
+    return found
 
 
 def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_agentrl.errors.names import class_names, closest, import_class, import_fault, inside, keys_of
+from lightning_agentrl.errors.names import class_names, closest, import_class, import_fault, keys_inside, keys_of
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place, Problem
 
 TOP_KEYS = ("seed_everything", "trainer", "model", "data", "ckpt_path")
@@ -33,10 +33,17 @@ def unknown_key(key: str, above: str, owner: type | None, known: Sequence[str] =
         f"there is no key '{key}' in {owner.__name__ if owner else above}",
         key=f"{above}.{key}" if above else key,
         owner=class_name or (owner.__name__ if owner else ""),
-        suggestion=inside(owner, key) or closest(key, known),
+        suggestion=_meant(key, owner, known),
         fix="rename or remove it",
         known=tuple(known),
     )
+
+
+def _meant(key: str, owner: type | None, known: Sequence[str]) -> str:
+    """Return the key that one may have been meant for, perhaps inside of another; empty if there is none."""
+    inside = keys_inside(owner)
+    close = "" if key in inside else closest(key, known)
+    return close or inside.get(closest(key, list(inside)), "")
 
 
 def unknown_top_key(key: str, place: Place | None = None) -> Problem:
@@ -57,8 +64,9 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
 def below(key: str) -> str:
     """Return the full name of a key that was given without what is above it; empty if there is none of that name."""
     for above, dotted in _CLASSES.items():
-        if key in keys_of(import_class(dotted)):
-            return f"{above}.{key}"
+        owner = import_class(dotted)
+        if key in keys_of(owner) or key in keys_inside(owner):
+            return f"{above}.{keys_inside(owner).get(key, key)}"
     head, _, rest = key.partition(".")
     return f"{head}: {{{rest}: ...}}" if rest and head in TOP_KEYS else ""
 
