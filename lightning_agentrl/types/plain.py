@@ -78,11 +78,11 @@ def _input_to_plain(model_input: ModelInput) -> list[PlainItem]:
 
 def _input_from_plain(plain: Sequence[PlainItem]) -> ModelInput:
     chunks: list[Chunk] = []
-    for is_id, run in groupby(plain, lambda item: isinstance(item, int)):
-        if is_id:
-            chunks.append(TextChunk(tuple(cast(Iterator[int], run))))
-        else:
+    for is_image, run in groupby(plain, lambda item: isinstance(item, tuple)):
+        if is_image:
             chunks += [ImageChunk(*image) for image in cast(Iterator[PlainImage], run)]
+        else:
+            chunks.append(TextChunk(tuple(cast(Iterator[int], run))))
     return ModelInput(tuple(chunks))
 
 

@@ -28,7 +28,10 @@ class Prefilled:
 
 
 class TreePrefill:
-    """Prompts as a prefix tree: each common beginning is computed once, that of all prompts once for many batches."""
+    """Prompts as a prefix tree: each common beginning is computed once, that of all prompts once for many batches.
+
+    Beginnings are compared by keys. What is read is ids alone, so the engine refuses prompts with images before.
+    """
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
