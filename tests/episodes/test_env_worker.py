@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,16 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
         return True
+
+
+def members(group: int) -> list[str]:
+    """Running processes of a group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of_group = stat.read_text().rsplit(")", 1)[1].split()[:3]
+            found += [stat.parent.name] if int(of_group) == group and state != "Z" else []
+    return found
 
 
 def replace_sessions(place: Workplace, *configs: EnvConfig) -> None:
@@ -181,6 +191,7 @@ def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
     ("fault", "kind", "told"),
     [
         ("exits", "died", "process ended in step with exit code 3"),
+        ("exits beside a child", "died", "process ended in step with exit code 3"),
         ("aborts", "died", "process ended in step by signal SIGABRT"),
         ("hangs", "timeout", r"step took longer than 1 s, .* data\.init_args\.env\.timeout_seconds"),
         ("hangs and holds the interpreter", "timeout", "step took longer than 1 s"),
@@ -200,8 +211,17 @@ def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind
         with pytest.warns(UserWarning, match=rf"{told}.* in turn 1, action 'right'\); trying again"):
             assert asyncio.run(play()) == expected
         assert gone(first.pid)
+        wait_for(lambda: not members(first.pid))
         assert set(worker.take_errors()) == {kind}
         assert worker.take_errors() == ()
+
+
+def test_a_call_over_its_time_ends_the_process_also_beyond_the_retries():
+    with opened(retries=0, fault="hangs", at=0, timeout_seconds=HANGS) as worker:
+        with pytest.raises(EnvError, match="took longer than") as error:
+            worker.reset_now(START)
+        assert error.value.kind == "timeout"
+        wait_for(lambda: gone(process_of(worker).pid))
 
 
 def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder, tmp_path):
@@ -299,7 +319,7 @@ def test_a_cancelled_call_ends_its_process_and_a_later_one_goes_on(tmp_path):
 
 
 def test_ctrl_c_is_not_heard():
-    with opened() as worker:
+    with opened(retries=0) as worker:
         worker.reset_now(START)
         for _ in range(3):
             os.kill(process_of(worker).pid, signal.SIGINT)

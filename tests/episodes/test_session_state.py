@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import closing
 
 import gymnasium
 import pytest
 import torch
 
-from lightning_agentrl.rollout import EnvConfig, FullMemory, PromptFormat, RawParser, TurnInteraction, WindowMemory
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FullMemory,
+    PromptFormat,
+    RawParser,
+    Session,
+    TurnInteraction,
+    WindowMemory,
+)
 from tests.rollout.scripted import Scripted, story, workplace
 
 GUESS = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 50, "max_turns": 5})
@@ -31,6 +40,31 @@ def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, 
             session.load_state_dict(state)
             assert session.state_dict() == state
         assert story(place.collect(7)) == expected
+
+
+OLD = {  # as sessions saved themselves when they still called their environment
+    "episode": 1,
+    "turns_taken": 5,
+    "observation": "1 is too low.",
+    "past": [{"observation": "No guess yet.", "thought": "", "action": "1"}],
+    "env_actions": ["1"],
+    "context": [("prompt", [1, 344, 366], []), ("action", [172, 240], [-2.5, -3.5])],
+    "closed": False,
+    "episode_return": 0.0,
+}
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_a_session_of_an_old_checkpoint_goes_on(tiny_folder, worker):
+    source = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 9}, worker=worker)
+    with workplace(tiny_folder, [Scripted(3)]) as place, closing(source.make_worker(place.executor)) as made:
+        old = place.sessions[0]
+        session = Session(0, made, old.episode_seed, place.renderer, place.memory)
+        session.load_state_dict(OLD)
+        assert session.state_dict() == OLD
+        place.sessions = [session]
+        (turn,) = place.collect(1).turns
+    assert (turn.episode, turn.index, turn.observation) == (1, 1, "1 is too low.")
 
 
 def test_a_session_before_its_first_episode(tiny_folder):
