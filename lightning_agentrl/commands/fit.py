@@ -37,7 +37,7 @@ from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
-from lightning_agentrl.models.language_model import load_tokenizer, resolve_model
+from lightning_agentrl.models.language_model import load_tokenizer, naming_model, resolve_model
 from lightning_agentrl.rollout import ChatRenderer, RolloutDataModule, Session
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
@@ -273,7 +273,9 @@ def check_before_loading(agent: Agent, data: RolloutDataModule) -> None:
     for source in data.mix.sources:
         source.make().close()
     renderer = ChatRenderer(load_tokenizer(agent.model), data.prompt)
-    context_length = AutoConfig.from_pretrained(resolve_model(agent.model)).get_text_config().max_position_embeddings
+    with naming_model(agent.model):
+        config = AutoConfig.from_pretrained(resolve_model(agent.model))
+    context_length = config.get_text_config().max_position_embeddings
     with ThreadPoolExecutor(1) as executor:
         for source in data.mix.sources:
             session = Session(0, source.make(), lambda _episode: 0, renderer, data.memory, executor)
