@@ -1,4 +1,4 @@
-"""What others say in prose only, read for its facts: the parser of configs, allocators, torch's writer, Lightning.
+"""What others say in prose only, read for its facts: the parser of configs, allocators, torch, vLLM, Lightning.
 
 A test provokes each pattern by the real thing.
 """
@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from lightning_agentrl.errors.names import closest, import_class, keys_of
 from lightning_agentrl.errors.problem import Problem, one_line
@@ -136,7 +137,7 @@ def _wrong_type(key: str, types: str, given: str) -> Problem:
     return Problem(f"{key} must be {kinds}, got '{given}'", key=key, value=given or None, suggestion=meant)
 
 
-# Memory and disk
+# Memory and disk, vLLM's memory included
 
 _NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED")
 _TRIED = re.compile(r"(?:[Tt]ried|Unable) to allocate (\d+(?:\.\d+)?)\.? (\w+)")
@@ -167,6 +168,18 @@ def cut_short(error: BaseException) -> bool:
 def lacks_actor_state(error: BaseException) -> bool:
     """Whether a sharded optimizer misses the state of the actor, which has none inside the critic warm-up."""
     return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
+
+
+def vllm_refusal(error: BaseException) -> tuple[str, Literal["cache", "memory", ""]]:
+    """Return the first sentence of why vLLM does not start, and what there is too little of, as far as it says so."""
+    text = one_line(str(error)) or type(error).__name__
+    text = re.sub(
+        r"^\d+ validation errors? for \w+ (Value error, )?", "", text
+    )  # the frame that a validator puts around
+    told = re.split(r" \[type=|\. ", text)[0].rstrip(".")
+    if re.search(r"is larger than the available KV|No available memory for the cache", told):
+        return told, "cache"
+    return told, "memory" if re.search(r"Available memory on node|Free memory on device|out of memory", told) else ""
 
 
 # Lightning

@@ -72,7 +72,9 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 def read_context_length(model: str) -> int:
     """Return how many tokens a model can read, from its config alone."""
-    return int(AutoConfig.from_pretrained(resolve_model(model)).get_text_config().max_position_embeddings)
+    with naming_model(model):
+        config = AutoConfig.from_pretrained(resolve_model(model))
+    return int(config.get_text_config().max_position_embeddings)
 
 
 def load_causal_lm(model: str) -> PreTrainedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,6 +87,19 @@ def test_memory_that_an_environment_took_is_not_ours() -> None:
 def test_bugs_have_no_sentence() -> None:
     for bug in (RuntimeError("shape mismatch"), KeyError("x"), FileNotFoundError(2, "No such file", "x")):
         assert explained(bug, "update") is None
+
+
+def test_a_model_whose_weights_are_damaged_is_named(
+    tiny_folder: Path,
+    tmp_path: Path,
+    config: Config,  # noqa: F811
+    agentrl: Command,  # noqa: F811
+) -> None:
+    damaged = Path(shutil.copytree(tiny_folder, tmp_path / "damaged"))
+    weights = (damaged / "model.safetensors").read_bytes()
+    (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    told = sentence(agentrl(config=changed(config, "model.init_args.model", str(damaged))))
+    assert told.startswith(f"the model '{damaged}' cannot be loaded (key model.init_args.model; ")
 
 
 # Disk

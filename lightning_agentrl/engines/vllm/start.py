@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
-from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.foreign_messages import vllm_refusal
 from lightning_agentrl.types.model_input import check_text_only
 
 KEY = "data.init_args.engine.init_args"
@@ -235,21 +236,14 @@ def _room_for(rank: int) -> int:
 
 
 def _sentence(error: Exception, settings: VLLMSettings) -> str:
-    told = _told(error)
+    told, short_of = vllm_refusal(error)
     on_cpu = settings.device.type == "cpu"
     share = f"{KEY}.kv_cache_gb" if on_cpu else f"{KEY}.gpu_memory_utilization"
     value = settings.kv_cache_gb if on_cpu else settings.gpu_memory_utilization
-    if re.search(r"is larger than the available KV|No available memory for the cache", told):
+    if short_of == "cache":
         fix = f"raise {share} (now {value:g}) or lower {_LESS_PROMPT}"
-    elif re.search(r"Available memory on node|Free memory on device|out of memory", told):
+    elif short_of == "memory":
         fix = f"lower {share} (now {value:g}), or take a smaller model (model.init_args.model)"
     else:
         fix = "use TransformersEngine (key data.init_args.engine)"
     return f"vLLM cannot be started with the model '{settings.model}': {told}; {fix}"
-
-
-def _told(error: Exception) -> str:
-    """The first sentence of vLLM's own message, without the frame that a validator puts around it."""
-    text = one_line(str(error)) or type(error).__name__
-    text = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", text)
-    return re.split(r" \[type=|\. ", text)[0].rstrip(".")
