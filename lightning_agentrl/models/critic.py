@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.language_model import hidden_at_reads
+from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.packing import Packed
 
 
@@ -111,4 +111,4 @@ class SeparateCritic(Critic):
         return not why_unshared(self.backbone.config)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        return self.head(hidden_at_reads(self.backbone, packed))
+        return self.head(hidden_at_logit_positions(self.backbone, packed))

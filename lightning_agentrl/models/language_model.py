@@ -20,12 +20,12 @@ from transformers import (
 
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
-from lightning_agentrl.models.last_layer import PLACES, skip_unread
+from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS, skip_unread
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.tree_attention import TREE, no_mask
 
 DEMO = "demo"  # the name under which a config asks for the model that a package ships
-READS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
+LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,19 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
     )
 
 
-def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
+def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
     """Last hidden states [R, H] at the read-out positions."""
     backbone = lm.base_model
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
-        masks = {"attention_mask": no_mask(packed.ids.device), "tree": packed.tree, PLACES: packed.read_places}
+        masks = {
+            "attention_mask": no_mask(packed.ids.device),
+            "tree": packed.tree,
+            UNIQUE_POSITIONS: packed.unique_positions,
+        }
     output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
-    return output.last_hidden_state.flatten(0, 1)[packed.reads]
+    return output.last_hidden_state.flatten(0, 1)[packed.logit_positions]
 
 
 class LanguageModel(nn.Module):
@@ -160,7 +164,7 @@ class LanguageModel(nn.Module):
 
     def hidden(self, packed: Packed) -> Tensor:
         """[R, H]"""
-        return hidden_at_reads(self.lm, packed)
+        return hidden_at_logit_positions(self.lm, packed)
 
     def token_scores(
         self, hidden_RH: Tensor, targets_R: Tensor, temperature: float, sum_pi_squared: bool = False
@@ -170,9 +174,9 @@ class LanguageModel(nn.Module):
         All are of the distribution at sampling temperature, and of the same logits.
         """
         head = cast(nn.Module, self.lm.get_output_embeddings())
-        recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK
+        recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > LOGITS_PER_CHUNK
         chunks = []
-        for hidden, targets in zip(hidden_RH.split(READS_PER_CHUNK), targets_R.split(READS_PER_CHUNK), strict=True):
+        for hidden, targets in zip(hidden_RH.split(LOGITS_PER_CHUNK), targets_R.split(LOGITS_PER_CHUNK), strict=True):
             if recompute:
                 chunk = checkpoint(
                     _head_scores, head, hidden, targets, temperature, sum_pi_squared, use_reentrant=False

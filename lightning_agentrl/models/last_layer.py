@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-PLACES = "read_places"  # keyword of a model's forward pass: the positions [U] of its one row, each once
+UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: the positions [U] of its one row, each once
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -21,7 +21,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def skip_unread(lm: PreTrainedModel) -> None:
-    """Let a model's forward pass take ``read_places``; last hidden states elsewhere then lack a part.
+    """Let a model's forward pass take ``unique_positions``; last hidden states elsewhere then lack a part.
 
     Hooks of the layer, which are also there when its activations are recomputed; none where no network is known.
     """
@@ -34,20 +34,20 @@ def skip_unread(lm: PreTrainedModel) -> None:
 
 
 def _hand_places(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    layer.mlp.read_places = kwargs.get(PLACES)
+    layer.mlp.unique_positions = kwargs.get(UNIQUE_POSITIONS)
 
 
 def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    if network.read_places is None:
+    if network.unique_positions is None:
         return None
     (hidden_1NH,) = args
     network.all_hidden = hidden_1NH
-    return (hidden_1NH[:, network.read_places],)
+    return (hidden_1NH[:, network.unique_positions],)
 
 
 def _put_back(network: Any, args: tuple[Any, ...], out_1UH: Tensor) -> Tensor:
-    if network.read_places is None:
+    if network.unique_positions is None:
         return out_1UH
-    places, everywhere = network.read_places, network.all_hidden
-    network.read_places = network.all_hidden = None
+    places, everywhere = network.unique_positions, network.all_hidden
+    network.unique_positions = network.all_hidden = None
     return torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)

@@ -26,12 +26,12 @@ class Row:
     """
 
     input: ModelInput
-    reads: tuple[int, ...]
+    logit_positions: tuple[int, ...]
 
     def __post_init__(self) -> None:
         length = len(self.input)
-        if not length or any(not 0 <= read < length for read in self.reads):
-            raise ValueError(f"reads {self.reads} must be positions within a row of {length} ids")
+        if not length or any(not 0 <= position < length for position in self.logit_positions):
+            raise ValueError(f"logit positions {self.logit_positions} must lie within a row of {length} ids")
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def _length(self) -> int:
-        return max(self.reads, default=0) + 1
+        return max(self.logit_positions, default=0) + 1
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Packed:
     ids: Tensor  # [1, N] int64; [B, L] without a tree
     positions: Tensor  # of the same shape
     tree: PrefixTree | None
-    reads: Tensor  # [R] int64, index into the flat ids
+    logit_positions: Tensor  # [R] int64, index into the flat ids
     targets: Tensor  # [R] int64, the token after the read-out, -1 where the row ends there
-    read_places: Tensor | None = None  # [U] the different ones among the reads; only with a tree
+    unique_positions: Tensor | None = None  # [U] the different ones among the reads; only with a tree
     padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
 
     @property
@@ -84,14 +84,16 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
     """
     check_text_only((row.input for row in rows), "the trainer's model")
     inputs = [row.input_keys for row in rows]  # of text, so these are the ids
-    targets = [row.ids[read + 1] if read + 1 < len(row.ids) else -1 for row in rows for read in row.reads]
+    targets = [
+        row.ids[position + 1] if position + 1 < len(row.ids) else -1 for row in rows for position in row.logit_positions
+    ]
     if share:
         layout = lay_out(inputs, device)
-        reads = [layout.place(k, read) for k, row in enumerate(rows) for read in row.reads]
+        flat = [layout.place(k, position) for k, row in enumerate(rows) for position in row.logit_positions]
         ids, positions, tree, padding = torch.tensor([layout.keys]), layout.tree.positions[None], layout.tree, None
     else:
         width = max(len(ids) for ids in inputs)
-        reads = [k * width + read for k, row in enumerate(rows) for read in row.reads]
+        flat = [k * width + position for k, row in enumerate(rows) for position in row.logit_positions]
         ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in inputs])
         positions = torch.arange(width, device=device).expand(len(rows), width)
         padding = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in inputs], device=device)
@@ -100,9 +102,9 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
         ids=ids.to(device),
         positions=positions,
         tree=tree,
-        reads=torch.tensor(reads, dtype=torch.int64, device=device),
+        logit_positions=torch.tensor(flat, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
-        read_places=torch.tensor(sorted(set(reads)), dtype=torch.int64, device=device) if share else None,
+        unique_positions=torch.tensor(sorted(set(flat)), dtype=torch.int64, device=device) if share else None,
         padding=padding,
     )
 

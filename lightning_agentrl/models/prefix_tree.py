@@ -1,7 +1,7 @@
 """Prefix trees: token rows laid out one after the other, what several of them begin with only once.
 
-A tree of segments in depth-first order: a segment holds the tokens that all rows below it share, so a token sees the
-segments above its own, and its own up to itself. The tokens below a segment follow it directly, which makes "below"
+A tree of branches in depth-first order: a branch holds the tokens that all rows below it share, so a token sees the
+branches above its own, and its own up to itself. The tokens below a branch follow it directly, which makes "below"
 an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the end of ``j``'s subtree.
 """
 
@@ -26,10 +26,10 @@ BLOCKS_AT_A_TIME = 4  # of queries, while blocks are looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Branch:
     """Tokens ``start`` to ``stop`` of the layout, seen by themselves and by all up to ``end``.
 
-    ``copies`` segments of equal length without anything below, one after the other, are told as one.
+    ``copies`` branches of equal length without anything below, one after the other, are told as one.
     """
 
     start: int
@@ -43,7 +43,7 @@ class Segment:
 class Block:
     """Keys ``start`` to ``stop`` and the queries ``start`` to ``end`` that one call of an attention kernel reads.
 
-    Without a bias queries see keys causally, those after the last key see all. ``copies`` as of a segment.
+    Without a bias queries see keys causally, those after the last key see all. ``copies`` as of a branch.
     """
 
     start: int
@@ -56,9 +56,9 @@ class Block:
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """Layout of N tokens in segments, in depth-first order; each begins where the one before it stops."""
+    """Layout of N tokens in branches, in depth-first order; each begins where the one before it stops."""
 
-    segments: tuple[Segment, ...]
+    branches: tuple[Branch, ...]
     ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
     positions: Tensor  # [N] int64, position of each token within its rows
 
@@ -114,9 +114,9 @@ class PrefixTree:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The segments, small subtrees side by side together: one masked call costs less than a call for each."""
+        """The branches, small subtrees side by side together: one masked call costs less than a call for each."""
         blocks: list[Block] = []
-        small: list[Segment] = []  # tops of small subtrees, next to each other
+        small: list[Branch] = []  # tops of small subtrees, next to each other
 
         def close() -> None:
             if small:
@@ -124,23 +124,23 @@ class PrefixTree:
                 small.clear()
 
         place = 0
-        for segment in self.segments:
-            if segment.start < place:
+        for branch in self.branches:
+            if branch.start < place:
                 continue  # within a small subtree
-            if segment.end - segment.start > DENSE_TOKENS:
+            if branch.end - branch.start > DENSE_TOKENS:
                 close()
-                stop = segment.end if segment.copies > 1 else segment.stop
-                blocks.append(Block(segment.start, stop, segment.end, segment.root, segment.copies))
+                stop = branch.end if branch.copies > 1 else branch.stop
+                blocks.append(Block(branch.start, stop, branch.end, branch.root, branch.copies))
                 place = stop
                 continue
-            if small and (segment.end - small[0].start > DENSE_TOKENS or segment.root != small[0].root):
+            if small and (branch.end - small[0].start > DENSE_TOKENS or branch.root != small[0].root):
                 close()
-            small.append(segment)
-            place = segment.end
+            small.append(branch)
+            place = branch.end
         close()
         return tuple(blocks)
 
-    def _dense(self, tops: Sequence[Segment]) -> Block:
+    def _dense(self, tops: Sequence[Branch]) -> Block:
         start, end, top = tops[0].start, tops[-1].end, tops[0]
         if len(tops) == 1 and top.stop == top.end:
             return Block(start, end, end, top.root)
@@ -173,13 +173,13 @@ def common_prefix_length(rows: Sequence[Keys]) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TreeLayout:
     """A prefix tree with the keys of its tokens, and where the tokens of each row went."""
 
     keys: list[int]
     tree: PrefixTree
     lengths: list[int]  # of the rows
-    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its segments
+    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its branches
 
     def place(self, row: int, position: int) -> int:
         """Index in the layout of a position of a row."""
@@ -194,7 +194,7 @@ class Layout:
         return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
-def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> Layout:
+def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLayout:
     """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     builder = _Builder([rows[i] for i in order])
@@ -202,25 +202,25 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> Layout:
     paths: list[list[tuple[int, int]]] = [[] for _ in rows]
     for k, i in enumerate(order):
         paths[i] = builder.paths[k]
-    segments = sorted(builder.segments, key=lambda segment: segment.start)
-    ends = [end for s in segments for end in _ends(s)]
+    branches = sorted(builder.branches, key=lambda branch: branch.start)
+    ends = [end for s in branches for end in _ends(s)]
     tree = PrefixTree(
-        tuple(segments), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
+        tuple(branches), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
     )
-    return Layout(builder.keys, tree, [len(row) for row in rows], paths)
+    return TreeLayout(builder.keys, tree, [len(row) for row in rows], paths)
 
 
-def _ends(segment: Segment) -> Iterator[int]:
-    length = segment.stop - segment.start
-    if segment.copies == 1:
-        yield from [segment.end] * length
+def _ends(branch: Branch) -> Iterator[int]:
+    length = branch.stop - branch.start
+    if branch.copies == 1:
+        yield from [branch.end] * length
     else:
-        for copy in range(1, segment.copies + 1):
-            yield from [segment.start + copy * length] * length
+        for copy in range(1, branch.copies + 1):
+            yield from [branch.start + copy * length] * length
 
 
 class _Builder:
-    """Depth-first walk over sorted rows, without recursion: histories can be hundreds of segments deep."""
+    """Depth-first walk over sorted rows, without recursion: histories can be hundreds of branches deep."""
 
     def __init__(self, rows: Sequence[Keys]) -> None:
         self.rows = rows
@@ -228,7 +228,7 @@ class _Builder:
         self.keys: list[int] = []
         self.positions: list[int] = []
         self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
-        self.segments: list[Segment] = []
+        self.branches: list[Branch] = []
         self._todo: list[Callable[[], None]] = []  # last in, first out
 
     def build(self) -> None:
@@ -246,20 +246,20 @@ class _Builder:
             start = self._lay_down(range(first, last), depth, common)
             self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
-        branches, leaves = [], dict[int, list[int]]()  # leaves by length
+        forks, leaves = [], dict[int, list[int]]()  # leaves by length
         for start, stop in pairwise(cuts):
             if stop - start > 1:
-                branches.append(partial(self._run, start, stop, common))
+                forks.append(partial(self._run, start, stop, common))
             elif len(self.rows[start]) > common:
                 leaves.setdefault(len(self.rows[start]), []).append(start)
-        todo = [*branches, *(partial(self._leaves, rows, common) for rows in leaves.values())]
+        todo = [*forks, *(partial(self._leaves, rows, common) for rows in leaves.values())]
         self._todo += reversed(todo)
 
     def _leaves(self, rows: Sequence[int], depth: int) -> None:
         """The rest of rows of equal length."""
         starts = [self._lay_down([k], depth, len(self.rows[k])) for k in rows]
         stop = starts[0] + len(self.rows[rows[0]]) - depth
-        self.segments.append(Segment(starts[0], stop, len(self.keys), depth == 0, len(rows)))
+        self.branches.append(Branch(starts[0], stop, len(self.keys), depth == 0, len(rows)))
 
     def _lay_down(self, rows: Sequence[int], depth: int, upto: int) -> int:
         start = len(self.keys)
@@ -270,4 +270,4 @@ class _Builder:
         return start
 
     def _close(self, start: int, stop: int, root: bool) -> None:
-        self.segments.append(Segment(start, stop, len(self.keys), root))
+        self.branches.append(Branch(start, stop, len(self.keys), root))

@@ -250,8 +250,8 @@ class RolloutDataModule(L.LightningDataModule):
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="env")
         self._session_maker = SessionMaker(self.pool, renderer, self.memory, self._executor, self.seed)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
-        handle = learner.policy_handle(renderer.close_ids)
-        handle = replace(handle, longest=longest, trained_meanwhile=self.max_staleness > 0)
+        handle = learner.policy_handle(renderer.stop_token_ids)
+        handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
         for kind in range(len(self.pool.sources)):
             session = self._session_maker.session(kind, 0, lambda _episode: 0)
             try:
