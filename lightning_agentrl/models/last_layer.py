@@ -1,6 +1,6 @@
-"""The last layer's feed-forward network at the read-out positions only: nobody looks at what it makes of the others.
+"""The last layer's feed-forward network at the logit positions only, since its other outputs are never used.
 
-Attention needs every position as key and value; what follows it in the last layer works on each position by itself.
+Attention needs every position as key and value; what follows it in the last layer treats each position separately.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: the positions [U] of its one row, each once
+UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] of its one row
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of the language models in a module, each a unit of compilation and of sharding."""
+    """Return the repeated layers of the language models in a module, each a unit of compilation and sharding."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def skip_unread(lm: PreTrainedModel) -> None:
-    """Let a model's forward pass take ``unique_positions``; last hidden states elsewhere then lack a part.
+    """Make a model's forward pass accept ``unique_positions``; last hidden states elsewhere are then incomplete.
 
-    Hooks of the layer, which are also there when its activations are recomputed; none where no network is known.
+    This adds hooks to the layer, which also run when its activations are recomputed, or none if no network is found.
     """
     layers = decoder_layers(lm)
     network = getattr(layers[-1], "mlp", None) if layers else None

@@ -1,6 +1,6 @@
-"""Packing: rows that share token prefixes become one row that computes each prefix once, without padding.
+"""Packing: rows with shared token prefixes become one row that computes each prefix once, without padding.
 
-Rows with the common prefix ``p`` and own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and so again within
+Rows with the common prefix ``p`` and their own suffixes ``s_1 … s_B`` become ``[p, s_1, …, s_B]``, and likewise within
 suffixes that begin alike. Every suffix restarts its positions at ``len(p)`` and attends to the prefix and to itself
 only, so each token sees exactly what it would see in its own row: results and gradients are those of separate rows.
 """
@@ -20,9 +20,9 @@ from lightning_agentrl.types.model_input import ModelInput, check_text_only
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a model reads as one row, and the positions whose hidden states are read.
+    """The input of a model as one row, and the positions at which logits or values are computed.
 
-    The hidden state at ``reads[k]`` predicts token ``reads[k] + 1`` and carries the value of the state before it.
+    The hidden state at ``logit_positions[k]`` predicts the next token and carries the value of the state before it.
     """
 
     input: ModelInput
@@ -40,12 +40,12 @@ class Row:
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """The ids that the model must read; what follows the last read-out is only ever predicted."""
+        """The ids that the model must read; those after the last logit position are only predicted."""
         return self.input.ids[: self._length]
 
     @property
     def input_keys(self) -> tuple[int, ...]:
-        """What of them rows may have in common; see :attr:`ModelInput.keys`."""
+        """The keys of these ids, by which rows share prefixes; see :attr:`ModelInput.keys`."""
         return self.input.keys[: self._length]
 
     @property
@@ -55,14 +55,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Packed:
-    """Tokens of one forward pass and its R read-outs (in row order): one row as a prefix tree, or rows with padding."""
+    """The tokens of one forward pass and its R logit positions, in row order: a prefix tree, or rows with padding."""
 
     ids: Tensor  # [1, N] int64; [B, L] without a tree
     positions: Tensor  # of the same shape
     tree: PrefixTree | None
     logit_positions: Tensor  # [R] int64, index into the flat ids
-    targets: Tensor  # [R] int64, the token after the read-out, -1 where the row ends there
-    unique_positions: Tensor | None = None  # [U] the different ones among the reads; only with a tree
+    targets: Tensor  # [R] int64, the token after the logit position, -1 where the row ends there
+    unique_positions: Tensor | None = None  # [U] the distinct logit positions; only with a tree
     padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
 
     @property
@@ -72,15 +72,15 @@ class Packed:
 
     @property
     def padding_tokens(self) -> int:
-        """Those of them that stand for nothing."""
+        """How many of these tokens are padding."""
         return 0 if self.padding is None else int((self.padding == 0).sum())
 
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = True) -> Packed:
-    """Rows as one, what several of them begin with only once; or beside each other if they shall not share.
+    """Pack rows into one, with common prefixes once; or side by side with padding, without ``share``.
 
     Raises:
-        ValueError: a row holds an image, whose pixels a model would need.
+        ValueError: a row holds an image; its pixels are not available here.
     """
     check_text_only((row.input for row in rows), "the trainer's model")
     inputs = [row.input_keys for row in rows]  # of text, so these are the ids
@@ -112,7 +112,7 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
 def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[int]]:
     """Group row indices into micro-batches of at most ``max_tokens`` packed tokens, balanced, similar rows together.
 
-    Rows that do not share are grouped by length, so that little is padded.
+    Rows that do not share are grouped by length, to keep padding small.
 
     A single row longer than ``max_tokens`` forms its own micro-batch.
     """
@@ -120,7 +120,7 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True)
         return []
     inputs = [row.input_keys for row in rows]
     if share:
-        # One sort puts rows with long common prefixes next to each other; neighbours tell all common prefixes.
+        # One sort puts rows with long common prefixes next to each other; those of neighbours determine all others.
         order = sorted(range(len(rows)), key=lambda i: inputs[i])
         common = [0] + [common_prefix_length([inputs[a], inputs[b]]) for a, b in pairwise(order)]
     else:
@@ -143,7 +143,7 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True)
 
 
 def _fill_tree(lengths: Sequence[int], common: Sequence[int], budget: int) -> Iterator[range]:
-    """Runs of sorted rows that take at most ``budget`` tokens each."""
+    """Yield runs of sorted rows that take at most ``budget`` tokens each."""
     first = total = 0
     for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
         if place > first and total + length - shared > budget:
@@ -154,7 +154,7 @@ def _fill_tree(lengths: Sequence[int], common: Sequence[int], budget: int) -> It
 
 
 def _fill_padded(lengths: Sequence[int], budget: int) -> Iterator[range]:
-    """Runs of rows of growing length that take at most ``budget`` tokens each, with their padding."""
+    """Yield runs of rows, sorted by length, that take at most ``budget`` tokens each, padding included."""
     first = 0
     for place, length in enumerate(lengths):
         if place > first and (place + 1 - first) * length > budget:

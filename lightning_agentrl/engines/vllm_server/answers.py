@@ -87,8 +87,8 @@ def complaint(
     if max_model_len > facts.max_model_len:
         return (
             f"takes {facts.max_model_len} tokens of a prompt and its reply, and up to {max_model_len} are needed; "
-            f"start it with --max-model-len {max_model_len}, or lower data.init_args.prompt.max_prompt_tokens or the interaction's "
-            "max_reply_tokens"
+            f"start it with --max-model-len {max_model_len}, or lower "
+            "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
         )
     return None
 
