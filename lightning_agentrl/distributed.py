@@ -1,4 +1,4 @@
-"""Exchange between the processes of a run; with one process, nothing to do."""
+"""Exchange between the processes of a run, a no-op when there is only one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N = TypeVar("N", int, float)
 
 
 def all_gather(value: T) -> list[T]:
-    """What every rank holds, in the order of ranks. All ranks must call it."""
+    """Return what every rank holds, in rank order. All ranks must call it."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -25,7 +25,7 @@ def all_gather(value: T) -> list[T]:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """The sum of a tensor over all ranks; ``x`` must lie where the process group can reach it."""
+    """Return the sum of a tensor over all ranks; ``x`` must lie on a device that the process group can reach."""
     if not (dist.is_available() and dist.is_initialized()):
         return x
     x = x.clone()
@@ -34,7 +34,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: N) -> N:
-    """The largest of the numbers that the ranks hold. All ranks must call it."""
+    """Return the largest of the numbers that the ranks hold. All ranks must call it."""
     return max(all_gather(number))
 
 
@@ -62,10 +62,10 @@ def told_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the processes of a run exchange; results lie on the CPU. All ranks call each method together.
+    """Collective operations of a run, with results on the CPU. All ranks must call each method together.
 
     Args:
-        device: where the process group can reach tensors.
+        device: the device whose tensors the process group can reach.
         count: number of ranks.
     """
 
@@ -73,14 +73,14 @@ class Ranks:
     count: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over all ranks."""
+        """Return the sum over all ranks."""
         return sum_over_ranks(x.to(self.device)).cpu()
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """What every rank holds, in the order of ranks; sizes may differ."""
+        """Return what every rank holds, in rank order; sizes may differ."""
         return all_gather(x.cpu())
 
     def sum_by_name(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Sum over all ranks by name; a rank may lack names."""
+        """Return sums over all ranks by name; a rank may lack some names."""
         parts = all_gather(numbers)
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}

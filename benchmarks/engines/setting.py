@@ -70,10 +70,12 @@ class Setting:
         self.engine, self.envs, self.reply = engine, envs, reply
         policy = LanguageModel(load_causal_lm(MODEL)).eval()
         renderer = ChatRenderer(load_tokenizer(MODEL), PROMPT)
-        self.close_ids = renderer.close_ids
+        self.stop_token_ids = renderer.stop_token_ids
         self.executor = ThreadPoolExecutor(len(envs))
         self.loop = LoopThread()
-        engine.start(PolicyHandle(policy, renderer.close_ids, nullcontext, longest=PROMPT.max_prompt_tokens + reply))
+        engine.start(
+            PolicyHandle(policy, renderer.stop_token_ids, nullcontext, max_model_len=PROMPT.max_prompt_tokens + reply)
+        )
         engine.sync(0)
         self.sessions = [
             Session(

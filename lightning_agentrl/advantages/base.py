@@ -1,4 +1,4 @@
-"""The base of all estimators: a strategy object that declares what it needs."""
+"""The base class of estimators: a strategy object that declares what it needs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning_agentrl.types import Rollout
 
 
 class AdvantageEstimator(ABC):
-    """Scored rollout -> advantages and returns.
+    """Strategy object that turns a scored rollout into advantages and returns.
 
-    Class attributes say what the agent must compute or collect; it computes exactly that.
+    Class attributes say what the agent must compute or collect; it does exactly that.
 
     Args:
-        whiten: give the advantages mean 0 and variance 1 over all action tokens of all ranks. The agent does it, on
-            what :meth:`estimate` returns; returns stay as they are.
+        whiten: scale the advantages to mean 0 and variance 1 over all action tokens of all ranks. The agent does this
+            to what :meth:`estimate` returns; returns stay as they are.
     """
 
     needs_values: ClassVar[bool] = False  # a critic's values of tokens and of states where the rollout is cut
@@ -32,19 +32,19 @@ class AdvantageEstimator(ABC):
 
     @abstractmethod
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [B, A] in float32 or better, 0 off the action mask, before whitening.
+        """Return advantages and returns [B, A] in float32 or better, 0 off the action mask, before whitening.
 
         Args:
-            rollout: with all that the class attributes declare. All episodes of a group lie on one rank.
-            reduce: sums a small float64 tensor over ranks. An estimator that calls it does so equally often on every
-                rank, also on one without tokens. None: there is one rank.
+            rollout: with everything that the class attributes declare. All episodes of a group lie on one rank.
+            reduce: sums a small float64 tensor over ranks. An estimator that calls it must do so equally often on
+                every rank, even on one without tokens. None: there is only one rank.
 
         Raises:
             ValueError: the rollout lacks something that the class attributes declare.
         """
 
     def check(self, rollout: Rollout) -> None:
-        """Raise a ValueError that names everything declared that the rollout lacks."""
+        """Raise a ValueError that names all declared needs that the rollout lacks."""
         needed: dict[str, Tensor | None] = {}
         if self.needs_values:
             needed |= {"scores.values": rollout.scores.values, "bootstrap_values": rollout.bootstrap_values}
@@ -61,12 +61,12 @@ class AdvantageEstimator(ABC):
 
 
 def token_rewards(rollout: Rollout) -> Tensor:
-    """[B, A] what estimators learn from: the shaped rewards, or those of the environment where nothing shapes them."""
+    """Return the rewards [B, A] that estimators use: the shaped ones, or the environment's if nothing shapes them."""
     return rollout.rewards if rollout.shaped_rewards is None else rollout.shaped_rewards
 
 
 def check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
-    """Refuse discounts and the like outside of [0, 1]."""
+    """Raise a ValueError for discounts and the like outside [0, 1]."""
     for name, value in numbers.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")

@@ -30,7 +30,7 @@ def bilevel_gae(
     gamma_token: float = 1.0,
     lam_token: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """GAE over turns at their last tokens, which GAE over the tokens of each turn starts from (VAGEN, 2510.16907).
+    """Compute GAE from turn to turn, then GAE over the tokens of each turn, starting there (VAGEN, arXiv 2510.16907).
 
     With e_j the last action token of turn j::
 

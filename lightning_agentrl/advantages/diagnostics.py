@@ -1,4 +1,4 @@
-"""Numbers that tell whether advantages can be trusted."""
+"""Statistics that show whether advantages can be trusted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from lightning_agentrl.advantages.whitening import Reduce, global_moments
 
 @dataclass(frozen=True)
 class ValueStatistics:
-    """Of values and returns of the action tokens of all ranks; standard deviations are those of the population.
+    """Statistics of values and returns over the action tokens of all ranks, with population standard deviations.
 
-    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic tells the returns apart
-    perfectly; 0: no better than a constant; below: worse. NaN where all returns are equal, since there is nothing to
-    explain. ``value_error`` is the root mean square of ``returns - values``, so a constant offset counts.
+    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic
+    predicts the returns up to a constant; 0: no better than a constant; below 0: worse. NaN if all returns are equal,
+    since there is nothing to explain. ``value_error`` is the root mean square of ``returns - values``, so a constant
+    offset counts.
     """
 
     value_mean: float
@@ -32,13 +33,13 @@ class ValueStatistics:
 def value_statistics(
     values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None
 ) -> ValueStatistics:
-    """How well values foretell returns; all NaN without action tokens.
+    """Measure how well values predict returns; all NaN without action tokens.
 
     Args:
         values_BT: values before the update.
         returns_BT: what they should have been.
         mask_BT: action mask.
-        reduce: sums a small float64 tensor over ranks; called twice on each rank. None: there is one rank.
+        reduce: sums a small float64 tensor over ranks; called twice on each rank. None: there is only one rank.
     """
     mask = mask_BT.bool()
     values_M, returns_M = values_BT[mask].double(), returns_BT[mask].double()

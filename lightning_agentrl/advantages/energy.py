@@ -1,4 +1,4 @@
-"""Energy of tokens: how large the gradient of their log-prob is."""
+"""Token energy: the size of the gradient of a token's log-prob."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @torch.no_grad()
 def token_energy(logps: Tensor, sum_pi_squared: Tensor, weights: Tensor | None = None) -> Tensor:
-    """``w = 1 - 2 pi + sum_v pi(v)^2``, the squared norm of the gradient of a log-prob in the logits (2602.07078).
+    """Return ``w = 1 - 2 pi + sum_v pi(v)^2``, the squared norm of a log-prob's gradient in logits (arXiv 2602.07078).
 
     Args:
         logps: log-prob of the sampled token, any shape.

@@ -1,4 +1,4 @@
-"""Bases of estimators that compare the episodes of a group, each of which counts once however many rows it has."""
+"""Base classes of estimators that compare the episodes of a group. An episode counts once, however many rows it has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GroupOfOne = Literal["zero", "raw"]
 
 @dataclass(frozen=True)
 class Episodes:
-    """The episodes of a rollout that have action tokens, in float64; N of them."""
+    """The N episodes of a rollout that have action tokens, in float64."""
 
     layout: Layout
     rewards_NL: Tensor
@@ -35,7 +35,7 @@ class Episodes:
 
 
 def group_episodes(rollout: Rollout) -> Episodes:
-    """The episodes of a rollout with groups. One whose tokens were all rejected is none.
+    """Return the episodes of a rollout with groups, without those whose tokens were all rejected.
 
     Raises:
         ValueError: rows of one episode differ in their group, or its turns have no clear order.
@@ -47,7 +47,7 @@ def group_episodes(rollout: Rollout) -> Episodes:
 
 
 def _of_trained_episodes(rollout: Rollout) -> Tensor:
-    """[B, A] all action tokens of the episodes of which any is trained on."""
+    """Return the mask [B, A] of all action tokens of those episodes that have any token to train on."""
     if rollout.loss_mask is None:
         return rollout.action_mask
     labels, index_B = rollout.episode.unique(return_inverse=True)
@@ -58,7 +58,7 @@ def _of_trained_episodes(rollout: Rollout) -> Tensor:
 
 
 def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
-    """The turns with action tokens of each episode, in their order."""
+    """Return the turns of each episode that have action tokens, in order."""
     turns, ids_NL = layout.turns(rollout.turn_ids), layout.gather(rollout.turn_ids)
     rows, ids = turns.at_ends(layout.rows_NL).tolist(), turns.at_ends(ids_NL).tolist()
     by_index = [{turn.index: turn for turn in sample.turns} for sample in rollout.samples]
@@ -68,12 +68,12 @@ def turns_of(rollout: Rollout, layout: Layout) -> list[list[Turn]]:
 
 
 def result_dtype(rewards: Tensor) -> torch.dtype:
-    """Of advantages that are made of rewards only."""
+    """Return the dtype of advantages that are made of rewards only: float32 or better."""
     return torch.promote_types(rewards.dtype, torch.float32)
 
 
 class GroupEstimator(AdvantageEstimator):
-    """Base of estimators that need groups. A group of one has nothing to compare with, which is warned of once.
+    """Base of estimators that need groups. A group of one has nothing to compare with, and gets one warning.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -88,7 +88,7 @@ class GroupEstimator(AdvantageEstimator):
         self._warned = False
 
     def episodes(self, rollout: Rollout) -> Episodes:
-        """What is compared; warns of groups of one."""
+        """Return the episodes to compare; warn of groups of one."""
         self.check(rollout)
         episodes = group_episodes(rollout)
         alone = int(episodes.groups.single_N.sum())
@@ -102,14 +102,14 @@ class GroupEstimator(AdvantageEstimator):
         return episodes
 
     def _meaning_of_one(self) -> str:
-        """The end of the warning."""
+        """Return the end of the warning."""
         if self.group_of_one == "zero":
             return "which teaches nothing: its advantage is 0 (model.init_args.advantage.init_args.group_of_one)"
         return "whose score is its advantage, without a baseline (model.init_args.advantage.init_args.group_of_one)"
 
 
 class ScoreEstimator(GroupEstimator):
-    """Base of estimators that give every action token of an episode one number, made of the scores of its group.
+    """Base of estimators that give all action tokens of an episode one number, computed from the scores of its group.
 
     Returns are the scores.
 
@@ -120,7 +120,7 @@ class ScoreEstimator(GroupEstimator):
 
     @abstractmethod
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
-        """Advantages [N]; what they are for groups of one does not matter."""
+        """Return advantages [N]; those of groups of one are overwritten."""
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

@@ -29,14 +29,14 @@ def dual_discount_gae(
     gamma_token: float = 1.0,
     lam_token: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """GAE whose discounts belong to the transition: one pair inside a turn, one from turn to turn (Verlog).
+    """Compute GAE with a discount pair per kind of transition: within a turn, and from turn to turn (Verlog).
 
     For action tokens k of one episode, with (g, l) the step pair where token k + 1 is of another turn::
 
         delta_k = r_k + g V_{k+1} - V_k,   A_k = delta_k + g l A_{k+1},   return_k = A_k + V_k
 
-    Tokens off the mask are no steps. After the last token, V is 0 if the episode's last row is terminated, else
-    that row's bootstrap value behind the step discount, and no advantage is carried in. The last row is the last one
+    Tokens off the mask are not steps. After the last token, V is 0 if the episode's last row is terminated, else
+    that row's bootstrap value with the step discount, and no advantage is carried in. The last row is the last one
     with action tokens; flags and bootstrap values of all other rows are not read. With equal pairs this is the GAE of
     Schulman et al. (arXiv 1506.02438).
 
@@ -78,7 +78,9 @@ def dual_discount_gae(
 
 
 def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tensor) -> Tensor:
-    """[N] value of the state after each episode: 0 where its last row is terminated, else the bootstrap value."""
+    """Return the value [N] of the state after each episode: 0 where its last row is terminated, else the bootstrap
+    value.
+    """
     for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
         if x_B.shape != layout.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(layout.mask_BT.shape[:1])}, got {list(x_B.shape)}")
@@ -120,7 +122,7 @@ class GAE(AdvantageEstimator):
 
     Args:
         gamma: discount from token to token, also across turns.
-        lam: trace decay, likewise.
+        lam: trace decay from token to token, also across turns.
         whiten: see :class:`AdvantageEstimator`.
     """
 
@@ -148,7 +150,7 @@ def _estimate(
 
 
 def gae_inputs(estimator: AdvantageEstimator, rollout: Rollout) -> tuple[Tensor, ...]:
-    """The tensors of :func:`dual_discount_gae`, in its order."""
+    """Return the tensor arguments of :func:`dual_discount_gae`, in its order."""
     estimator.check(rollout)
     assert rollout.scores.values is not None
     assert rollout.bootstrap_values is not None

@@ -19,18 +19,18 @@ KEY = "model.init_args.advantage.init_args.weights"
 
 
 def gdpo_advantages(scores_ND: Tensor, weights_D: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
-    """``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening."""
+    """Return ``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening."""
     parts = [weight * standardised(x_N, groups, eps) for x_N, weight in zip(scores_ND.T, weights_D, strict=True)]
     return torch.stack(parts).sum(0)
 
 
 class GDPO(GroupEstimator):
-    """GRPO for each dimension of the reward by itself, then their weighted sum, whitened (arXiv 2601.05242). No
-    dimension drowns in another one that varies more. Returns are the weighted sums of the scores.
+    """GRPO for each dimension of the reward by itself, then their weighted sum, whitened (arXiv 2601.05242), so
+    that a dimension with a large variance cannot drown the others. Returns are the weighted sums of the scores.
 
     Args:
         weights: weight of each dimension by name: ``reward``, the sum of an episode's rewards, and what the
-            environment reports in ``info``, as it stands at the episode's last turn; None: ``reward`` alone.
+            environment reports in ``info`` at the episode's last turn; None: ``reward`` alone.
         eps: added to the standard deviations.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.

@@ -1,4 +1,4 @@
-"""Groups inside groups: episodes of one start, and turns that met one state (GiGPO)."""
+"""Groups within groups: episodes from one start state, and turns that saw the same state (GiGPO)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_agentrl.types import Rollout
 
 
 def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
-    """A number for each text, the same for texts that count as one state.
+    """Return a number for each text, the same for texts that count as one state.
 
-    Texts are taken in alphabetical order, each once; one that is alike enough to the first text of an earlier state
+    Distinct texts are taken in alphabetical order; one that is similar enough to the first text of an earlier state
     joins the first such state. So the order of ``texts`` does not matter.
 
     Args:
         texts: observations.
-        similarity: the least ratio of ``difflib`` of two texts of one state; 1: equal texts only.
+        similarity: the smallest ``difflib`` ratio of two texts of one state; 1: equal texts only.
     """
     number: dict[str, int] = {}
     states: list[str] = []
@@ -38,24 +38,24 @@ def anchor_states(texts: Sequence[str], similarity: float = 1.0) -> list[int]:
 
 
 def _alike(state: str, text: str, similarity: float) -> bool:
-    """Whether the ratio of two texts is large enough; its cheap upper bounds are asked first."""
-    matcher = SequenceMatcher(None, state, text, autojunk=False)  # no letter is too common to count
+    """Return whether the ratio of two texts is large enough; cheap upper bounds are tried first."""
+    matcher = SequenceMatcher(None, state, text, autojunk=False)  # count common letters too
     ratios = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
     return all(ratio() >= similarity for ratio in ratios)
 
 
 class GiGPO(GroupEstimator):
-    """How an episode fares against others from its start, plus how a turn fares against others that met the same
+    """The advantage of an episode over others from its start, plus that of a turn over others that saw the same
     observation in the same group (arXiv 2505.10978).
 
-    The second part compares discounted rewards to go of turns; a turn whose state was met once gets 0 of it. Returns
+    The second part compares discounted rewards to go of turns; a turn whose state was seen once gets 0. Returns
     are the scores of the episodes.
 
     Args:
         omega: weight of the comparison of turns.
         gamma: discount from turn to turn.
-        divide_by_std: count differences in standard deviations, as GRPO does; off: as Dr. GRPO.
-        similarity: the least ratio of ``difflib`` of two observations that count as one state; 1: equal texts only.
+        divide_by_std: divide differences by the standard deviation, as GRPO does; off: as Dr. GRPO.
+        similarity: the smallest ``difflib`` ratio of two observations that count as one state; 1: equal texts only.
         eps: added to the standard deviations.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
@@ -95,7 +95,7 @@ class GiGPO(GroupEstimator):
         return standardised(x_M, groups, self.eps) if self.divide_by_std else centred(x_M, groups)
 
     def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
-        """The turns of all episodes, one after the other, by group and state."""
+        """Return the turns of all episodes, one after the other, grouped by group and state."""
         met: dict[int, list[tuple[int, str]]] = {}  # per group, the number of a turn and what was observed
         count = 0
         for group, turns in zip(episodes.groups.index_N.tolist(), turns_of(rollout, episodes.layout), strict=True):

@@ -1,4 +1,4 @@
-"""Group policy gradient: centred scores, rescaled for the groups that teach nothing."""
+"""Group policy gradient: centred scores, rescaled to make up for groups without a signal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = None) -> Tensor:
-    """``alpha (s - mean of the group)`` [N], with alpha all episodes over those in groups of unequal scores.
+    """Return ``alpha (s - mean of the group)`` [N], with alpha the number of all episodes over that of episodes in
+    groups with unequal scores.
 
     Args:
         scores_N: float64, one score per episode.
         groups: of the episodes.
-        reduce: sums a small float64 tensor over ranks, since alpha is that of all of them; called once. None: there is
-            one rank.
+        reduce: sums a small float64 tensor over ranks, since alpha is global; called once. None: there is only one
+            rank.
     """
     counts = scores_N.new_tensor([len(scores_N), float((~groups.equal(scores_N)).sum())])
     total, unequal = (counts if reduce is None else reduce(counts)).tolist()
@@ -25,7 +26,7 @@ def gpg_advantages(scores_N: Tensor, groups: Groups, reduce: Reduce | None = Non
 
 
 class GPG(ScoreEstimator):
-    """Score minus the mean of its group, larger by as much as groups with equal scores make the gradient smaller
+    """Score minus the mean of its group, scaled up by as much as groups with equal scores shrink the gradient
     (arXiv 2504.02546, without a division by the standard deviation).
 
     Args:

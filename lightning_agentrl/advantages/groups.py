@@ -1,15 +1,15 @@
-"""Statistics of groups, told to each of their members."""
+"""Statistics of groups, given to each of their members."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-6  # sums of float32 rewards in another order differ by less, relative to the largest score
+ROUNDING = 1e-6  # relative to the largest score: sums of float32 rewards in another order differ by less
 
 
 class Groups:
-    """Which of N members are of one group. Results have the shape of the numbers [N] or [N, K], one per member.
+    """The partition of N members into groups. Results have the shape of the input, [N] or [N, K]: one per member.
 
     Args:
         labels: [N] or [N, D]; members with equal labels are one group.
@@ -32,20 +32,20 @@ class Groups:
         return self.sum(x_N) / self.size_N
 
     def std(self, x_N: Tensor) -> Tensor:
-        """Sample standard deviation (n - 1), 0 for a group of one."""
+        """Return the sample standard deviation (n - 1), 0 for a group of one."""
         return (self.sum((x_N - self.mean(x_N)).square()) / (self.size_N - 1).clamp_min(1)).sqrt()
 
     def max(self, x_N: Tensor) -> Tensor:
-        """Of finite numbers, or where a group has none ``-inf``."""
+        """Return the maximum of the finite numbers of each group, ``-inf`` if it has none."""
         return x_N.new_full((self.count,), -torch.inf).scatter_reduce_(0, self.index_N, x_N, "amax")[self.index_N]
 
     def min(self, x_N: Tensor) -> Tensor:
         return -self.max(-x_N)
 
     def equal(self, x_N: Tensor) -> Tensor:
-        """Bool: members of a group whose numbers are all equal, up to the rounding of float32; a group of one is."""
+        """Return bool: members of groups with equal numbers (up to float32 rounding), or of groups of one."""
         return self.max(x_N) - self.min(x_N) <= ROUNDING * self.max(x_N.abs())
 
     def others(self, x_N: Tensor) -> Tensor:
-        """Mean of the other members, NaN for a group of one."""
+        """Return the mean of the other members, NaN for a group of one."""
         return (self.sum(x_N) - x_N) / (self.size_N - 1)

@@ -11,12 +11,13 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def centred(scores_N: Tensor, groups: Groups) -> Tensor:
-    """``s - mean of the group`` [N], exactly 0 in groups with equal scores (Dr. GRPO, arXiv 2503.20783)."""
+    """Return ``s - mean of the group`` [N], exactly 0 in groups with equal scores (Dr. GRPO, arXiv 2503.20783)."""
     return torch.where(groups.equal(scores_N), 0, scores_N - groups.mean(scores_N))
 
 
 def standardised(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
-    """``(s - mean) / (std + eps)`` of the group [N], exactly 0 in groups with equal scores (GRPO, arXiv 2402.03300).
+    """Return ``(s - mean) / (std + eps)`` of the group [N], exactly 0 in groups with equal scores (GRPO, arXiv
+    2402.03300).
 
     The standard deviation is that of a sample (n - 1).
     """
@@ -24,7 +25,7 @@ def standardised(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
 
 
 class GRPO(ScoreEstimator):
-    """Score minus the mean of its group, in standard deviations of the group (arXiv 2402.03300).
+    """Score minus the mean of its group, divided by the group's standard deviation (arXiv 2402.03300).
 
     Args:
         eps: added to the standard deviation.
@@ -43,7 +44,7 @@ class GRPO(ScoreEstimator):
 
 
 class DrGRPO(ScoreEstimator):
-    """Score minus the mean of its group (arXiv 2503.20783); meant for a loss that is divided by a constant.
+    """Score minus the mean of its group (arXiv 2503.20783); meant for a loss with a constant divisor.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.

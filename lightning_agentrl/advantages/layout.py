@@ -1,7 +1,8 @@
-"""The one compress/scatter helper: action tokens of whole episodes side by side, and back.
+"""The one compress/scatter helper: it gathers the action tokens of each episode side by side, and puts them back.
 
 B rows, T columns (any tokens), N episodes, L action tokens of the longest episode. An episode may be one row
-with several turns or several rows with one turn each; the compressed form is the same, so estimators see no layouts.
+with several turns or several rows with one turn each; the compressed form is the same, so estimators do not see how
+episodes were laid out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the action tokens of each episode are, in the order in which they were sampled; see :func:`compress`."""
+    """The positions of each episode's action tokens, in the order in which they were sampled; see :func:`compress`."""
 
     mask_BT: Tensor
     source_NL: Tensor  # index into the flattened [B*T], 0 where ``mask_NL`` is False
@@ -22,19 +23,19 @@ class Layout:
     last_row_N: Tensor  # the row that holds the last action token of the episode
 
     def gather(self, x_BT: Tensor) -> Tensor:
-        """[N, L], 0 off the mask whatever stands there in ``x_BT``."""
+        """Return [N, L] of [B, T], 0 off the mask whatever ``x_BT`` holds there."""
         if x_BT.shape != self.mask_BT.shape:
             raise ValueError(f"expected the shape of the mask, {list(self.mask_BT.shape)}, got {list(x_BT.shape)}")
         return torch.where(self.mask_NL, x_BT.flatten()[self.source_NL], 0)
 
     def scatter(self, x_NL: Tensor) -> Tensor:
-        """[B, T], exactly 0 off the action mask."""
+        """Return [B, T] of [N, L], exactly 0 off the action mask."""
         out = x_NL.new_zeros(self.mask_BT.numel())
         out[self.source_NL[self.mask_NL]] = x_NL[self.mask_NL]
         return out.view(self.mask_BT.shape)
 
     def spread(self, x_N: Tensor) -> Tensor:
-        """[B, T] with the number of its episode at every action token, exactly 0 elsewhere."""
+        """Return [B, T] with the value of its episode at every action token, exactly 0 elsewhere."""
         return self.scatter(x_N[:, None].expand(self.mask_NL.shape))
 
     @property
@@ -48,7 +49,7 @@ class Layout:
         return self.source_NL // max(self.mask_BT.shape[1], 1)
 
     def of_episode(self, name: str, x_B: Tensor) -> Tensor:
-        """[N], what the rows of each episode have in common.
+        """Return [N], the number that all rows of each episode share.
 
         Raises:
             ValueError: rows of one episode differ in it, or the shape is not [B].
@@ -61,7 +62,7 @@ class Layout:
         return x_N
 
     def turns(self, turn_ids_BT: Tensor) -> Turns:
-        """The turns of each episode, by the turn ids that it was compressed with."""
+        """Return the turns of each episode, by the turn ids that it was compressed with."""
         ids_NL, mask_NL = self.gather(turn_ids_BT), self.mask_NL
         has_next_NL = torch.zeros_like(mask_NL)
         has_next_NL[:, :-1] = mask_NL[:, 1:]
@@ -74,7 +75,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of each episode in their order, J of the one with most; turns without action tokens are left out."""
+    """The turns of each episode in order, at most J; turns without action tokens are left out."""
 
     mask_NL: Tensor
     index_NL: Tensor  # which turn of its episode a token belongs to, 0 off the mask
@@ -82,22 +83,22 @@ class Turns:
     mask_NJ: Tensor  # left-aligned
 
     def sum(self, x_NL: Tensor) -> Tensor:
-        """[N, J], sums over the tokens of each turn."""
+        """Return [N, J], the sums over the tokens of each turn."""
         return x_NL.new_zeros(self.mask_NJ.shape).scatter_add_(1, self.index_NL, torch.where(self.mask_NL, x_NL, 0))
 
     def at_ends(self, x_NL: Tensor) -> Tensor:
-        """[N, J], the number at the last token of each turn."""
+        """Return [N, J], the number at the last token of each turn."""
         return self.sum(torch.where(self.ends_NL, x_NL, 0))
 
     def spread(self, x_NJ: Tensor) -> Tensor:
-        """[N, L] with the number of its turn at every token, 0 off the mask."""
+        """Return [N, L] with the value of its turn at every token, 0 off the mask."""
         return torch.where(self.mask_NL, x_NJ.gather(1, self.index_NL), 0)
 
 
 def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
-    """Index of the action tokens by episode; its rows follow each other by the turn of their first action token.
+    """Index the action tokens by episode, with its rows in the order of the turns of their first action tokens.
 
-    Rows without action tokens take no part. Numbers off the mask are not read.
+    Rows without action tokens are left out. Numbers off the mask are not read.
 
     Args:
         mask_BT: action mask, bool or 0/1.
@@ -105,8 +106,8 @@ def compress(mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor) -> Layout:
         episode_B: label; rows with the same label are one episode.
 
     Raises:
-        ValueError: shapes do not fit, or the order of an episode's tokens is not told by their turns (a turn in two
-            rows, or turn ids that fall), which would make results depend on the order of rows.
+        ValueError: shapes do not fit, or turns do not determine the order of an episode's tokens (a turn in two rows,
+            or turn ids that fall), which would make results depend on the order of rows.
     """
     mask = mask_BT.bool()
     if mask.dim() != 2 or turn_ids_BT.shape != mask.shape or episode_B.shape != mask.shape[:1]:

@@ -13,10 +13,10 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
-    """``(s - mean) / (mean + eps)`` of the group [N], 0 in groups with equal scores.
+    """Return ``(s - mean) / (mean + eps)`` of the group [N], 0 in groups with equal scores.
 
     Raises:
-        ValueError: a score is negative, so that the mean is no measure of success.
+        ValueError: a score is negative, so the mean is not a measure of success.
     """
     if (scores_N < 0).any():
         raise ValueError(
@@ -28,7 +28,7 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
 
 
 class MaxRL(ScoreEstimator):
-    """Score minus the mean of its group, relative to that mean, so that hard start states count more; for rewards
+    """Score minus the mean of its group, relative to that mean, so hard start states count more; for rewards
     that are never negative (arXiv 2602.02710).
 
     Args:

@@ -11,14 +11,16 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -> Tensor:
-    """``s - sum(K s) / sum(K)`` of the group [N], with K the action tokens; 0 in groups with equal scores."""
+    """Return ``s - sum(K s) / sum(K)`` of the group [N], with K the number of action tokens; 0 in groups with equal
+    scores.
+    """
     lengths_N = lengths_N.to(scores_N.dtype)
     baseline_N = groups.sum(lengths_N * scores_N) / groups.sum(lengths_N)
     return torch.where(groups.equal(scores_N), 0, scores_N - baseline_N)
 
 
 class OPO(ScoreEstimator):
-    """Score minus the mean of its group weighted by length, the baseline of least variance if the squared norm of an
+    """Score minus the length-weighted mean of its group, the baseline of least variance if the squared norm of an
     episode's score function grows with its action tokens (arXiv 2505.23585).
 
     Args:

@@ -1,4 +1,4 @@
-"""The baseline of least variance at every token: OTB."""
+"""The minimum-variance baseline at every token: OTB."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def optimal_token_baseline(
     zero_tail: bool = True,
     leave_one_out: bool = False,
 ) -> Tensor:
-    """Baseline of every action token: the rewards to go of the group at its place, weighted by realised energy.
+    """Compute a baseline for every action token: the group's rewards to go at its place, weighted by realised energy.
 
     With W_k the sum of the energies of an episode's action tokens up to the k-th, over the episodes of the group with
     more than k action tokens::
@@ -35,15 +35,15 @@ def optimal_token_baseline(
         B_k = sum_i G_ik W_ik / (sum_i W_ik + 1e-8)
 
     Args:
-        to_go_NL: G, rewards to go of the action tokens side by side, without anything between them.
+        to_go_NL: G, rewards to go of the action tokens, side by side.
         energy_NL: see :func:`token_energy`.
         mask_NL: which action tokens there are, left-aligned.
         groups: of the N episodes.
         zero_tail: no baseline where only the longest episode of a group is left; off: almost its own reward to go.
-        leave_one_out: an episode's own reward to go is not in its baseline, which takes away a bias of order 1/N.
+        leave_one_out: an episode's own reward to go is not in its baseline, which removes a bias of order 1/N.
 
     Returns:
-        [N, L], 0 in groups of one; what stands off the mask does not matter.
+        [N, L], 0 in groups of one, undefined off the mask.
     """
     realised_NL = torch.where(mask_NL, torch.where(mask_NL, energy_NL, 0).cumsum(1), 0)
     weighted_NL = realised_NL * torch.where(mask_NL, to_go_NL, 0)
@@ -56,12 +56,12 @@ def optimal_token_baseline(
 
 
 class OptimalTokenBaseline(GroupEstimator):
-    """Reward to go of a token minus a baseline for its place in the episode, in which episodes count by the energy of
-    their tokens so far: the baseline of least variance in the space of the logits (arXiv 2602.07078).
+    """Reward to go of a token minus a baseline for its place in the episode, to which episodes contribute by the energy
+    of their tokens so far: the baseline of least variance in the space of logits (arXiv 2602.07078).
 
-    Places are counted in action tokens, so that observations move nothing. An episode alone in its group, and by
-    default the tail of the longest one, keep their reward to go. Where the loss weighs tokens against a mismatch of
-    engine and trainer (``correction``), so does the energy. Returns are the rewards to go.
+    Places are counted in action tokens, so observations shift nothing. An episode alone in its group, and by
+    default the tail of the longest one, keep their reward to go. Where the loss weights tokens to correct the
+    mismatch between engine and trainer (``correction``), so does the energy. Returns are the rewards to go.
 
     Args:
         zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.

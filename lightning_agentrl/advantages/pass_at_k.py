@@ -11,7 +11,7 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
-    """Of the best episode of each group how far it is ahead of the second, others 0 [N]; with a tie all are 0."""
+    """Return the lead [N] of the best episode of each group over the second, 0 for the others; with a tie all are 0."""
     best_N = scores_N == groups.max(scores_N)
     tie_N = groups.sum(best_N.to(scores_N.dtype)) > 1
     second_N = groups.max(torch.where(best_N, -torch.inf, scores_N))
@@ -20,10 +20,10 @@ def best_minus_second(scores_N: Tensor, groups: Groups) -> Tensor:
 
 class PassAtK(ScoreEstimator):
     """The lead of the best episode of a group over the second, and 0 for all others: raises the chance that one of k
-    episodes succeeds, not that each does (arXiv 2503.19595).
+    episodes succeeds, not the chance of each (arXiv 2503.19595).
 
     Args:
-        divide_by_std: count the lead in standard deviations of the group, as GRPO does.
+        divide_by_std: divide the lead by the group's standard deviation, as GRPO does.
         eps: added to the standard deviation.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.

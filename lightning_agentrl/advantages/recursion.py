@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def backward_sum(x_NK: Tensor, decay_NK: Tensor | float = 1.0) -> Tensor:
-    """``y_k = x_k + decay_k y_{k+1}`` from the last column to the first; nothing is carried into the last one."""
+    """Return ``y_k = x_k + decay_k y_{k+1}`` from the last column to the first, with nothing carried into the last."""
     y_KN = x_NK.T.contiguous()
     decay_KN = torch.as_tensor(decay_NK, dtype=x_NK.dtype, device=x_NK.device).expand(x_NK.shape).T.contiguous()
     for k in reversed(range(len(y_KN) - 1)):

@@ -18,7 +18,7 @@ from lightning_agentrl.types import Rollout
 def rewards_to_go(
     rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor, gamma: float = 1.0
 ) -> Tensor:
-    """``G_k = r_k + gamma G_{k+1}`` over the action tokens of each episode, whatever stands between them.
+    """Return ``G_k = r_k + gamma G_{k+1}`` over the action tokens of each episode, whatever stands between them.
 
     Args:
         rewards_BT: reward of each token.
@@ -35,8 +35,8 @@ def rewards_to_go(
 
 
 class ReinforcePlusPlus(AdvantageEstimator):
-    """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262). Needs neither critic nor groups. What
-    would come after the rollout is not in them, so an episode should end inside of it.
+    """Rewards to go, whitened over all tokens of all ranks (arXiv 2501.03262). Needs neither critic nor groups. They
+    hold nothing of what would follow after the rollout, so an episode should end inside it.
 
     Args:
         gamma: discount from action token to action token.

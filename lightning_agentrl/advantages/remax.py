@@ -19,7 +19,7 @@ from lightning_agentrl.types import Rollout
 def minus_greedy(
     rewards_BT: Tensor, mask_BT: Tensor, turn_ids_BT: Tensor, episode_B: Tensor, greedy_scores_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Undiscounted reward to go minus the score of the greedy episode.
+    """Return the undiscounted reward to go minus the score of the greedy episode.
 
     Args:
         rewards_BT: reward of each token.
@@ -33,7 +33,7 @@ def minus_greedy(
         Advantages and rewards to go [B, T] in float32 or better, 0 off the mask.
 
     Raises:
-        ValueError: shapes do not fit, or rows of an episode differ in their baseline.
+        ValueError: shapes do not fit, or rows of one episode differ in their baseline.
     """
     layout = compress(mask_BT, turn_ids_BT, episode_B)
     baseline_N = layout.of_episode("greedy score", greedy_scores_B.double())

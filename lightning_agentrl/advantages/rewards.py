@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def kl_in_reward(rewards_BT: Tensor, kl_BT: Tensor, mask_BT: Tensor, beta: float) -> Tensor:
-    """``r - beta * kl`` on action tokens.
+    """Return ``r - beta * kl`` on action tokens.
 
     Args:
         rewards_BT: reward of each token.

@@ -11,7 +11,7 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def minus_others(scores_N: Tensor, groups: Groups) -> Tensor:
-    """``s - mean of the others`` of the group [N], 0 in groups with equal scores and groups of one."""
+    """Return ``s - mean of the others`` of the group [N], 0 in groups with equal scores and groups of one."""
     return torch.where(groups.equal(scores_N), 0, scores_N - groups.others(scores_N))
 
 

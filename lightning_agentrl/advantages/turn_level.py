@@ -1,4 +1,4 @@
-"""Rewards to go of turns against those of the others at the same turn."""
+"""Rewards to go of turns, compared with other episodes at the same turn."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lightning_agentrl.types import Rollout
 
 
 def others_at_turn(to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Reward to go of each turn minus its mean over the other episodes of the group that reached that turn.
+    """Return the reward to go of each turn minus its mean over the other episodes of the group that reached that turn.
 
     The baseline of a turn depends on nothing that its episode does then or later, so it does not bias the gradient.
-    Summing turn rewards that were centred turn by turn would: what is subtracted in total would depend on how many
-    turns the episode chose to take.
+    Summing rewards that were centred turn by turn would bias it: the total that is subtracted would depend on how
+    many turns the episode took.
 
     Args:
         to_go_NJ: sum of rewards from each turn on.
         numbers_NJ: number of the turn in its episode.
-        mask_NJ: which turns there are.
+        mask_NJ: which turns exist.
         labels_N: of the groups.
 
     Returns:
         The differences [N, J], 0 where no other episode of the group reached the turn and off the mask; and bool
-        [N, J], those turns that no other one reached.
+        [N, J], the turns that no other episode reached.
     """
     differences_NJ, alone_NJ = torch.zeros_like(to_go_NJ), torch.zeros_like(mask_NJ)
     labels_M2 = torch.stack([labels_N[:, None].expand(mask_NJ.shape)[mask_NJ], numbers_NJ[mask_NJ]], 1)

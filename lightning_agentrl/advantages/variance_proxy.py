@@ -1,4 +1,4 @@
-"""Numbers that follow the signal and the noise in the gradient of a policy loss."""
+"""Proxies of the signal and the noise in the gradient of a policy loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def variance_proxies(
     grad_norm: float,
     reduce: Reduce | None = None,
 ) -> VarianceProxies:
-    """Signal, power and noise of the gradient of a mini-batch (arXiv 2602.07078), of which only trends mean something.
+    """Compute signal, power and noise of a mini-batch's gradient (arXiv 2602.07078); only their trends are meaningful.
 
     Over the N rows with action tokens, with A_i the mean advantage of a row's action tokens and W_i the sum of their
     energies::
@@ -38,15 +38,15 @@ def variance_proxies(
         signal = |g|^2,   power = mean_i W_i A_i^2,   noise = (power - signal) / (N - 1)
         token power = mean_i sum_k w_ik A_ik^2
 
-    Power lives in the space of the logits and the norm in that of the parameters, so the raw noise may be negative.
+    Power is measured in the space of logits and the norm in that of parameters, so the raw noise may be negative.
     The token power also sees advantages that change their sign inside a row.
 
     Args:
-        advantages_BT: advantages as the loss takes them.
+        advantages_BT: advantages as passed to the loss.
         energy_BT: see :func:`token_energy`.
         mask_BT: action mask.
-        grad_norm: norm of the gradient of all rows, before clipping; NaN: not known.
-        reduce: sums a small float64 tensor over ranks; called once. None: there is one rank.
+        grad_norm: norm of the gradient of all rows, before clipping; NaN: unknown.
+        reduce: sums a small float64 tensor over ranks; called once. None: there is only one rank.
 
     Raises:
         ValueError: shapes differ.

@@ -12,13 +12,13 @@ Reduce = Callable[[Tensor], Tensor]  # sums a small float64 tensor over ranks
 
 @torch.no_grad()
 def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tensor:
-    """``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
+    """Return ``(x - mean) / sqrt(var + 1e-8)`` over the action tokens of all ranks, with the unbiased variance.
 
     Args:
         x_BT: numbers of any floating dtype; statistics are taken in float64.
         mask_BT: action mask.
-        reduce: sums a small float64 tensor over ranks; called twice on each rank, also on one without tokens. None:
-            there is one rank.
+        reduce: sums a small float64 tensor over ranks; called twice on each rank, even on one without tokens. None:
+            there is only one rank.
 
     Returns:
         [B, T] in float32 or better, 0 off the mask. With fewer than two tokens in total the numbers stay as they are.
@@ -35,10 +35,10 @@ def whiten(x_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> Tenso
 
 
 def global_moments(x_MK: Tensor, reduce: Reduce | None = None) -> tuple[float, Tensor, Tensor]:
-    """Count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
+    """Return count, mean [K] and sum of squared deviations [K] of K columns over the M rows of all ranks.
 
-    Deviations are taken from the global mean, in a second pass: sums of plain squares lose their digits where the mean
-    is large against the spread. ``x_MK`` is float64; ``reduce`` as in :func:`whiten`.
+    Deviations are taken from the global mean, in a second pass: sums of plain squares lose precision where the mean
+    is large compared with the spread. ``x_MK`` is float64; ``reduce`` as in :func:`whiten`.
     """
     reduce = reduce or (lambda tensor: tensor)
     count, *totals = reduce(torch.cat([x_MK.new_tensor([len(x_MK)]), x_MK.sum(0)])).tolist()

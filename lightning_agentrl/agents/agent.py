@@ -400,8 +400,8 @@ class Agent(L.LightningModule, ABC):
         """Attempted optimizer steps behind the current weights."""
         return self.attempts
 
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.actor, close_ids, self.cached_precision, lambda: gathered(self.actor))
+    def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
+        return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
     def reader(self) -> Reader:
         return Reader(

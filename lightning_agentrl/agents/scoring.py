@@ -98,7 +98,7 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
 
 
 def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
-    """[B, A] with the read-outs at the action tokens and 0 elsewhere."""
+    """[B, A] with the numbers at the action tokens and 0 elsewhere."""
     columns = flat_R.new_zeros(mask_BA.shape)
     return columns.masked_scatter(mask_BA.to(flat_R.device), flat_R)
 
@@ -131,7 +131,7 @@ def score_policy(
 
 @torch.no_grad()
 def row_logps(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
-    """Log-probs of the tokens after the read-outs of each row, [R] of each, on the CPU."""
+    """Log-probs of the tokens after the logit positions of each row, [R] of each, on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature).logps]
@@ -153,11 +153,11 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
 
 
 def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """For each row, the numbers at its read-outs, on the CPU."""
+    """For each row, the numbers at its logit positions, on the CPU."""
     by_row: dict[int, tuple[Tensor, ...]] = {}
     for index in reader.micro_batches(rows):
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
-        sizes = [len(rows[i].reads) for i in index]
+        sizes = [len(rows[i].logit_positions) for i in index]
         if index:
             by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
         reader.advance(len(index))

@@ -23,7 +23,7 @@ from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.language_model import READS_PER_CHUNK, LanguageModel
+from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.prompts.renderer import ChatRenderer, Message
@@ -205,9 +205,9 @@ def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelIn
     rows = example_rows(prompts, step_turns(data, agent.trainer.world_size), data)
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
-    reads = max(sum(len(rows[i].reads) for i in index) for index in plans)
+    reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
     window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    handle = replace(agent.policy_handle(()), longest=window, trained_meanwhile=data.max_staleness > 0)
+    handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
     engine = data.engine.memory(handle, data.at_a_time)
     return MemoryPlan(
         program=program_bytes if agent.device.type == "cpu" else 0,
@@ -215,7 +215,7 @@ def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelIn
         gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=2 * _bytes(trained),
         activations=activation_bytes(agent, longest, reads),
-        engine=engine.held,
+        engine=engine.resident,
         sampling=engine.sampling + _gathered_bytes(agent.actor),
     )
 
@@ -241,7 +241,7 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
     shortest = PROBE_TOKENS[0]
     per_read = (at(shortest, shortest) - at(shortest)) / (shortest - 1)
-    kept = min(reads, READS_PER_CHUNK) if agent.compute.recompute_logits else reads
+    kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
     return int(parabola(tokens) + per_read * (kept - 1))
 
 

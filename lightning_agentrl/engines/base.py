@@ -58,17 +58,17 @@ class PolicyHandle:
     """
 
     policy: LanguageModel
-    close_ids: Sequence[int]
+    stop_token_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
     gathered: Callable[[], AbstractContextManager] = nullcontext
-    longest: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
+    max_model_len: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
     trained_meanwhile: bool = False  # the policy changes while replies are sampled
 
     @property
     def window(self) -> int:
         """Tokens of the longest prompt and its reply."""
         context = self.policy.context_length
-        return min(context, self.longest or context)
+        return min(context, self.max_model_len or context)
 
     @property
     def computes_in(self) -> torch.dtype:
@@ -82,7 +82,7 @@ class PolicyHandle:
 class EngineMemory:
     """Bytes on the policy's device, in this process."""
 
-    held: int = 0  # during updates too
+    resident: int = 0  # during updates too
     sampling: int = 0  # given back before an update
 
 
@@ -98,8 +98,8 @@ class Engine(ABC):
             ImportError: a package is missing.
         """
 
-    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
-        """What it takes beside the policy to sample ``at_a_time`` replies at once; asked before it starts."""
+    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
+        """What it takes beside the policy to sample ``concurrency`` replies at once; asked before it starts."""
         return EngineMemory()
 
     @abstractmethod

@@ -99,19 +99,22 @@ def _of_several_forms(fault: str, forms: Sequence[type], key: str, options: Sequ
 
     The form that is meant has all keys that another form lacks; of equal ones, the one with a key of a similar name.
     """
-    if len(forms) < 2 or not all(map(dataclasses.is_dataclass, forms)):
+    head = re.match(r".*\nSubtypes: \[<.*\nErrors:\n *- (.*)", fault)  # of the union itself, not of a list of it
+    if head is None or len(forms) < 2 or not all(map(dataclasses.is_dataclass, forms)):
         return None
-    if re.search(r"Errors:\s+- Expected (?:a )?dot import path string", fault):
+    if "dot import path string" in head[1]:
         shown = " or ".join(sorted(f"{{{keys_of(form)[0]}: ...}}" for form in forms))
         return Problem(f"{key} takes mappings, as {shown}", key=key)
-    problems = []
-    for block in re.split(r"\n *- (?=Problem with given class_path)", fault)[1:]:
-        lines = [line.strip() for line in re.split(r"\n *Given value", block)[0].splitlines()]
-        name, lacking = re.findall(r"class_path '([^']+)'", lines[0])[0], re.match(r"Option '([^']+)'", lines[1])
-        others = [form for form in forms if form is not import_class(name)]
-        if len(others) < len(forms) and not (lacking and any(lacking[1] in keys_of(other) for other in others)):
-            problems.append(_read(lines, options, key))
-    return next((problem for problem in problems if problem.suggestion), problems[0] if problems else None)
+    problems: dict[type, Problem] = {}
+    for form, block in zip(forms, re.split(r"\n *- (?=Problem with given class_path)", fault)[1:], strict=False):
+        lines = [line.strip("- ") for line in block.splitlines()]
+        end = next((i for i, line in enumerate(lines) if line.startswith(("Option", "Expected", "the following"))), 0)
+        lacking = re.match(r"Option '([^']+)'", lines[end])
+        if not (lacking and any(lacking[1] in keys_of(other) for other in forms if other is not form)):
+            problems[form] = _read(lines[: end + 1], options, key)
+    if forms[0] in problems and not any(problem.suggestion for problem in problems.values()):
+        return None  # the complaints that follow are about the first form
+    return next((problem for problem in problems.values() if problem.suggestion), next(iter(problems.values()), None))
 
 
 def _classes(types: str) -> list[type]:

@@ -1,4 +1,4 @@
-"""Losses per action token, their mean over a mini-batch, and off-policy correction."""
+"""Losses per action token, their aggregation over a mini-batch, and off-policy correction."""
 
 from lightning_agentrl.losses.aggregation import (
     AggregationMode,

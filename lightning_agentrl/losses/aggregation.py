@@ -1,4 +1,4 @@
-"""From losses per token to one number."""
+"""Aggregation of losses per token into one number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AggregationMode = Literal[
 
 
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``x`` where the mask (same shape) is set, a scalar in float32 or better; other numbers are not read.
+    """Sum of ``x`` where the mask (same shape) is set, a scalar in float32 or better; values off the mask are not read.
 
     Raises:
         ValueError: shapes differ.
@@ -29,7 +29,7 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_aggregation(mode: str, norm_tokens: int | None) -> None:
-    """Raise a ValueError for an unknown mode, or if the length of seq-mean-token-sum-norm is missing or needless."""
+    """Raise a ValueError for an unknown mode, or if ``norm_tokens`` is missing or given without its mode."""
     if mode not in get_args(AggregationMode):
         raise ValueError(f"aggregation must be one of {', '.join(get_args(AggregationMode))}, got '{mode}'")
     if (mode == "seq-mean-token-sum-norm") != (norm_tokens is not None):
@@ -50,22 +50,22 @@ def row_weights(
     groups_B: Tensor | None = None,
     gather: Gather = alone,
 ) -> Tensor:
-    """[B] float64: what a token of each row counts in the mean over a mini-batch.
+    """Return the weight [B] (float64) of each row's tokens in the mean over a mini-batch.
 
     With N tokens, R rows that have any, and K of a row: ``token-mean`` 1 / N, ``token-sum`` 1, ``seq-mean-token-sum``
     1 / R, ``seq-mean-token-mean`` 1 / (R K), ``seq-mean-token-sum-norm`` 1 / (R ``norm_tokens``), and ``prompt-mean``
-    1 / (G N_g) with G groups of N_g tokens each. As weights are made from the whole mini-batch, how it is split
-    afterwards changes nothing.
+    1 / (G N_g) with G groups of N_g tokens each. Weights are computed from the whole mini-batch, so how it is
+    split into micro-batches changes nothing.
 
     Args:
-        mask_BT: tokens that count, of all rows that this rank has of the mini-batch.
+        mask_BT: tokens that count, for all rows of the mini-batch on this rank.
         mode: what the mean is taken over.
         norm_tokens: constant length by which seq-mean-token-sum-norm divides.
         groups_B: labels of the groups, for prompt-mean.
-        gather: what every rank holds.
+        gather: returns the tensors of all ranks.
 
     Raises:
-        ValueError: unknown mode, or something that the mode needs is missing.
+        ValueError: unknown mode, or something it needs is missing.
     """
     check_aggregation(mode, norm_tokens)
     count_B = mask_BT.bool().sum(1)
@@ -87,13 +87,13 @@ def row_weights(
 
 
 def aggregate(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor, scale: float = 1.0) -> Tensor:
-    """This micro-batch's part of the mini-batch's loss, to be summed over micro-batches and averaged over ranks.
+    """Return a micro-batch's share of the mini-batch loss, to be summed over micro-batches and averaged over ranks.
 
     Args:
         x_BT: loss per token.
         mask_BT: tokens that count.
         weights_B: of these rows, from :func:`row_weights`.
-        scale: number of data-parallel ranks, against their averaging of gradients.
+        scale: number of data-parallel ranks, which undoes their averaging of gradients.
 
     Returns:
         A scalar in float32 or better. Without tokens it is 0 and still has a graph.
@@ -114,7 +114,7 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _group_totals(groups_B: Tensor, count_B: Tensor, gather: Gather) -> Tensor:
-    """[B] float64: groups that have tokens, times the tokens of the row's own group."""
+    """Return [B] (float64): number of groups with tokens, times the tokens of the row's own group."""
     parts = gather(torch.stack([groups_B.to(torch.int64), count_B.to(groups_B.device)]))
     every_2M = torch.cat([part.to(count_B.device) for part in parts], 1)
     labels, index = every_2M[0].unique(return_inverse=True)

@@ -13,22 +13,22 @@ from lightning_agentrl.losses.precision import log_ratio
 def cispo_loss(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, clip_low: float = 1.0, clip_high: float = 0.28
 ) -> Tensor:
-    """``-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logps``, any shape (arXiv 2506.13585).
+    """Return ``-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logps``, any shape (arXiv 2506.13585).
 
-    ``rho = exp(logps - old_logps)`` is a constant here, so that a clipped token keeps its gradient. From a ``clip_low``
-    of 1 on there is no lower bound.
+    ``rho = exp(logps - old_logps)`` is a constant here, so a clipped token keeps its gradient. With ``clip_low`` of at
+    least 1 there is no lower bound.
     """
     weight = log_ratio(logps.detach(), old_logps).exp().clamp(1 - clip_low, 1 + clip_high)
     return -weight * advantages * logps
 
 
 class CISPO(PolicyLoss):
-    """Importance weights are clipped, gradients are not: rare tokens go on learning after a first step.
+    """REINFORCE with clipped importance weights: gradients are not clipped, so rare tokens keep learning.
 
     Args:
-        clip_low: how far a weight may fall below 1; from 1 on without a bound.
+        clip_low: how far a weight may fall below 1; no bound if at least 1.
         clip_high: how far it may rise above 1.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     def __init__(self, clip_low: float = 1.0, clip_high: float = 0.28, **mean: Any) -> None:
@@ -43,6 +43,6 @@ class CISPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Tokens whose weight was clipped."""
+        """Mark tokens whose weight was clipped."""
         ratio = log_ratio(logps_BA.detach(), old_logps_BA).exp()
         return {"clip_fraction": ((ratio < 1 - self.clip_low) | (ratio > 1 + self.clip_high)).float()}

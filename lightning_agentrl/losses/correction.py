@@ -1,4 +1,4 @@
-"""Off-policy correction: what to do where engine and trainer give a sampled token different probabilities.
+"""Off-policy correction, for sampled tokens to which engine and trainer assign different probabilities.
 
 Rollout correction, arXiv 2512.23075. The ratio of a token is trainer over engine,
 ``r = exp(old_logps - rollout_logps)``.
@@ -22,7 +22,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 @torch.no_grad()
 def masked_log_ratio(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> Tensor:
-    """``old_logps - rollout_logps`` clamped to [-20, 20] and 0 off the mask, in float32 or better; any shape.
+    """Return ``old_logps - rollout_logps`` clamped to [-20, 20] and 0 off the mask, in float32 or better; any shape.
 
     Raises:
         ValueError: shapes differ.
@@ -34,7 +34,7 @@ def masked_log_ratio(old_logps: Tensor, rollout_logps: Tensor, mask: Tensor) -> 
 
 @torch.no_grad()
 def importance_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, level: WeightLevel) -> Tensor:
-    """[B, T] ratio of each token, or the product of those of its row; 0 off the mask.
+    """Return the ratio [B, T] of each token, or the product of those of its row; 0 off the mask.
 
     Raises:
         ValueError: unknown level.
@@ -47,13 +47,13 @@ def importance_ratios(log_ratio_BT: Tensor, mask_BT: Tensor, level: WeightLevel)
 
 @torch.no_grad()
 def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, reduce: Reduce | None = None) -> Tensor:
-    """[B, T] divided by their mean over the kept tokens of all ranks, or over the rows that have any.
+    """Return weights [B, T] divided by their mean over the kept tokens of all ranks, or over the rows that have any.
 
     Args:
         weights_BT: equal within a row at the level ``sequence``.
         keep_BT: tokens that are not rejected.
         level: whether tokens or rows count.
-        reduce: sums a small float64 tensor over ranks. None: there is one rank.
+        reduce: sums a small float64 tensor over ranks. None: there is only one rank.
     """
     keep = keep_BT.bool()
     total = torch.where(keep, weights_BT, 0).double()
@@ -67,7 +67,9 @@ def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, 
 
 @torch.no_grad()
 def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> float:
-    """Effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks; 0 if all w are 0."""
+    """Return the effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks; 0 if all w
+    are 0.
+    """
     w_M = weights_BT[mask_BT.bool()].double()
     sums = torch.stack([w_M.new_tensor(float(len(w_M))), w_M.sum(), w_M.square().sum()])
     count, total, squares = (sums if reduce is None else reduce(sums)).tolist()
@@ -75,10 +77,10 @@ def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None =
 
 
 class OffPolicyCorrection(ABC):
-    """Strategy object: log-probs of trainer and engine -> weights and kept tokens.
+    """Strategy object that turns the log-probs of trainer and engine into weights and kept tokens.
 
     Args:
-        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+        rejections: a token must pass all of them to be trained on; null rejects nothing.
     """
 
     bypass: ClassVar[bool] = False  # the engine's log-probs take the place of the old ones in the policy loss
@@ -88,25 +90,25 @@ class OffPolicyCorrection(ABC):
 
     @property
     def needs_old_logps(self) -> bool:
-        """Whether it reads the trainer's log-probs from before the update."""
+        """Whether the correction needs the trainer's log-probs from before the update."""
         return True
 
     @torch.no_grad()
     def __call__(
         self, old_logps_BA: Tensor, rollout_logps_BA: Tensor, mask_BA: Tensor, reduce: Reduce | None = None
     ) -> tuple[Tensor | None, Tensor]:
-        """Weights of the policy loss and the tokens that train.
+        """Compute the weights of the policy loss and the tokens to train on.
 
-        A rejected token keeps its place in its row but has no part in any loss or denominator.
+        A rejected token keeps its place in its row but counts in no loss or denominator.
 
         Args:
-            old_logps_BA: of the trainer, before the update, for all rows that this rank has of the rollout.
+            old_logps_BA: of the trainer before the update, for all rows of the rollout on this rank.
             rollout_logps_BA: of the engine that sampled.
-            mask_BA: action mask. Numbers elsewhere have no influence.
-            reduce: sums a small float64 tensor over ranks. None: there is one rank.
+            mask_BA: action mask. Values off the mask have no influence.
+            reduce: sums a small float64 tensor over ranks. None: there is only one rank.
 
         Returns:
-            Weights [B, A] in float32 or better, 0 off the action mask, None where all are 1; and the kept tokens
+            Weights [B, A] in float32 or better, 0 off the action mask, None if all are 1; and the kept tokens
             [B, A], bool.
 
         Raises:
@@ -121,16 +123,16 @@ class OffPolicyCorrection(ABC):
     def weights(
         self, log_ratio_BA: Tensor, mask_BA: Tensor, keep_BA: Tensor, reduce: Reduce | None = None
     ) -> Tensor | None:
-        """[B, A] of masked log-ratios; None where all are 1."""
+        """Return weights [B, A] of masked log-ratios; None if all are 1."""
 
 
 class ImportanceWeights(OffPolicyCorrection):
-    """Base of weights that are made of ratios. Subclasses define :meth:`bounded`.
+    """Base of importance weights made of ratios. Subclasses define :meth:`bounded`.
 
     Args:
         level: the ratio of each ``token``, or the product over its row (``sequence``).
         normalise: divide the weights by their mean over the rollout.
-        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+        rejections: a token must pass all of them to be trained on; null rejects nothing.
     """
 
     def __init__(self, level: WeightLevel, normalise: bool, rejections: list[Rejection] | None) -> None:
@@ -146,7 +148,7 @@ class ImportanceWeights(OffPolicyCorrection):
 
     @abstractmethod
     def bounded(self, ratios_BA: Tensor) -> Tensor:
-        """Weights [B, A] of ratios that are 0 off the mask."""
+        """Return weights [B, A] of ratios, which are 0 off the mask."""
 
 
 class TruncatedWeights(ImportanceWeights):
@@ -156,7 +158,7 @@ class TruncatedWeights(ImportanceWeights):
         level: the ratio of each ``token``, or the product over its row (``sequence``).
         cap: upper bound.
         normalise: divide the weights by their mean over the rollout.
-        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+        rejections: a token must pass all of them to be trained on; null rejects nothing.
     """
 
     def __init__(
@@ -183,7 +185,7 @@ class IcePop(ImportanceWeights):
         low: lower end of the interval.
         high: upper end of the interval.
         normalise: divide the weights by their mean over the rollout.
-        rejections: tokens have to pass all of them to be trained on; null rejects nothing.
+        rejections: a token must pass all of them to be trained on; null rejects nothing.
     """
 
     def __init__(
@@ -204,10 +206,10 @@ class IcePop(ImportanceWeights):
 
 
 class RejectOnly(OffPolicyCorrection):
-    """No weights: tokens are trained on as they are, or not at all.
+    """Rejection without weights: tokens are trained on as they are, or not at all.
 
     Args:
-        rejections: tokens have to pass all of them to be trained on; null is ``RatioRejection`` with its defaults, by
+        rejections: a token must pass all of them to be trained on; null is ``RatioRejection`` with its defaults, by
             the geometric mean of a row.
     """
 
@@ -221,13 +223,13 @@ class RejectOnly(OffPolicyCorrection):
 
 
 class Bypass(OffPolicyCorrection):
-    """The engine's log-probs take the place of the old ones in the policy loss, so its ratio is the correction.
+    """Use of the engine's log-probs as the old ones of the policy loss, so that its ratio is the correction.
 
-    Without rejections the trainer makes no pass of its own for old log-probs. There are no weights: they would correct
-    a second time.
+    Without rejections the trainer skips its own pass for old log-probs. There are no weights, which would correct a
+    second time.
 
     Args:
-        rejections: tokens have to pass all of them to be trained on; they need the trainer's log-probs after all.
+        rejections: a token must pass all of them to be trained on; they need the trainer's log-probs after all.
     """
 
     bypass: ClassVar[bool] = True
@@ -241,7 +243,7 @@ class Bypass(OffPolicyCorrection):
 
 
 class NoCorrection(OffPolicyCorrection):
-    """Nothing is corrected, and said so: where rollouts are collected ahead, leaving it out means TruncatedWeights."""
+    """No correction, made explicit: where rollouts are collected ahead, the default is TruncatedWeights."""
 
     def __init__(self) -> None:
         super().__init__()

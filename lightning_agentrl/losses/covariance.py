@@ -1,6 +1,6 @@
-"""Clip-Cov and KL-Cov: a few tokens whose log-prob and advantage go together are held back.
+"""Clip-Cov and KL-Cov: hold back a few tokens whose log-prob and advantage vary together.
 
-They are what drives the entropy down. Which ones they are is decided over the mini-batch of all ranks.
+These tokens drive the entropy down. They are chosen over the mini-batch of all ranks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lightning_agentrl.losses.ranks import Gather, alone
 
 @torch.no_grad()
 def covariances(logps_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, gather: Gather = alone) -> tuple[Tensor, int]:
-    """``(A - mean A)(logps - mean logps)`` of each token with means over all ranks, and how many tokens there are.
+    """Return ``(A - mean A)(logps - mean logps)`` per token, with means over all ranks, and the number of tokens.
 
-    Float64, 0 off the mask (arXiv 2505.22617).
+    Covariances are float64, 0 off the mask (arXiv 2505.22617).
     """
     mask = mask_BT.bool()
     x_M2 = torch.stack([advantages_BT[mask], logps_BT[mask]], 1).double()
@@ -34,16 +34,16 @@ def covariances(logps_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, gather
 
 @torch.no_grad()
 def largest(scores_BT: Tensor, noise_BT: Tensor, mask_BT: Tensor, count: int, gather: Gather = alone) -> Tensor:
-    """[B, T] bool: the ``count`` largest scores over all ranks, all of them where there are fewer.
+    """Return [B, T] bool: the ``count`` largest scores over all ranks, or all if there are fewer.
 
-    Among equal scores the larger noise decides, so the order of rows and their spread over ranks do not matter.
+    Noise breaks ties, so the order of rows and their distribution over ranks do not matter.
 
     Args:
         scores_BT: float64.
         noise_BT: different for every token of all ranks.
         mask_BT: tokens to choose from.
         count: how many.
-        gather: what every rank holds.
+        gather: returns the tensors of all ranks.
     """
     mask = mask_BT.bool()
     noise_BT = noise_BT.to(scores_BT)
@@ -56,7 +56,7 @@ def largest(scores_BT: Tensor, noise_BT: Tensor, mask_BT: Tensor, count: int, ga
 
 
 def _first(keys_M2: Tensor, count: int) -> Tensor:
-    """The rows that come first when sorted downwards by the first column, then by the second."""
+    """Return the first rows in descending order of the first column, then of the second."""
     keys_M2 = keys_M2[keys_M2[:, 1].argsort(descending=True, stable=True)]
     return keys_M2[keys_M2[:, 0].argsort(descending=True, stable=True)][:count]
 
@@ -76,16 +76,16 @@ def _needs_picked(loss: PolicyLoss, picked: Tensor | None) -> Tensor:
 
 
 class ClipCov(PPOClip):
-    """PPO that leaves out a random few of the tokens with a high covariance.
+    """PPO that leaves out a random sample of the tokens with a high covariance.
 
     Args:
-        share: of the tokens of a mini-batch, how many are left out; one at least.
+        share: share of the tokens of a mini-batch to leave out; at least one token.
         cov_low: covariance above which a token can be chosen.
         cov_high: covariance below which it can.
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class ClipCov(PPOClip):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """A random share among the tokens whose covariance is between the bounds and that no clip holds already."""
+        """Pick a random share of the tokens whose covariance is within the bounds and that are not clipped already."""
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         cov, tokens = covariances(logps, advantages, mask, gather)
         clipped, dual_clipped = self.clipped(logps, old_logps, advantages)
@@ -130,7 +130,7 @@ class ClipCov(PPOClip):
         mask_BA: Tensor,
         picked_BA: Tensor | None = None,
     ) -> Tensor:
-        """As PPO, 0 at the picked tokens, which stay in the denominators."""
+        """Return PPO's loss, 0 at the picked tokens, which stay in the denominators."""
         picked = _needs_picked(self, picked_BA)
         return torch.where(picked, 0, super().__call__(logps_BA, old_logps_BA, advantages_BA, mask_BA))
 
@@ -138,13 +138,13 @@ class ClipCov(PPOClip):
 class KLCov(PolicyLoss):
     """Unclipped ratios, with a pull back to the old policy on the tokens with the highest covariance.
 
-    In the first step of a rollout nothing has moved and the pull has the direction of rounding errors; it is meant for
-    several steps.
+    In the first optimizer step of a rollout the policy has not moved, so the pull follows rounding errors; the loss is
+    meant for several steps.
 
     Args:
-        share: of the tokens of a mini-batch, how many are pulled back; one at least.
-        penalty: weight of the size of their log-ratio.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        share: share of the tokens of a mini-batch to pull back; at least one token.
+        penalty: weight of the absolute value of their log-ratio.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     needs_mini_batch_logps: ClassVar[bool] = True
@@ -165,7 +165,7 @@ class KLCov(PolicyLoss):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """The share with the highest covariance."""
+        """Pick the share with the highest covariance."""
         logps, _, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         cov, tokens = covariances(logps, advantages, mask, gather)
         return largest(cov, noise_BA, mask, max(1, int(self.share * tokens)), gather)
@@ -178,7 +178,7 @@ class KLCov(PolicyLoss):
         mask_BA: Tensor,
         picked_BA: Tensor | None = None,
     ) -> Tensor:
-        """``-A rho``, plus ``penalty * |logps - old_logps|`` at the picked tokens."""
+        """Return ``-A rho``, plus ``penalty * |logps - old_logps|`` at the picked tokens."""
         picked = _needs_picked(self, picked_BA)
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         pull = self.penalty * log_ratio(logps, old_logps).abs()

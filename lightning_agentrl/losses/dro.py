@@ -1,4 +1,4 @@
-"""DRO: a squared log-ratio holds the policy instead of a clip."""
+"""DRO: a penalty on the squared log-ratio in place of a clip."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lightning_agentrl.losses.precision import log_ratio
 
 
 def dro_loss(logps: Tensor, old_logps: Tensor, advantages: Tensor, beta: float) -> Tensor:
-    """``-(A logps - beta / 2 (logps - old_logps)^2)``, any shape (arXiv 2405.19107)."""
+    """Return ``-(A logps - beta / 2 (logps - old_logps)^2)``, any shape (arXiv 2405.19107)."""
     return beta / 2 * log_ratio(logps, old_logps).square() - advantages * logps
 
 
 class DRO(PolicyLoss):
-    """Policy gradient with a quadratic pull back to the old policy, for data that are off-policy.
+    """Policy gradient with a quadratic pull back to the old policy, for off-policy data.
 
     Args:
         beta: weight of the pull.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     def __init__(self, beta: float, **mean: Any) -> None:

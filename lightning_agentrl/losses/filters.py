@@ -1,6 +1,6 @@
-"""Group filters: which groups of episodes teach something, by how far their scores are apart.
+"""Group filters: select groups of episodes with a learning signal, by the spread of their scores.
 
-Filters give the rows to keep; the others leave loss and denominators. Scores are those of outcomes, not shaped rewards.
+Filters return the rows to keep; the others leave loss and denominators. Scores are outcomes, not shaped rewards.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from lightning_agentrl.losses.ranks import Gather, alone
 def group_scores(
     groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
 ) -> dict[int, list[float]]:
-    """The scores of each group over all ranks, those of an episode once however many rows it has.
+    """Return the scores of each group over all ranks, one per episode, however many rows it has.
 
     Args:
         groups_B: labels of the groups.
         scores_B: equal for the rows of an episode.
-        episode_B: labels of the episodes; None: every row is one of its own.
-        gather: what every rank holds.
+        episode_B: labels of the episodes; None: every row is an episode.
+        gather: returns the tensors of all ranks.
 
     Raises:
         ValueError: shapes differ.
@@ -44,24 +44,26 @@ def group_scores(
 
 
 def spread_of(scores: list[float]) -> float:
-    """Standard deviation (n - 1) of the scores of a group, 0 for a single one; exactly 0 where they are equal."""
+    """Return the standard deviation (n - 1) of the scores of a group, 0 for a single one; exactly 0 where they are
+    equal.
+    """
     return 0.0 if min(scores) == max(scores) else statistics.stdev(scores)
 
 
 def varied_groups(scores: Mapping[int, list[float]]) -> set[int]:
-    """Groups whose scores are not all equal."""
+    """Return the groups whose scores are not all equal."""
     return {group for group, of_group in scores.items() if min(of_group) < max(of_group)}
 
 
 def widest_groups(scores: Mapping[int, list[float]], share: float) -> set[int]:
-    """The ``max(1, floor(share * G))`` of G groups with the widest spread; of equal ones the smaller label."""
+    """Return the ``max(1, floor(share * G))`` of G groups with the widest spread; smaller labels win ties."""
     return set(_by_spread(scores)[: max(1, int(share * len(scores)))])
 
 
 def covering_groups(scores: Mapping[int, list[float]], share: float, of: Literal["std", "variance"]) -> set[int]:
-    """The fewest groups, widest first, that hold this share of the summed standard deviation or variance.
+    """Return the fewest groups, widest first, that hold this share of the summed standard deviation or variance.
 
-    None of them where all groups have equal scores.
+    The set is empty if every group has equal scores.
     """
     order, sums, total = _by_spread(scores), [], 0.0
     for group in order:
@@ -77,32 +79,32 @@ def _by_spread(scores: Mapping[int, list[float]]) -> list[int]:
 
 
 class GroupFilter(ABC):
-    """Strategy object: groups and scores -> rows to keep."""
+    """Strategy object that decides from the scores of groups which rows to keep."""
 
     def __call__(
         self, groups_B: Tensor, scores_B: Tensor, episode_B: Tensor | None = None, gather: Gather = alone
     ) -> Tensor:
-        """[B] bool; arguments as of :func:`group_scores`."""
+        """Return the rows to keep, [B] bool; arguments as in :func:`group_scores`."""
         kept = sorted(self.keep(group_scores(groups_B, scores_B, episode_B, gather)))
         return torch.isin(groups_B, groups_B.new_tensor(kept))
 
     @abstractmethod
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
-        """Labels to keep, of the scores of each group."""
+        """Return the labels of the groups to keep, given the scores of each."""
 
 
 class DropEqualScores(GroupFilter):
-    """Drop groups whose scores are all equal, single episodes among them: a baseline leaves nothing of them."""
+    """Filter that drops groups whose scores are all equal, single episodes included: they have no advantage."""
 
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
         return varied_groups(scores)
 
 
 class KeepWidest(GroupFilter):
-    """Keep a share of the groups, those with the widest spread of scores (StarPO-S, arXiv 2504.20073).
+    """Filter that keeps a share of the groups, those with the widest spread of scores (StarPO-S, arXiv 2504.20073).
 
     Args:
-        share: of the groups; one at least is kept.
+        share: share of the groups; at least one is kept.
     """
 
     def __init__(self, share: float = 0.25) -> None:
@@ -114,10 +116,10 @@ class KeepWidest(GroupFilter):
 
 
 class KeepCovering(GroupFilter):
-    """Keep the fewest groups that hold a share of the summed spread of scores (arXiv 2604.06268).
+    """Filter that keeps the fewest groups that hold a share of the summed spread of scores (arXiv 2604.06268).
 
     Args:
-        share: of the sum.
+        share: share of the sum.
         of: what is summed, the standard deviation or the variance of each group.
     """
 

@@ -18,14 +18,14 @@ KLLossKind = Literal["k1", "abs", "k2", "k3", "k1+", "k3+"]
 def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor:
     """Estimate of KL(policy || reference) at each sampled token, in nats (J. Schulman, "Approximating KL divergence").
 
-    With ``d = logps - ref_logps``: ``k1`` d, ``abs`` its size, ``k2`` d²/2, ``k3`` exp(-d) + d - 1 with the exponent
-    clamped to [-20, 20] and the value to [-10, 10]. k1 and k3 have the right mean; as a loss only k2 has the right
+    With ``d = logps - ref_logps``: ``k1`` d, ``abs`` its absolute value, ``k2`` d²/2, ``k3`` exp(-d) + d - 1 with the
+    exponent clamped to [-20, 20] and the value to [-10, 10]. k1 and k3 are unbiased; as a loss only k2 has the right
     gradient.
 
     Args:
         logps: log-probs of the sampled tokens, any shape.
         ref_logps: under the reference, same shape.
-        kind: which estimate.
+        kind: which estimator.
 
     Returns:
         Same shape, float32 or better.
@@ -42,13 +42,13 @@ def kl_estimate(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k1") -> Tensor
     if kind == "k2":
         return d.square() / 2
     if kind == "k3":
-        # expm1: next to 1, exp(-d) has no digits left for the d²/2 that remains, and rounding made k3 negative.
+        # expm1: for small d, exp(-d) loses the d²/2 that remains to rounding, and k3 would come out negative.
         return (torch.expm1((-d).clamp(-20.0, 20.0)) + d).clamp(-10.0, 10.0)
     raise ValueError(f"kl kind must be k1, abs, k2 or k3, got '{kind}'")
 
 
 def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKind = "k3+") -> Tensor:
-    """KL(policy || reference) as a loss at each sampled token, for tokens that the old policy sampled.
+    """Return KL(policy || reference) as a loss at each sampled token, for tokens that the old policy sampled.
 
     :func:`kl_estimate` times ``sg(exp(logps - old_logps))``. ``k1+`` and ``k3+`` have the value of k1 and k3 and the
     gradient of k2, which alone is that of the KL.
@@ -57,7 +57,7 @@ def kl_loss(logps: Tensor, old_logps: Tensor, ref_logps: Tensor, kind: KLLossKin
         logps: log-probs of the sampled tokens, any shape.
         old_logps: under the policy that sampled, same shape; constants.
         ref_logps: under the reference, same shape; constants.
-        kind: which estimate.
+        kind: which estimator.
 
     Returns:
         Same shape, float32 or better.
@@ -84,7 +84,7 @@ class KLCoefficient(ABC):
 
     @abstractmethod
     def update(self, kl: float, turns: int) -> None:
-        """Take the mean KL per token (nats) of a rollout of so many turns, over all ranks."""
+        """Adjust the coefficient to a rollout's mean KL per token (nats) and number of turns, both over all ranks."""
 
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value}
@@ -94,7 +94,7 @@ class KLCoefficient(ABC):
 
 
 class FixedKL(KLCoefficient):
-    """A constant coefficient. What the configuration says holds, also after a resume from another constant.
+    """A constant coefficient. The configured value holds, even after a resume from a checkpoint with another one.
 
     Args:
         value: the coefficient.
@@ -106,18 +106,18 @@ class FixedKL(KLCoefficient):
         self.value = float(value)
 
     def update(self, kl: float, turns: int) -> None:
-        """Stays as it is."""
+        """Do nothing; the coefficient is constant."""
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Stays as it is."""
+        """Do nothing; the coefficient is constant."""
 
 
 class AdaptiveKL(KLCoefficient):
-    """Steers the KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
+    """A coefficient that steers the KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
 
     Args:
-        value: first coefficient.
-        target: wanted mean KL per token, in nats.
+        value: initial coefficient.
+        target: desired mean KL per token, in nats.
         horizon: turns over which an error of 100 % would double the coefficient.
         clip: largest error that counts, as a share of the target.
     """
@@ -133,10 +133,10 @@ class AdaptiveKL(KLCoefficient):
         """Multiply by ``1 + clip(kl / target - 1, -clip, clip) * turns / horizon``.
 
         Raises:
-            ValueError: the KL is NaN, or so many turns in one update could turn the coefficient negative.
+            ValueError: the KL is NaN, or one update has so many turns that the coefficient could become negative.
         """
         if math.isnan(kl):
-            raise ValueError("AdaptiveKL got a KL of NaN; log-probs of the rollout are broken")
+            raise ValueError("AdaptiveKL got a KL of NaN; the log-probs of the rollout are broken")
         if not 0 <= self.clip * turns < self.horizon:
             raise ValueError(
                 f"AdaptiveKL: {turns} turns per update need a horizon above {self.clip * turns:g}, got {self.horizon}"

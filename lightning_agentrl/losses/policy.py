@@ -1,4 +1,4 @@
-"""The base of policy losses. Each family has a file of its own."""
+"""The base class of policy losses. Each family has a file of its own."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from lightning_agentrl.losses.ranks import Gather, alone
 
 
 class PolicyLoss(ABC):
-    """Strategy object: log-probs and advantages -> loss per action token. Subclasses define :meth:`token_loss`.
+    """Strategy object that turns log-probs and advantages into a loss per action token.
 
-    Class attributes say how it is averaged unless told otherwise, and what the agent must compute for it.
+    Subclasses define :meth:`token_loss`.
+
+    Class attributes say how it is averaged by default and what the agent must compute for it.
 
     Args:
-        aggregation: how the loss is averaged over a mini-batch; None: as the class prefers.
+        aggregation: how the loss is averaged over a mini-batch; None: the default of the class.
         norm_tokens: constant length by which ``seq-mean-token-sum-norm`` divides, such as the longest reply.
     """
 
     aggregation: AggregationMode = "token-mean"
     norm_tokens: int | None = None
-    needs_mini_batch_logps: ClassVar[bool] = False  # `pick` wants the current log-probs of the whole mini-batch
+    needs_mini_batch_logps: ClassVar[bool] = False  # `pick` needs the current log-probs of the whole mini-batch
 
     def __init__(self, aggregation: AggregationMode | None = None, norm_tokens: int | None = None) -> None:
         if aggregation is not None:
@@ -41,14 +43,14 @@ class PolicyLoss(ABC):
         mask_BA: Tensor,
         picked_BA: Tensor | None = None,
     ) -> Tensor:
-        """Loss per token, before any mean.
+        """Compute the loss per token, before any averaging.
 
         Args:
             logps_BA: log-probs of the sampled tokens under the current policy, with gradient.
             old_logps_BA: at the start of the update; a constant.
             advantages_BA: constants.
-            mask_BA: tokens that count. Numbers elsewhere have no influence, neither on the loss nor on its gradient.
-            picked_BA: what :meth:`pick` gave for these rows, where the loss needs it.
+            mask_BA: tokens that count. Values off the mask affect neither the loss nor its gradient.
+            picked_BA: what :meth:`pick` returned for these rows, if the loss needs it.
 
         Returns:
             [B, A] in float32 or better, 0 off the mask.
@@ -61,7 +63,7 @@ class PolicyLoss(ABC):
 
     @abstractmethod
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:
-        """Loss [B, A] of arguments in one dtype that are 0 off the mask; what it is there does not matter."""
+        """Return the loss [B, A] of arguments that share a dtype and are 0 off the mask; undefined off the mask."""
 
     def pick(
         self,
@@ -72,31 +74,32 @@ class PolicyLoss(ABC):
         noise_BA: Tensor,
         gather: Gather = alone,
     ) -> Tensor:
-        """[B, A] bool: tokens of a whole mini-batch that get a treatment of their own, called before its step.
+        """Choose tokens [B, A] (bool) of a whole mini-batch that the loss treats differently, before its optimizer
+        step.
 
         Args:
-            logps_BA: as in a call, of all rows that this rank has of the mini-batch.
+            logps_BA: as in a call, for all rows of the mini-batch on this rank.
             old_logps_BA: as in a call.
             advantages_BA: as in a call.
             mask_BA: as in a call.
-            noise_BA: random numbers in [0, 1), the same for a token on whichever rank it lies.
-            gather: what every rank holds, since tokens are picked among those of all ranks.
+            noise_BA: random numbers in [0, 1), the same for a token whatever rank it is on.
+            gather: returns the tensors of all ranks, since tokens are picked among all of them.
         """
         return torch.zeros_like(mask_BA, dtype=torch.bool)
 
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Per-token numbers to log, as their means over the tokens that count."""
+        """Return per-token numbers, of which the means over the tokens that count are logged."""
         return {}
 
 
 def counted(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The arguments of a policy loss in one dtype, 0 off the mask, the constants without gradient.
+    """Return the arguments of a policy loss in one dtype, 0 off the mask, the constants without gradient.
 
-    Masking comes before the maths: a NaN in the padding would reach the gradient through ``0 * NaN`` afterwards.
+    Masking comes first: masked afterwards, a NaN in the padding would reach the gradient through ``0 * NaN``.
     """
     check_shapes(logps=logps, old_logps=old_logps, advantages=advantages, mask=mask)
     logps, old_logps, advantages = same_shape_float32(logps=logps, old_logps=old_logps, advantages=advantages)

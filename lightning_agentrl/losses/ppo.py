@@ -1,4 +1,4 @@
-"""PPO: the clipped ratio of each token."""
+"""PPO: clip the ratio of each token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ppo_clip_loss(
     clip_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> Tensor:
-    """PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
+    """Return PPO's clipped loss (arXiv 1707.06347) with a bound for negative advantages (dual clip, arXiv 1912.09729).
 
     With ``rho = exp(logps - old_logps)``, the log-ratio clamped to [-20, 20]:
     ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, and at most ``-A dual_clip`` where A < 0.
@@ -34,8 +34,8 @@ def ppo_clip_loss(
         dual_clip: bound in multiples of the advantage; None: no bound.
 
     Returns:
-        Loss per token in that shape, float32 or better. There is no mask: numbers at masked positions must be finite,
-        or their gradient is NaN there whatever multiplies the loss. :class:`PPOClip` takes care of that.
+        Loss per token in that shape, float32 or better. There is no mask: values at masked positions must be finite,
+        or the gradient there is NaN, whatever the loss is multiplied by. :class:`PPOClip` takes care of that.
 
     Raises:
         ValueError: shapes differ.
@@ -48,12 +48,12 @@ def ppo_clip_loss(
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, any shape."""
+    """Return ``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))``, any shape."""
     return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
 
 
 def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Where :func:`clipped_surrogate` gives no gradient; bool."""
+    """Return where :func:`clipped_surrogate` has no gradient; bool."""
     return ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
 
 
@@ -61,9 +61,9 @@ def outside_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: 
 def clip_fractions(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Where :func:`ppo_clip_loss` gives no gradient: by the clip of the ratio, and by the dual clip.
+    """Return where :func:`ppo_clip_loss` has no gradient: by the ratio clip, and by the dual clip.
 
-    Same arguments as there; two bool tensors of their shape, never both True.
+    The arguments are the same; both results are bool tensors of their shape, never both True.
     """
     ratio, advantages = _ratio(logps, old_logps, advantages)
     clipped = outside_clip(ratio, advantages, clip_low, clip_high)
@@ -73,7 +73,7 @@ def clip_fractions(
 
 
 def check_clip(name: str, clip_low: float, clip_high: float) -> None:
-    """Raise a ValueError if a ratio cannot be clipped to [1 - clip_low, 1 + clip_high]."""
+    """Raise a ValueError unless [1 - clip_low, 1 + clip_high] is a range for ratios."""
     if not 0 < clip_low <= 1 or not clip_high > 0:
         raise ValueError(f"{name}: needs 0 < clip_low <= 1 and clip_high > 0, got {clip_low} and {clip_high}")
 
@@ -84,13 +84,13 @@ def _ratio(logps: Tensor, old_logps: Tensor, advantages: Tensor) -> tuple[Tensor
 
 
 class PPOClip(PolicyLoss):
-    """PPO with asymmetric clip and dual clip.
+    """PPO's loss with an asymmetric clip and a dual clip.
 
     Args:
         clip_low: how far the ratio may fall below 1.
         clip_high: how far it may rise above 1.
         dual_clip: bound of the loss for negative advantages, in multiples of the advantage; None: no bound.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class PPOClip(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Where a clip took the gradient away: by the ratio's bounds, and by the dual clip."""
+        """Mark tokens without a gradient: by the ratio clip, and by the dual clip."""
         clipped, dual_clipped = self.clipped(logps_BA, old_logps_BA, advantages_BA)
         metrics = {"clip_fraction": clipped.float()}
         if self.dual_clip is not None:
@@ -123,5 +123,5 @@ class PPOClip(PolicyLoss):
         return metrics
 
     def clipped(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """:func:`clip_fractions` with these bounds."""
+        """Return :func:`clip_fractions` with these bounds."""
         return clip_fractions(logps_BA, old_logps_BA, advantages_BA, self.clip_low, self.clip_high, self.dual_clip)

@@ -1,4 +1,4 @@
-"""What losses ask of the other ranks of a run."""
+"""Communication of losses with the other ranks of a run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 Gather = Callable[[Tensor], Sequence[Tensor]]
-"""What every rank holds, in the order of ranks; sizes may differ. All ranks must call it."""
+"""Returns the tensors of all ranks, in rank order; sizes may differ. All ranks must call it."""
 
 
 def alone(x: Tensor) -> list[Tensor]:
-    """The :data:`Gather` of a single rank."""
+    """Return a list of ``x`` alone: the :data:`Gather` of a single rank."""
     return [x]

@@ -1,4 +1,4 @@
-"""Rejection: tokens that engine and trainer see too differently leave the loss.
+"""Rejection: drop tokens from the loss whose probabilities differ too much between engine and trainer.
 
 The log-ratio of a token is ``log r = old_logps - rollout_logps``: trainer over engine.
 """
@@ -19,7 +19,7 @@ RejectionLevel = Literal["token", "sum", "mean", "max"]
 
 @torch.no_grad()
 def at_level(x_BT: Tensor, mask_BT: Tensor, level: RejectionLevel) -> Tensor:
-    """[B, T] of each token, or the sum, mean or maximum over the action tokens of its row.
+    """Return [B, T]: the value of each token, or the sum, mean or maximum over the action tokens of its row.
 
     Raises:
         ValueError: unknown level.
@@ -38,9 +38,9 @@ def at_level(x_BT: Tensor, mask_BT: Tensor, level: RejectionLevel) -> Tensor:
 
 @torch.no_grad()
 def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, low: float, high: float) -> Tensor:
-    """[B, T] bool, the k1 family: ``log low <= log r <= log high`` for the token, sum or mean.
+    """Return [B, T] bool for the k1 family: ``log low <= log r <= log high`` for the token, sum or mean.
 
-    At the level ``max`` every token of the row has to be inside.
+    At the level ``max`` every token of the row must be inside.
     """
     if level == "max":
         highest, lowest = (at_level(x, mask_BT, "max") for x in (log_ratio_BT, -log_ratio_BT))
@@ -53,7 +53,9 @@ def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, l
 def divergence_below(
     log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, kind: Literal["k2", "k3"], bound: float
 ) -> Tensor:
-    """[B, T] bool: the statistic of ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3) is at most the bound."""
+    """Return [B, T] bool: whether the statistic of ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3) is at most the
+    bound.
+    """
     if kind == "k2":
         x_BT = log_ratio_BT.square() / 2
     elif kind == "k3":
@@ -69,23 +71,28 @@ def _check_level(name: str, level: str) -> None:
 
 
 class Rejection(ABC):
-    """Strategy object: which action tokens are kept. Several are combined with "and"."""
+    """Strategy object that decides which action tokens to keep. Several are combined with "and"."""
 
     @abstractmethod
     def keep(self, log_ratio_BA: Tensor, mask_BA: Tensor) -> Tensor:
-        """[B, A] bool of log-ratios trainer / engine that are 0 off the action mask and at most 20 in size."""
+        """Return the tokens to keep, [B, A] bool.
+
+        Args:
+            log_ratio_BA: log of trainer / engine, 0 off the action mask, within [-20, 20].
+            mask_BA: action mask.
+        """
 
 
 class RatioRejection(Rejection):
-    """Keep tokens, or whole rows, whose ratio of probabilities trainer / engine lies in an interval.
+    """Rejection that keeps tokens, or whole rows, whose ratio of probabilities trainer / engine lies in an interval.
 
     The defaults reject rows by the geometric mean of their ratios.
 
     Args:
         level: the ratio of each ``token``, or of the row: ``sum`` multiplies its ratios, ``mean`` takes their geometric
-            mean, and ``max`` asks that each of its tokens is inside.
-        low: lower end.
-        high: upper end.
+            mean, and ``max`` requires every token to be inside.
+        low: lower end of the interval.
+        high: upper end of the interval.
     """
 
     def __init__(self, level: RejectionLevel = "mean", low: float = 0.99, high: float = 1.01) -> None:
@@ -100,7 +107,7 @@ class RatioRejection(Rejection):
 
 
 class DivergenceRejection(Rejection):
-    """Keep tokens, or whole rows, whose divergence of engine and trainer is at most a bound.
+    """Rejection that keeps tokens, or whole rows, whose divergence between engine and trainer is within a bound.
 
     Args:
         bound: in nats.
@@ -111,7 +118,7 @@ class DivergenceRejection(Rejection):
     def __init__(self, bound: float, kind: Literal["k2", "k3"] = "k3", level: RejectionLevel = "token") -> None:
         _check_level("DivergenceRejection", level)
         if kind not in ("k2", "k3"):
-            raise ValueError(f"DivergenceRejection: kind must be k2 or k3, got '{kind}'; for k1 take RatioRejection")
+            raise ValueError(f"DivergenceRejection: kind must be k2 or k3, got '{kind}'; for k1 use RatioRejection")
         if not bound > 0:
             raise ValueError(f"DivergenceRejection: bound must be above 0, got {bound}")
         self.bound, self.level = bound, level

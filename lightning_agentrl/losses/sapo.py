@@ -14,10 +14,10 @@ from lightning_agentrl.losses.precision import log_ratio
 def sapo_loss(
     logps: Tensor, old_logps: Tensor, advantages: Tensor, tau_positive: float = 1.0, tau_negative: float = 1.05
 ) -> Tensor:
-    """``-A (4 / tau) sigmoid(tau (rho - 1))``, any shape (arXiv 2511.20347).
+    """Return ``-A (4 / tau) sigmoid(tau (rho - 1))``, any shape (arXiv 2511.20347).
 
     ``tau`` is ``tau_positive`` where A > 0, else ``tau_negative``. At ``rho = 1`` the gradient is that of PPO; it fades
-    on both sides, the faster the larger ``tau``.
+    on both sides, faster for a larger ``tau``.
     """
     ratio = log_ratio(logps, old_logps).exp()
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)
@@ -29,8 +29,8 @@ class SAPO(PolicyLoss):
 
     Args:
         tau_positive: steepness of the gate for positive advantages.
-        tau_negative: for the others.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        tau_negative: steepness for the others.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     def __init__(self, tau_positive: float = 1.0, tau_negative: float = 1.05, **mean: Any) -> None:

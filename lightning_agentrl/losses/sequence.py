@@ -1,7 +1,7 @@
-"""Losses whose ratio is that of a whole row: GSPO and GMPO.
+"""Losses with the ratio of a whole row: GSPO and GMPO.
 
-A row is a sample: one turn with a windowed memory, the whole episode with `FullMemory`. Rows are never cut over
-micro-batches, and turns of one episode may be in different mini-batches, so an episode spread over rows has no ratio.
+A row is a sample: one turn with a windowed memory, the whole episode with `FullMemory`. Rows are never split over
+micro-batches, but turns of one episode may be in different mini-batches, so an episode in several rows has no ratio.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def gspo_loss(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Tensor:
-    """GSPO in its form per token (arXiv 2507.18071).
+    """Return the token-level form of GSPO (arXiv 2507.18071).
 
     The ratio of a row is ``s = exp(mean over its tokens of logps - old_logps)``; each token has this value and the
     gradient of its own log-prob, ``sg(s) * exp(logps - sg(logps))``, clipped as in PPO without a dual clip.
@@ -39,7 +39,7 @@ def gspo_loss(
         clip_high: how far it may rise above 1.
 
     Returns:
-        [B, T]; without meaning off the mask.
+        [B, T]; undefined off the mask.
     """
     ratio_BT = _row_ratio(logps_BT, old_logps_BT, mask_BT) * (logps_BT - logps_BT.detach()).exp()
     return clipped_surrogate(ratio_BT, advantages_BT, clip_low, clip_high)
@@ -48,7 +48,7 @@ def gspo_loss(
 def gmpo_loss(
     logps_BT: Tensor, old_logps_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip: float = 0.4
 ) -> Tensor:
-    """GMPO, the geometric mean of clipped ratios (arXiv 2507.20673).
+    """Return GMPO, the geometric mean of clipped ratios (arXiv 2507.20673).
 
     Per row ``-mean(A) * exp(mean over its tokens of s * min(s l, s clip(l, -clip, clip)))`` with the log-ratio ``l``
     and the sign ``s`` of the token's advantage; every token of the row has the loss of the row.
@@ -61,7 +61,7 @@ def gmpo_loss(
         clip: bound of the log-ratio of a token.
 
     Returns:
-        [B, T]; without meaning off the mask.
+        [B, T]; undefined off the mask.
     """
     log_BT, sign_BT = log_ratio(logps_BT, old_logps_BT), advantages_BT.sign()
     clipped_BT = sign_BT * torch.minimum(sign_BT * log_BT, sign_BT * log_BT.clamp(-clip, clip))
@@ -70,17 +70,17 @@ def gmpo_loss(
 
 
 def _row_ratio(logps_BT: Tensor, old_logps_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[B, 1] geometric mean of the ratios of a row's tokens, a constant."""
+    """Return the geometric mean [B, 1] of the ratios of a row's tokens, a constant."""
     return row_mean(log_ratio(logps_BT.detach(), old_logps_BT), mask_BT).exp()
 
 
 class GSPO(PolicyLoss):
-    """PPO on the ratio of whole rows, for rewards that belong to them.
+    """PPO on the ratio of whole rows, for rewards per row.
 
     Args:
         clip_low: how far the row's ratio may fall below 1.
         clip_high: how far it may rise above 1.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     aggregation: AggregationMode = "seq-mean-token-mean"
@@ -96,17 +96,17 @@ class GSPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Tokens whose row's ratio is beyond its bounds."""
+        """Mark tokens whose row has its ratio beyond the bounds."""
         ratio_B1 = _row_ratio(logps_BA, old_logps_BA, mask_BA)
         return {"clip_fraction": outside_clip(ratio_B1, advantages_BA, self.clip_low, self.clip_high).float()}
 
 
 class GMPO(PolicyLoss):
-    """Geometric mean of the clipped ratios of a row, which single extreme tokens cannot carry away.
+    """Geometric mean of the clipped ratios of a row, robust to single extreme tokens.
 
     Args:
         clip: bound of the log-ratio of a token.
-        mean: how it is averaged, as of :class:`PolicyLoss`.
+        mean: how the loss is averaged, see :class:`PolicyLoss`.
     """
 
     aggregation: AggregationMode = "seq-mean-token-mean"  # of equal tokens: the mean over rows
@@ -123,6 +123,6 @@ class GMPO(PolicyLoss):
     def metrics(
         self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor
     ) -> dict[str, Tensor]:
-        """Tokens whose log-ratio is beyond the bound on the side that the advantage pulls to."""
+        """Mark tokens whose log-ratio is beyond the bound in the direction of the advantage."""
         pulled = log_ratio(logps_BA.detach(), old_logps_BA) * advantages_BA.sign()
         return {"clip_fraction": (pulled > self.clip).float()}

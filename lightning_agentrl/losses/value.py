@@ -9,13 +9,13 @@ from lightning_agentrl.losses.precision import same_shape_float32
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None = 0.5) -> Tensor:
-    """``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, the value loss of OpenAI's PPO code.
+    """Return ``0.5 * max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)``, the value loss of OpenAI's PPO code.
 
     Args:
         values: of the current critic, any shape.
         old_values: at the start of the update, same shape; constants.
         returns: targets, same shape; constants.
-        clip: c, how far a value may move before the loss stops pulling it; None: half the plain square.
+        clip: c, how far a value may move before the loss stops pulling it; None: half the squared error.
 
     Returns:
         Loss per token in that shape, float32 or better, the factor 0.5 included.
@@ -35,10 +35,10 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
 
 
 def first_token_weights(mask_BA: Tensor, turn_ids_BA: Tensor, weight: float) -> Tensor:
-    """[B, A] ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask; float32.
+    """Return [B, A]: ``weight`` on the first action token of each turn, 1 on the others, 0 off the mask; float32.
 
-    That token's value bootstraps the turn before. Means divide by the number of tokens, not by the sum of weights.
-    Turn ids must not fall along a row; those off the mask are not read.
+    The value of that token bootstraps the previous turn. Means divide by the number of tokens, not by the sum of
+    weights. Turn ids must not fall along a row; those off the mask are not read.
     """
     mask = mask_BA.bool()
     never = torch.full_like(turn_ids_BA[:, :1], torch.iinfo(turn_ids_BA.dtype).min)

@@ -1,1 +1,1 @@
-"""Numbers that say what happened."""
+"""Metrics of rollouts, episodes, tokens and stages."""

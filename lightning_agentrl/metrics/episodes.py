@@ -24,18 +24,18 @@ class EpisodeResult:
 
 
 def succeeded(last: Turn) -> bool:
-    """Success of an episode by its last turn: what the environment reports, else a positive return."""
+    """Return whether an episode succeeded, by its last turn: as the environment reports, else by a positive return."""
     return last.episode_return > 0 if last.success is None else last.success
 
 
 def summarise(turns: Sequence[Turn]) -> EpisodeResult:
-    """The result of the turns of one finished episode."""
+    """Return the result of one finished episode, given its turns."""
     last = turns[-1]
     return EpisodeResult(succeeded(last), last.episode_return, len(turns), sum(turn.valid for turn in turns))
 
 
 def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:
-    """Bounds of a binomial proportion (Wilson 1927), 95 % by default; (0, 1) without episodes."""
+    """Return the bounds of a binomial proportion (Wilson 1927), 95 % by default; (0, 1) without episodes."""
     if not episodes:
         return 0.0, 1.0
     share = successes / episodes

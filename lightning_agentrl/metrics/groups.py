@@ -1,4 +1,4 @@
-"""Numbers of a rollout's groups, as sums that add up over ranks."""
+"""Metrics of a rollout's groups, as sums that can be added over ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-6  # of sums of rewards in float32
 
 
 def group_numbers(rollout: Rollout) -> dict[str, Number]:
-    """How far the scores of a group are apart, and how old the turns are; nothing where there are no groups."""
+    """Return the spread of scores within groups and the age of turns; empty without groups."""
     if rollout.groups is None:
         return {}
     scores: dict[int, dict[int, float]] = {}  # of each episode of a group
@@ -31,5 +31,5 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def kept_groups(groups_B: Tensor, keep_B: Tensor) -> dict[str, Number]:
-    """Of the groups of a rollout, those that a filter keeps."""
+    """Return how many of a rollout's groups a filter keeps."""
     return {"rollout/kept_groups": Mean(len(groups_B[keep_B].unique()), len(groups_B.unique()))}

@@ -1,4 +1,4 @@
-"""How far engine and trainer are apart on the sampled tokens, in a form that goes together over ranks."""
+"""Mismatch of engine and trainer on the sampled tokens, as sums that can be added over ranks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LIMIT = 20.0  # of log-ratios and of their sums over a sample
 
 
 def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Of the trainer's log-probs from before the update; nothing where they were not computed.
+    """Compare the trainer's log-probs from before the update with the engine's; empty if they were not computed.
 
-    ``mismatch/rejected`` and ``mismatch/weight`` tell what a correction made of it.
+    ``mismatch/rejected`` and ``mismatch/weight`` show the effect of a correction.
     """
     mask = rollout.action_mask
     numbers: dict[str, Number] = {}
@@ -44,7 +44,7 @@ def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def _off(x_BA: Tensor, mask_BA: Tensor) -> Tensor:
-    """Float64, 0 off the mask."""
+    """Return ``x`` in float64, 0 off the mask."""
     return torch.where(mask_BA, x_BA.double(), 0)
 
 

@@ -1,4 +1,4 @@
-"""Numbers by name, over all ranks: a sum, a mean with its own weight, or the largest."""
+"""Numbers by name, reduced over all ranks: a sum, a mean with its own weight, or a maximum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_agentrl.distributed import all_gather
 
 @dataclass(frozen=True)
 class Mean:
-    """A sum and what it is divided by, once both are added up over ranks."""
+    """A sum and its divisor, both of which are summed over ranks before the division."""
 
     total: float
     weight: float
@@ -22,14 +22,14 @@ class Mean:
 
 @dataclass(frozen=True)
 class Sum:
-    """Something that is added up over ranks."""
+    """A number that is summed over ranks."""
 
     total: float
 
 
 @dataclass(frozen=True)
 class Max:
-    """Something of which the largest over ranks counts."""
+    """A number whose maximum over ranks counts."""
 
     value: float
 
@@ -38,7 +38,7 @@ Number = Mean | Sum | Max
 
 
 class GlobalNumbers(Metric):
-    """Sums and weights by name; all ranks know the same names."""
+    """Sums and weights by name; all ranks have the same names."""
 
     full_state_update = False
     totals: Tensor
@@ -59,7 +59,7 @@ class GlobalNumbers(Metric):
         self.weights += torch.tensor(weights, dtype=torch.float64, device=self.weights.device)
 
     def compute(self) -> dict[str, float]:
-        """Sums, and those means that have a weight."""
+        """Return the sums, and the means whose weight is not 0."""
         rows = zip(self.names, self.totals.tolist(), self.weights.tolist(), strict=True)
         means = {name: (total, weight) for name, total, weight in rows}
         return {
@@ -73,7 +73,7 @@ class GlobalNumbers(Metric):
 
 
 def over_ranks(numbers: Mapping[str, Number], device: torch.device) -> dict[str, float]:
-    """The numbers of all ranks together; a rank may lack names. A mean of nothing is left out."""
+    """Reduce the numbers over all ranks; a rank may lack some names. Means without weight are left out."""
     added = {name: number for name, number in numbers.items() if not isinstance(number, Max)}
     maxima = {name: number.value for name, number in numbers.items() if isinstance(number, Max)}
     parts = all_gather(({name: isinstance(number, Sum) for name, number in added.items()}, maxima))

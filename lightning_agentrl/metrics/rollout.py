@@ -1,4 +1,4 @@
-"""Numbers of one rollout's turns and episodes, as sums that add up over ranks."""
+"""Metrics of one rollout's turns and episodes, as sums that can be added over ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_agentrl.types import Rollout, StopReason, Turn
 
 
 def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
-    """What happened: per turn, per ended episode, in the environments, and per group where there are groups.
+    """Return the metrics of turns, of ended episodes, of the environments, and of groups if there are any.
 
     Episodes are those that ended in this rollout, counted with all their turns, also those of earlier rollouts.
     """
@@ -39,7 +39,7 @@ def _per_turn(turns: Sequence[Turn]) -> dict[str, Number]:
 
 
 def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
-    """Of the episodes with these last turns."""
+    """Return metrics of the episodes with these last turns."""
     count = len(lasts)
     reasons = Counter(turn.stop for turn in lasts)
     names = sorted({name for turn in lasts for name in turn.metrics})

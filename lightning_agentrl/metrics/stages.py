@@ -1,4 +1,4 @@
-"""Where an iteration is, how far, and how long each stage took."""
+"""Progress of an iteration: the running stage, how far it is, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PARTS = ("sync",)  # of stages
 
 
 class StageClock:
-    """Tells listeners the running stage and how far it is; adds up seconds, turns and tokens per stage until read.
+    """Clock that reports the running stage and its progress to listeners, and sums seconds, turns and tokens per stage.
 
-    Work that goes on beside the stages is counted with the seconds that it took.
+    Background work beside the stages is counted with its own seconds.
 
-    Listeners are called with the stage, what is done and the total of it, in whatever thread the work is done.
+    Listeners are called with the stage, the amount done and the total, in the thread that does the work.
     """
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[str, int, int], None]] = []
-        self.running = ""  # the stage that was entered last
+        self.running = ""  # the stage entered last
         self.failed_in = ""  # the stage that an error ended
         self._done = self._total = 0
         self._read_at = time.perf_counter()
@@ -35,7 +35,7 @@ class StageClock:
 
     @contextmanager
     def stage(self, name: str, total: int = 0, done: int = 0) -> Iterator[None]:
-        """Time the block as part of stage ``name``, which is over when ``total`` of something is done; 0: not known."""
+        """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""
         if name not in STAGES:
             raise ValueError(f"stage '{name}' is none of {STAGES}")
         self.running, self._done, self._total = name, done, total
@@ -51,7 +51,7 @@ class StageClock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block, which belongs to the running stage, by a name of its own too."""
+        """Time the block under a name of its own too, as part of the running stage."""
         if name not in PARTS:
             raise ValueError(f"part '{name}' is none of {PARTS}")
         started = time.perf_counter()
@@ -61,7 +61,7 @@ class StageClock:
             self._seconds[name] += time.perf_counter() - started
 
     def advance(self, count: int = 1) -> None:
-        """So much more of the running stage is done."""
+        """Report ``count`` more items of the running stage as done."""
         self._done += count
         self._tell()
 
@@ -70,13 +70,13 @@ class StageClock:
             listener(self.running, self._done, self._total)
 
     def count(self, name: str, turns: int, tokens: int, beside: float | None = None) -> None:
-        """Say how much stage ``name`` worked through. Tokens are those of the samples: prompt and reply.
+        """Count the turns and tokens that stage ``name`` processed. Tokens include prompt and reply.
 
         Args:
-            name: of the stage.
-            turns: how many.
-            tokens: how many.
-            beside: seconds that this took in the background, where it did.
+            name: the stage.
+            turns: number of turns.
+            tokens: number of tokens.
+            beside: seconds that this took in the background, if it did.
         """
         if beside is not None:
             self._beside[name] += beside
@@ -84,11 +84,13 @@ class StageClock:
         self._tokens[name] += tokens
 
     def count_packed(self, held: int, computed: int, padding: int) -> None:
-        """Of a micro-batch of the update: the tokens that its rows hold, those computed, and the padding in these."""
+        """Count the tokens of an update's micro-batch: those its rows hold, those computed, and the padding in
+        these.
+        """
         self._packed.update(held=held, computed=computed, padding=padding)
 
     def read(self, world_size: int = 1) -> dict[str, Number]:
-        """Seconds (means over ranks) and rates (of all ranks together) since the last reading; then starts anew."""
+        """Return seconds (means over ranks) and rates (of all ranks together) since the last call, and reset."""
         now = time.perf_counter()
         numbers: dict[str, Number] = {"time/iteration_seconds": Mean(now - self._read_at, 1)}
         for name, seconds in self._seconds.items():

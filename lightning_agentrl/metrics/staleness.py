@@ -1,4 +1,4 @@
-"""How many iterations the weights that sampled a turn are behind those that it trains."""
+"""Staleness: how many iterations the weights that sampled a turn lag behind those that train on it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from lightning_agentrl.types import Turn
 
 
 def staleness(turns: Sequence[Turn], policy_version: int, steps_per_iteration: int) -> list[float]:
-    """Of each turn, in iterations.
+    """Return the staleness of each turn, in iterations.
 
     Args:
-        turns: with the versions of the weights that sampled them.
-        policy_version: of the weights that are trained next.
-        steps_per_iteration: by which the version grows in an iteration.
+        turns: turns with the versions of the weights that sampled them.
+        policy_version: version of the weights that are trained next.
+        steps_per_iteration: optimizer steps by which the version grows per iteration.
     """
     return [(policy_version - turn.policy_version) / steps_per_iteration for turn in turns]
 
 
 def staleness_numbers(turns: Sequence[Turn], policy_version: int, steps_per_iteration: int) -> dict[str, Number]:
-    """Mean and largest; arguments as of :func:`staleness`."""
+    """Return the mean and the maximum; arguments as in :func:`staleness`."""
     ages = staleness(turns, policy_version, steps_per_iteration)
     return {
         "mismatch/staleness_mean": Mean(sum(ages), len(ages)),

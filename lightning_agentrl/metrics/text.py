@@ -1,4 +1,4 @@
-"""Repetition and diversity of what is written: the first signs that an agent has stopped thinking."""
+"""Repetition and diversity of replies: the first signs that an agent has stopped thinking."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _WORD = re.compile(r"\w+")
 
 
 def bigrams(text: str) -> list[str]:
-    """Pairs of neighbouring words, without case and punctuation."""
+    """Return pairs of neighbouring words, without case and punctuation."""
     return [f"{a} {b}" for a, b in pairwise(_WORD.findall(text.casefold()))]
 
 
 class TextMetrics(Metric):
-    """Of the replies of a rollout, over all ranks.
+    """Text statistics of the replies of a rollout, over all ranks.
 
-    * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it goes in circles
+    * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it repeats itself
     * ``distinct_across_turns``: the same over all replies together; low: every reply says the same
-    * ``thought_copies``: share of thoughts that equal the thought of the turn before in their episode
+    * ``thought_copies``: share of thoughts that equal the thought of the previous turn of their episode
     * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
     """
 
@@ -37,7 +37,7 @@ class TextMetrics(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        # distinct pairs within turns, pairs, copied thoughts, thoughts that have one before them
+        # distinct pairs within turns, pairs, copied thoughts, thoughts with a predecessor
         self.add_state("sums", default=torch.zeros(4, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("replies", default=[], dist_reduce_fx="cat")  # [P] hash of each word pair
         self.add_state("thoughts", default=[], dist_reduce_fx="cat")  # [Q, 2] environment and hash, distinct
@@ -56,7 +56,7 @@ class TextMetrics(Metric):
         self.thoughts.append(torch.tensor(rows, dtype=torch.int64, device=device).reshape(-1, 2))
 
     def compute(self) -> dict[str, float]:
-        """What there is something to say about."""
+        """Return the statistics that are defined."""
         distinct, pairs, copies, thoughts = self.sums.tolist()
         numbers = {}
         if pairs:
@@ -74,7 +74,9 @@ class TextMetrics(Metric):
 
 
 def mean_distance(members_Q2: Tensor) -> float | None:
-    """Mean Jaccard distance over all pairs of sets, given as rows of (set, member); None with fewer than two sets."""
+    """Return the mean Jaccard distance over all pairs of sets, given as rows of (set, member); None for fewer than two
+    sets.
+    """
     sets, row = members_Q2[:, 0].unique(return_inverse=True)
     if len(sets) < 2:
         return None
@@ -90,7 +92,7 @@ def mean_distance(members_Q2: Tensor) -> float | None:
 
 
 def _copies(turns: Sequence[Turn]) -> Iterator[bool]:
-    """Of each thought whose turn before is here too, whether it says the same."""
+    """Yield, for each thought whose previous turn is in the rollout too, whether it is the same."""
     thoughts = {(turn.env, turn.episode, turn.index): turn.thought for turn in turns}
     for (env, episode, index), thought in thoughts.items():
         before = thoughts.get((env, episode, index - 1))
@@ -99,17 +101,17 @@ def _copies(turns: Sequence[Turn]) -> Iterator[bool]:
 
 
 def _last_thoughts(turns: Sequence[Turn]) -> list[Turn]:
-    """Of each environment, the last turn with a thought."""
+    """Return the last turn with a thought of each environment."""
     ordered = sorted(turns, key=lambda turn: (turn.episode, turn.index))
     return list({turn.env: turn for turn in ordered if turn.thought}.values())
 
 
 def _hash(text: str) -> int:
-    """Equal on every rank and in every process, unlike Python's own."""
+    """Return a hash that is equal on every rank and in every process, unlike Python's own."""
     data = text.encode()
     return zlib.crc32(data) << 31 ^ zlib.adler32(data)
 
 
 def _joined(state: list[Tensor] | Tensor) -> Tensor:
-    """A state before or after it was gathered."""
+    """Return a state as one tensor, before or after it was gathered."""
     return torch.cat(state) if isinstance(state, list) else state

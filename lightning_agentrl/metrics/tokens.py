@@ -1,4 +1,4 @@
-"""Numbers of one scored rollout's action tokens, as sums that add up over ranks."""
+"""Metrics of one scored rollout's action tokens, as sums that can be added over ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_agentrl.types import Rollout
 
 
 def token_numbers(rollout: Rollout) -> dict[str, Number]:
-    """Means over action tokens; what was not scored is left out. The KL also by part of the reply."""
+    """Return means over action tokens, the KL also by part of the reply; what was not scored is left out."""
     scores, mask = rollout.scores, rollout.action_mask
     numbers: dict[str, Number] = {}
     if scores.entropy is not None:
@@ -27,7 +27,7 @@ def token_numbers(rollout: Rollout) -> dict[str, Number]:
 
 
 def thought_mask(rollout: Rollout) -> Tensor:
-    """[B, A] bool: action tokens that are part of a thought, as against those that name the action."""
+    """Return [B, A] bool: action tokens that are part of a thought, not of the part that names the action."""
     thought = torch.zeros_like(rollout.action_mask)
     for row, sample in enumerate(rollout.samples):
         start = 0

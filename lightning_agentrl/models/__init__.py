@@ -1,1 +1,1 @@
-"""Backbones and heads: log-probs, entropies and values at chosen positions; the bundled demo model."""
+"""Backbones and heads: log-probs, entropies and values at chosen positions, and the bundled demo model."""

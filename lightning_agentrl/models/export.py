@@ -1,4 +1,4 @@
-"""A policy as an ordinary transformers folder, or its adapters as a PEFT folder."""
+"""Export of a policy as a standard transformers folder, or of its adapters as a PEFT folder."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_agentrl.models.lora import has_adapters, merge_adapters
 def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool = True) -> None:
     """Write weights, configuration and tokenizer with its chat template; the policy stays as it is.
 
-    Weights are written in the dtype of the policy. A critic is no part of a policy.
+    Weights are written in the dtype of the policy. A critic is not part of a policy.
 
     Args:
-        policy: with or without adapters.
-        tokenizer: of the policy.
-        folder: is made; files of an earlier export are overwritten.
-        merge: add adapters to the weights they belong to and write the whole model; otherwise write the adapters alone,
-            for ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is written anyway.
+        policy: the policy, with or without adapters.
+        tokenizer: the policy's tokenizer.
+        folder: folder to create; files of an earlier export are overwritten.
+        merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
+            ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not has_adapters(policy.lm):
@@ -39,7 +39,7 @@ def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
 
     (name,) = lm.peft_config
     weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
-    # A PeftModel has the plain model inside, two levels down; that is how files name the weights.
+    # A PeftModel holds the plain model two levels down, and files name the weights that way.
     named = {f"base_model.model.{key}": weight.contiguous() for key, weight in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = lm.peft_config[name]

@@ -1,8 +1,8 @@
-"""Families of models: which are taken, and which can read several rows as one prefix tree.
+"""Model families: which are supported, and which can read several rows as one prefix tree.
 
-A family can if its attention hands the tree on, with its windows, and nothing else in it looks along the row: no state,
-no local mixing of neighbours, no positions or biases made from the place in the row. That cannot be read off a config,
-so the list below is of those that were tried; all others read their rows beside each other.
+A family can if its attention passes the tree on, with its windows, and nothing else in it looks along the row: no
+state, no local mixing of neighbours, no positions or biases derived from the place in the row. A config does not say
+so; the list below holds the families that were tested. All others read their rows side by side.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-# Each is compared with rows by themselves in tests/models/test_families.py, with windows where the family has them.
+# Each is compared with single rows in tests/models/test_families.py, with windows where the family has them.
 SHARING = frozenset(
     {
         *("apertus", "arcee", "cwm", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo"),
@@ -21,7 +21,7 @@ SHARING = frozenset(
     }
 )
 LAYERS = {"full_attention", "sliding_attention"}
-AS_PROJECTED = {  # values with which logits are what the vocabulary projection gives, and scores plain products
+AS_PROJECTED = {  # with these values logits are the plain vocabulary projection, and attention scores plain products
     "logit_scale": 1.0,
     "logits_scaling": 1.0,
     "final_logit_softcapping": None,
@@ -30,7 +30,7 @@ AS_PROJECTED = {  # values with which logits are what the vocabulary projection 
 
 
 def check_family(model: str, config: PreTrainedConfig) -> None:
-    """Refuse families that are no language models of text, or change their logits after the projection.
+    """Refuse families that are not text-only language models, or that change their logits after the projection.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -38,7 +38,7 @@ def check_family(model: str, config: PreTrainedConfig) -> None:
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
     if not name or name.endswith("ForConditionalGeneration"):
         raise ValueError(
-            f"the model '{model}' is of the family {config.model_type}, which has no language model of text alone; "
+            f"the model '{model}' is of the family {config.model_type}, which has no text-only language model; "
             "choose another model (key model.init_args.model)"
         )
     changed = [name for name, value in AS_PROJECTED.items() if getattr(config, name, value) not in (value, None)]
@@ -50,19 +50,19 @@ def check_family(model: str, config: PreTrainedConfig) -> None:
 
 
 def why_unshared(config: PreTrainedConfig) -> str:
-    """Why models of this configuration read rows beside each other; empty if they can read a prefix tree."""
+    """Return why models of this configuration must read rows side by side; empty if they can read a prefix tree."""
     text = config.get_text_config()
     if text.model_type not in SHARING:
-        return f"the family {text.model_type}, with which it was not tried"
+        return f"the family {text.model_type}, with which it was not tested"
     others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
     return f"layers of the kind {', '.join(others)}" if others else ""
 
 
 def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration with every rate of dropout at 0, changed in place.
+    """Set every dropout rate of the configuration to 0, in place, and return it.
 
-    A policy is trained as it sampled: with dropout its ratio to itself would not be 1, and rows of one prefix would all
-    drop the same of it.
+    A policy must be trained as it sampled: with dropout its ratio to itself would not be 1, and rows that share a
+    prefix would share its dropout mask.
     """
     text = config.get_text_config()
     for name, value in list(vars(text).items()):

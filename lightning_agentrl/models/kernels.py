@@ -1,4 +1,4 @@
-"""Faster kernels for what lies between a model's matrix products: norms, rotary positions, gated activations."""
+"""Faster kernels for the layers between matrix products: norms, rotary positions, gated activations."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:
     """Refuse kernels that this machine cannot run, before any weights are read.
 
     Raises:
-        ValueError: Liger kernels without a GPU, or other kernels than torch's where weights are sharded.
+        ValueError: Liger kernels without a GPU, or other kernels than torch's with sharded weights.
         ImportError: Liger kernels without their package.
     """
     if kernels != "torch" and sharded:
-        raise ValueError(f"{kernels} kernels were not tried with sharded weights; use 'torch' (key {KEY})")
+        raise ValueError(f"{kernels} kernels were not tested with sharded weights; use 'torch' (key {KEY})")
     if kernels != "liger":
         return
     if not on_gpu:
@@ -35,7 +35,7 @@ def check_kernels(kernels: Kernels, on_gpu: bool, sharded: bool) -> None:
 
 
 def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
-    """Change the layers of a model in place; results stay the same up to rounding."""
+    """Replace layers of a model in place; results stay the same up to rounding."""
     if kernels == "compiled":
         layers = decoder_layers(lm)
         if not layers:

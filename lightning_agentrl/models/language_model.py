@@ -1,4 +1,4 @@
-"""The policy: a causal language model read at chosen positions only."""
+"""The policy: a causal language model whose logits are computed at chosen positions only."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from transformers import (
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
-from lightning_agentrl.models.last_layer import PLACES, skip_unread
+from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS, skip_unread
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.tree_attention import TREE, no_mask
 
-DEMO = "demo"  # the name under which a config asks for the model that a package ships
-READS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
+DEMO = "demo"  # the name of the bundled model in a config
+LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of each read-out position; R positions."""
+    """Scores at R logit positions."""
 
     logps: Tensor  # [R] log-probability of the token that follows
     entropy: Tensor  # [R] nats
-    sum_pi_squared: Tensor | None = None  # [R] sum of squared probabilities over the vocabulary, where asked for
+    sum_pi_squared: Tensor | None = None  # [R] sum of squared probabilities over the vocabulary, if requested
 
 
 def resolve_model(model: str) -> str:
-    """A hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
+    """Return a hub id or folder as given; ``demo`` becomes the folder of the bundled model."""
     if model == DEMO:
         return str(demo_model_folder())
     return str(Path(model).expanduser()) if model.startswith("~") else model
@@ -78,14 +78,14 @@ def read_context_length(model: str) -> int:
 
 
 def load_causal_lm(model: str) -> PreTrainedModel:
-    """Pretrained causal language model, with an attention that reads prefix trees where its layers can."""
+    """Load a pretrained causal language model, with attention over prefix trees if its layers support it."""
     _refuse_missing_folder(model)
     folder = resolve_model(model)
     with naming_model(model):
         config = without_dropout(AutoConfig.from_pretrained(folder))
     check_family(model, config)
     unshared = why_unshared(config)
-    attention = None if unshared else TREE  # None: what transformers takes for it
+    attention = None if unshared else TREE  # None: the default of transformers
     with naming_model(model):
         lm = cast(
             PreTrainedModel,
@@ -101,10 +101,10 @@ def load_causal_lm(model: str) -> PreTrainedModel:
 
 
 def _refuse_unknown_id(model: str) -> None:
-    """Ask the hub once; loading would ask again and again, with growing waits.
+    """Ask the hub once; loading would retry with growing delays.
 
     Raises:
-        ValueError: when a model is neither here nor there.
+        ValueError: the model is neither in the cache nor on the hub.
     """
     if model == DEMO or Path(model).expanduser().exists():
         return
@@ -115,8 +115,8 @@ def _refuse_unknown_id(model: str) -> None:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"the model '{model}' is no folder, not in the cache, and the hub does not give it ({reason}); give a hub "
-            f"id, a local folder or '{DEMO}' (key model.init_args.model)"
+            f"the model '{model}' is not a folder and not in the cache, and the hub does not have it ({reason}); give "
+            f"a hub id, a local folder or '{DEMO}' (key model.init_args.model)"
         ) from error
 
 
@@ -131,7 +131,7 @@ def _refuse_missing_folder(model: str) -> None:
 
 @torch.no_grad()
 def _try_projection(model: str, lm: PreTrainedModel) -> None:
-    """Compare logits with the bare vocabulary projection, for a family that is not known not to change them.
+    """Compare logits with the plain vocabulary projection, for a family that is not known to leave them unchanged.
 
     Raises:
         ValueError: when they differ.
@@ -144,29 +144,33 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
         if torch.allclose(logits, projected, rtol=1e-2, atol=1e-2 * float(projected.abs().max())):
             return
     raise ValueError(
-        f"the logits of the model '{model}' (family {lm.config.model_type}) are more than the vocabulary projection of "
+        f"the logits of the model '{model}' (family {lm.config.model_type}) are not just the vocabulary projection of "
         "its last hidden states, which is not supported; choose another model (key model.init_args.model)"
     )
 
 
-def hidden_at_reads(lm: PreTrainedModel, packed: Packed) -> Tensor:
-    """Last hidden states [R, H] at the read-out positions."""
+def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
+    """Return the last hidden states [R, H] at the logit positions."""
     backbone = lm.base_model
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
-        masks = {"attention_mask": no_mask(packed.ids.device), "tree": packed.tree, PLACES: packed.read_places}
+        masks = {
+            "attention_mask": no_mask(packed.ids.device),
+            "tree": packed.tree,
+            UNIQUE_POSITIONS: packed.unique_positions,
+        }
     output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
-    return output.last_hidden_state.flatten(0, 1)[packed.reads]
+    return output.last_hidden_state.flatten(0, 1)[packed.logit_positions]
 
 
 class LanguageModel(nn.Module):
-    """A causal language model as policy. The vocabulary projection runs on read-out positions only, in chunks.
+    """A causal language model as policy. The vocabulary projection runs at logit positions only, in chunks.
 
     Args:
         lm: the model.
-        recompute_logits: where gradients are needed of more than one chunk, compute each chunk's logits again in the
-            backward pass, so that one chunk of them is in memory and not all.
+        recompute_logits: if more than one chunk needs gradients, recompute each chunk's logits in the backward pass, so
+            that only one chunk of logits is in memory at a time.
     """
 
     def __init__(self, lm: PreTrainedModel, recompute_logits: bool = True) -> None:
@@ -189,19 +193,19 @@ class LanguageModel(nn.Module):
 
     def hidden(self, packed: Packed) -> Tensor:
         """[R, H]"""
-        return hidden_at_reads(self.lm, packed)
+        return hidden_at_logit_positions(self.lm, packed)
 
     def token_scores(
         self, hidden_RH: Tensor, targets_R: Tensor, temperature: float, sum_pi_squared: bool = False
     ) -> TokenScores:
-        """Log-probs of ``targets_R`` and entropy, and the sum of squared probabilities if asked for.
+        """Return log-probs of ``targets_R`` and entropy, and the sum of squared probabilities if requested.
 
-        All are of the distribution at sampling temperature, and of the same logits.
+        All describe the distribution at the sampling temperature, and come from the same logits.
         """
         head = cast(nn.Module, self.lm.get_output_embeddings())
-        recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > READS_PER_CHUNK
+        recompute = self.recompute_logits and torch.is_grad_enabled() and len(targets_R) > LOGITS_PER_CHUNK
         chunks = []
-        for hidden, targets in zip(hidden_RH.split(READS_PER_CHUNK), targets_R.split(READS_PER_CHUNK), strict=True):
+        for hidden, targets in zip(hidden_RH.split(LOGITS_PER_CHUNK), targets_R.split(LOGITS_PER_CHUNK), strict=True):
             if recompute:
                 chunk = checkpoint(
                     _head_scores, head, hidden, targets, temperature, sum_pi_squared, use_reentrant=False

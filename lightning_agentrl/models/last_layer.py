@@ -1,6 +1,6 @@
-"""The last layer's feed-forward network at the read-out positions only: nobody looks at what it makes of the others.
+"""The last layer's feed-forward network at the logit positions only, since its other outputs are never used.
 
-Attention needs every position as key and value; what follows it in the last layer works on each position by itself.
+Attention needs every position as key and value; what follows it in the last layer treats each position separately.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-PLACES = "read_places"  # keyword of a model's forward pass: the positions [U] of its one row, each once
+UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] of its one row
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of the language models in a module, each a unit of compilation and of sharding."""
+    """Return the repeated layers of the language models in a module, each a unit of compilation and sharding."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def skip_unread(lm: PreTrainedModel) -> None:
-    """Let a model's forward pass take ``read_places``; last hidden states elsewhere then lack a part.
+    """Make a model's forward pass accept ``unique_positions``; last hidden states elsewhere are then incomplete.
 
-    Hooks of the layer, which are also there when its activations are recomputed; none where no network is known.
+    This adds hooks to the layer, which also run when its activations are recomputed, or none if no network is found.
     """
     layers = decoder_layers(lm)
     network = getattr(layers[-1], "mlp", None) if layers else None
@@ -34,20 +34,20 @@ def skip_unread(lm: PreTrainedModel) -> None:
 
 
 def _hand_places(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    layer.mlp.read_places = kwargs.get(PLACES)
+    layer.mlp.unique_positions = kwargs.get(UNIQUE_POSITIONS)
 
 
 def _take(network: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    if network.read_places is None:
+    if network.unique_positions is None:
         return None
     (hidden_1NH,) = args
     network.all_hidden = hidden_1NH
-    return (hidden_1NH[:, network.read_places],)
+    return (hidden_1NH[:, network.unique_positions],)
 
 
 def _put_back(network: Any, args: tuple[Any, ...], out_1UH: Tensor) -> Tensor:
-    if network.read_places is None:
+    if network.unique_positions is None:
         return out_1UH
-    places, everywhere = network.read_places, network.all_hidden
-    network.read_places = network.all_hidden = None
+    places, everywhere = network.unique_positions, network.all_hidden
+    network.unique_positions = network.all_hidden = None
     return torch.zeros_like(everywhere, dtype=out_1UH.dtype).index_copy(1, places, out_1UH)

@@ -1,7 +1,8 @@
-"""LoRA: trainable adapters on one frozen base. Models that share a base share its tensors, so nothing is ever switched.
+"""LoRA: trainable adapters on one frozen base. Models that share a base share its tensors, so adapters are never
+switched.
 
-Actor and critic are models of their own with their own adapters in their own layers, but their frozen weights are the
-very tensors of the base. The base itself stays as it was loaded and is the reference policy.
+Actor and critic are separate models, each with its own adapters in its own layers, but their frozen weights are the
+tensors of the base itself. The base stays as it was loaded and is the reference policy.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ KEY = "model.init_args.lora"
 
 
 class LoRA:
-    """Low-rank adapters beside the linear layers, which stay frozen. Needs the package peft.
+    """Low-rank adapters on linear layers, which stay frozen. Needs the package peft.
 
     A separate critic without a model of its own gets adapters on the actor's base, and the reference policy is that
-    base without adapters, so the weights of the model are in memory once. Checkpoints hold the adapters and not the
-    base. Adapters take learning rates about ten times those of all weights.
+    base without adapters, so the weights of the model are in memory only once. Checkpoints hold the adapters and not
+    the base. Adapters need learning rates about ten times those of full training.
 
     Args:
-        rank: of the matrices that are learned.
-        alpha: what the adapters add is scaled by alpha / rank; twice the rank when not given.
-        dropout: of the adapters' input in the update; sampling and scoring leave it out, so ratios differ from 1.
-        targets: names of linear layers, such as q_proj; ``all-linear`` takes all but the output head.
+        rank: rank of the learned matrices.
+        alpha: the adapters' output is scaled by alpha / rank; twice the rank when not given.
+        dropout: dropout on the adapters' input in the update; sampling and scoring do without, so ratios differ from 1.
+        targets: names of linear layers, such as q_proj; ``all-linear`` is all but the output head.
     """
 
     def __init__(
@@ -63,15 +64,15 @@ class LoRA:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What adapters mean beside their weights, as plain types; equal arguments give equal settings."""
+        """What defines adapters besides their weights, as plain types; equal arguments give equal settings."""
         return {"rank": self.rank, "alpha": self.alpha, "targets": self.targets}
 
     def check(self, model: str) -> None:
-        """Look for peft and for the targets before any weights are read.
+        """Check that peft and the targets exist, before any weights are read.
 
         Raises:
             ImportError: peft is not installed.
-            ValueError: the model has no linear layer of a name.
+            ValueError: the model has no linear layer with one of the names.
         """
         if importlib.util.find_spec("peft") is None:
             raise ImportError(f'LoRA needs the package peft: pip install "lightning-agentrl[lora]" (key {KEY})')
@@ -91,9 +92,9 @@ class LoRA:
                 )
 
     def adapt(self, base: PreTrainedModel, name: str) -> PreTrainedModel:
-        """A model with new adapters called ``name`` on the tensors of ``base``, which are frozen by this.
+        """Freeze ``base`` and return a model with new adapters called ``name`` on its tensors.
 
-        At first it computes exactly what ``base`` does.
+        The model initially computes exactly what ``base`` does.
         """
         import peft
 
@@ -101,7 +102,7 @@ class LoRA:
         config = peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=self.rank,
-            lora_alpha=cast(int, self.alpha),  # only ever divided by the rank
+            lora_alpha=cast(int, self.alpha),  # only divided by the rank
             lora_dropout=self.dropout,
             target_modules=self.targets,
             base_model_name_or_path=durable_name(str(base.name_or_path)),
@@ -111,33 +112,33 @@ class LoRA:
 
 
 def durable_name(model: str) -> str:
-    """A hub id as it is, a local folder as its full path."""
+    """Return a hub id unchanged, a local folder as its full path."""
     folder = Path(model).expanduser()
     return str(folder.resolve()) if folder.is_dir() else model
 
 
 def linear_layers(lm: PreTrainedModel) -> list[str]:
-    """Full names of the layers that can have adapters."""
+    """Return the full names of the layers that can have adapters."""
     head = lm.get_output_embeddings()
     return [n for n, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
 
 
 def share_weights(lm: PreTrainedModel) -> PreTrainedModel:
-    """A second model on the very tensors of ``lm``; a layer that is replaced in one stays as it is in the other."""
+    """Return a second model on the same tensors as ``lm``; a layer replaced in one is unchanged in the other."""
     tensors = {id(tensor): tensor for tensor in (*lm.parameters(), *lm.buffers())}
-    return copy.deepcopy(lm, tensors)  # what the memo has is not copied
+    return copy.deepcopy(lm, tensors)  # what is in the memo is not copied
 
 
 def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are not trained; one with several names under each of them."""
+    """Return the weights that are not trained; a weight with several names appears under each."""
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
+    """Store the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
 
-    Autocast would round them in each forward pass, as it keeps rounded copies of trained weights only. So results are
-    the same to the last bit, sooner and in half the memory. An output head tied to the embedding stays as it is.
+    Autocast caches rounded copies of trained weights only, and would round these in each forward pass. Results are
+    equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
     """
     embedding = lm.get_input_embeddings().weight
     for module in lm.modules():
@@ -151,7 +152,7 @@ def has_adapters(lm: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def merge_adapters(lm: PreTrainedModel) -> PreTrainedModel:
-    """The plain model with the adapters added to new weights; other tensors are shared, and ``lm`` stays as it is."""
+    """Return the plain model with adapters merged into new weights; other tensors are shared, ``lm`` is unchanged."""
     from peft.tuners import lora
 
     plain = share_weights(lm)
@@ -161,7 +162,7 @@ def merge_adapters(lm: PreTrainedModel) -> PreTrainedModel:
             (adapter,) = module.active_adapters
             layer.weight = nn.Parameter(layer.weight + module.get_delta_weight(adapter), requires_grad=False)
             plain.set_submodule(name, layer)
-    for module in plain.modules():  # of one dtype, also what was rounded
+    for module in plain.modules():  # all in one dtype, including rounded layers
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dtype != lm.dtype:
                 setattr(module, name, nn.Parameter(parameter.to(lm.dtype), requires_grad=False))

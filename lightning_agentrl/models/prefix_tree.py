@@ -1,7 +1,7 @@
-"""Prefix trees: token rows laid out one after the other, what several of them begin with only once.
+"""Prefix trees: token rows laid out one after the other, with common prefixes only once.
 
-A tree of segments in depth-first order: a segment holds the tokens that all rows below it share, so a token sees the
-segments above its own, and its own up to itself. The tokens below a segment follow it directly, which makes "below"
+The branches are in depth-first order. A branch holds the tokens that all rows below it share, so a token sees the
+branches above its own, and its own up to itself. The tokens below a branch follow it directly, which makes "below"
 an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the end of ``j``'s subtree.
 """
 
@@ -26,10 +26,10 @@ BLOCKS_AT_A_TIME = 4  # of queries, while blocks are looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Tokens ``start`` to ``stop`` of the layout, seen by themselves and by all up to ``end``.
+class Branch:
+    """Tokens ``start`` to ``stop`` of the layout, which all tokens up to ``end`` see.
 
-    ``copies`` segments of equal length without anything below, one after the other, are told as one.
+    ``copies`` consecutive leaves of equal length are stored as one branch.
     """
 
     start: int
@@ -43,27 +43,27 @@ class Segment:
 class Block:
     """Keys ``start`` to ``stop`` and the queries ``start`` to ``end`` that one call of an attention kernel reads.
 
-    Without a bias queries see keys causally, those after the last key see all. ``copies`` as of a segment.
+    Without a bias, queries see keys causally, and those after the last key see all. ``copies`` as in a branch.
     """
 
     start: int
     stop: int
     end: int
-    root: bool  # its queries see nothing outside of it
+    root: bool  # its queries see nothing outside it
     copies: int = 1
-    bias: Tensor | None = None  # [L, L] float32, 0 where the query may look at the key, else -inf
+    bias: Tensor | None = None  # [L, L] float32, 0 where the query may attend to the key, else -inf
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """Layout of N tokens in segments, in depth-first order; each begins where the one before it stops."""
+    """N tokens in branches, in depth-first order; each branch begins where the previous one stops."""
 
-    segments: tuple[Segment, ...]
+    branches: tuple[Branch, ...]
     ends: Tensor  # [N] int64, the end of the subtree that each token begins or belongs to
     positions: Tensor  # [N] int64, position of each token within its rows
 
     def mask(self, window: int | None = None, past: int = 0) -> Tensor:
-        """[N, P + N] bool, True where the query may look at the key; all see the P tokens of a common past."""
+        """Return [N, P + N] bool, True where the query may attend to the key; all see the P tokens of a common past."""
         count, device = len(self.ends), self.ends.device
         order = torch.arange(count, device=device)
         mask = (order[:, None] >= order) & (order[:, None] < self.ends)
@@ -74,7 +74,7 @@ class PrefixTree:
         return mask
 
     def block_mask(self, window: int | None = None) -> BlockMask:
-        """The same for FlexAttention, which skips blocks in which nothing is seen."""
+        """Return the mask for FlexAttention, which skips blocks in which nothing is seen."""
         if window not in self._block_masks:
             ends, positions = self.ends, self.positions
 
@@ -93,13 +93,13 @@ class PrefixTree:
         return self._block_masks[window]
 
     def _pairs_per_block(self, window: int | None) -> Tensor:
-        """[B, B] int64 with B = ⌈N / 128⌉: in each block of queries and keys, how many pairs see each other.
+        """Count, per block of queries and keys, the pairs that see each other: [B, B] int64 with B = ⌈N / 128⌉.
 
-        A few blocks of queries at a time: all N x N pairs at once can take more memory than the model.
+        This takes a few blocks of queries at a time: all N x N pairs can take more memory than the model.
         """
         blocks = -(-len(self.ends) // BLOCK)
         order = torch.arange(blocks * BLOCK, device=self.ends.device)
-        ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # seen by nobody
+        ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # never seen
         counts = []
         for queries in order.split(BLOCK * BLOCKS_AT_A_TIME):
             seen = (queries[:, None] >= order) & (queries[:, None] < ends)
@@ -114,9 +114,11 @@ class PrefixTree:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The segments, small subtrees side by side together: one masked call costs less than a call for each."""
+        """The branches as blocks, with neighbouring small subtrees in one: a masked call is cheaper than one for
+        each.
+        """
         blocks: list[Block] = []
-        small: list[Segment] = []  # tops of small subtrees, next to each other
+        small: list[Branch] = []  # tops of neighbouring small subtrees
 
         def close() -> None:
             if small:
@@ -124,23 +126,23 @@ class PrefixTree:
                 small.clear()
 
         place = 0
-        for segment in self.segments:
-            if segment.start < place:
+        for branch in self.branches:
+            if branch.start < place:
                 continue  # within a small subtree
-            if segment.end - segment.start > DENSE_TOKENS:
+            if branch.end - branch.start > DENSE_TOKENS:
                 close()
-                stop = segment.end if segment.copies > 1 else segment.stop
-                blocks.append(Block(segment.start, stop, segment.end, segment.root, segment.copies))
+                stop = branch.end if branch.copies > 1 else branch.stop
+                blocks.append(Block(branch.start, stop, branch.end, branch.root, branch.copies))
                 place = stop
                 continue
-            if small and (segment.end - small[0].start > DENSE_TOKENS or segment.root != small[0].root):
+            if small and (branch.end - small[0].start > DENSE_TOKENS or branch.root != small[0].root):
                 close()
-            small.append(segment)
-            place = segment.end
+            small.append(branch)
+            place = branch.end
         close()
         return tuple(blocks)
 
-    def _dense(self, tops: Sequence[Segment]) -> Block:
+    def _dense(self, tops: Sequence[Branch]) -> Block:
         start, end, top = tops[0].start, tops[-1].end, tops[0]
         if len(tops) == 1 and top.stop == top.end:
             return Block(start, end, end, top.root)
@@ -156,13 +158,13 @@ class PrefixTree:
 
 
 def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each block of queries how many blocks of keys there are, and which, those first; FlexAttention's form."""
+    """Return the number of key blocks per query block, and their indices, those first: FlexAttention's format."""
     which = blocks_QK.int().argsort(dim=-1, descending=True, stable=True)
     return blocks_QK.sum(-1).int()[None, None], which.int()[None, None]
 
 
 def common_prefix_length(rows: Sequence[Keys]) -> int:
-    """Length of the longest token prefix that all rows share."""
+    """Return the length of the longest token prefix that all rows share."""
     low, high = min(rows), max(rows)  # the lexicographic extremes differ first
     length = 0
     for a, b in zip(low, high, strict=False):
@@ -173,28 +175,28 @@ def common_prefix_length(rows: Sequence[Keys]) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A prefix tree with the keys of its tokens, and where the tokens of each row went."""
+class TreeLayout:
+    """A prefix tree with the keys of its tokens, and the places of each row's tokens."""
 
     keys: list[int]
     tree: PrefixTree
     lengths: list[int]  # of the rows
-    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its segments
+    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its branches
 
     def place(self, row: int, position: int) -> int:
-        """Index in the layout of a position of a row."""
+        """Return the index in the layout of a position of a row."""
         path = self._paths[row]
         first, start = path[bisect_right(path, (position, len(self.keys))) - 1]
         return start + position - first
 
     def places(self, row: int) -> list[int]:
-        """Indices in the layout of all tokens of a row."""
+        """Return the indices in the layout of all tokens of a row."""
         firsts = [*(first for first, _ in self._paths[row]), self.lengths[row]]
         starts = [start for _, start in self._paths[row]]
         return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
-def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> Layout:
+def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLayout:
     """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     builder = _Builder([rows[i] for i in order])
@@ -202,33 +204,33 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> Layout:
     paths: list[list[tuple[int, int]]] = [[] for _ in rows]
     for k, i in enumerate(order):
         paths[i] = builder.paths[k]
-    segments = sorted(builder.segments, key=lambda segment: segment.start)
-    ends = [end for s in segments for end in _ends(s)]
+    branches = sorted(builder.branches, key=lambda branch: branch.start)
+    ends = [end for s in branches for end in _ends(s)]
     tree = PrefixTree(
-        tuple(segments), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
+        tuple(branches), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
     )
-    return Layout(builder.keys, tree, [len(row) for row in rows], paths)
+    return TreeLayout(builder.keys, tree, [len(row) for row in rows], paths)
 
 
-def _ends(segment: Segment) -> Iterator[int]:
-    length = segment.stop - segment.start
-    if segment.copies == 1:
-        yield from [segment.end] * length
+def _ends(branch: Branch) -> Iterator[int]:
+    length = branch.stop - branch.start
+    if branch.copies == 1:
+        yield from [branch.end] * length
     else:
-        for copy in range(1, segment.copies + 1):
-            yield from [segment.start + copy * length] * length
+        for copy in range(1, branch.copies + 1):
+            yield from [branch.start + copy * length] * length
 
 
 class _Builder:
-    """Depth-first walk over sorted rows, without recursion: histories can be hundreds of segments deep."""
+    """A depth-first walk over sorted rows, without recursion: histories can be hundreds of branches deep."""
 
     def __init__(self, rows: Sequence[Keys]) -> None:
         self.rows = rows
-        self.shared = [0, *(common_prefix_length(pair) for pair in pairwise(rows))]  # with the row before
+        self.shared = [0, *(common_prefix_length(pair) for pair in pairwise(rows))]  # with the previous row
         self.keys: list[int] = []
         self.positions: list[int] = []
         self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
-        self.segments: list[Segment] = []
+        self.branches: list[Branch] = []
         self._todo: list[Callable[[], None]] = []  # last in, first out
 
     def build(self) -> None:
@@ -237,7 +239,7 @@ class _Builder:
             self._todo.pop()()
 
     def _run(self, first: int, last: int, depth: int) -> None:
-        """Rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already."""
+        """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already."""
         if last - first == 1:
             self._leaves([first], depth)
             return
@@ -246,20 +248,20 @@ class _Builder:
             start = self._lay_down(range(first, last), depth, common)
             self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
-        branches, leaves = [], dict[int, list[int]]()  # leaves by length
+        forks, leaves = [], dict[int, list[int]]()  # leaves by length
         for start, stop in pairwise(cuts):
             if stop - start > 1:
-                branches.append(partial(self._run, start, stop, common))
+                forks.append(partial(self._run, start, stop, common))
             elif len(self.rows[start]) > common:
                 leaves.setdefault(len(self.rows[start]), []).append(start)
-        todo = [*branches, *(partial(self._leaves, rows, common) for rows in leaves.values())]
+        todo = [*forks, *(partial(self._leaves, rows, common) for rows in leaves.values())]
         self._todo += reversed(todo)
 
     def _leaves(self, rows: Sequence[int], depth: int) -> None:
-        """The rest of rows of equal length."""
+        """Lay out the rest of rows of equal length."""
         starts = [self._lay_down([k], depth, len(self.rows[k])) for k in rows]
         stop = starts[0] + len(self.rows[rows[0]]) - depth
-        self.segments.append(Segment(starts[0], stop, len(self.keys), depth == 0, len(rows)))
+        self.branches.append(Branch(starts[0], stop, len(self.keys), depth == 0, len(rows)))
 
     def _lay_down(self, rows: Sequence[int], depth: int, upto: int) -> int:
         start = len(self.keys)
@@ -270,4 +272,4 @@ class _Builder:
         return start
 
     def _close(self, start: int, stop: int, root: bool) -> None:
-        self.segments.append(Segment(start, stop, len(self.keys), root))
+        self.branches.append(Branch(start, stop, len(self.keys), root))

@@ -1,7 +1,7 @@
 """FSDP2: each process keeps a share of every weight, its gradient and its optimizer state.
 
-A unit is what is gathered at once: each decoder layer, and what is left of the model (embedding, last norm, output
-head) as its root. Tied weights are both in the root, so the vocabulary is never split, and log-probs, entropy and Σπ²
+A unit is what is gathered at once: each decoder layer, and the rest of the model (embedding, last norm, output head)
+as its root. Tied weights are both in the root, so the vocabulary is never split, and log-probs, entropy and Σπ²
 are computed from whole logits.
 """
 
@@ -25,8 +25,8 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
     """Shard a policy or critic in place; all ranks must call it with the same weights.
 
     Args:
-        model: a LanguageModel or a critic, not yet sharded.
-        mesh: the ranks to share it, one axis.
+        model: a LanguageModel or critic that is not sharded yet.
+        mesh: the ranks that share it, as one axis.
         compute_dtype: weights are gathered in it; gradients are summed in float32, and the shares stay as they are.
             None: everything in the dtype of the weights.
     """
@@ -37,7 +37,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
         if any(module is layer for layer in layers):
             fully_shard(module, mesh=mesh, mp_policy=policy)
         elif isinstance(module, ValueHead):
-            fully_shard(module, mesh=mesh, mp_policy=exact)  # values need more than bfloat16
+            fully_shard(module, mesh=mesh, mp_policy=exact)  # values need more precision than bfloat16
     # The root stays gathered from `hidden` to its backward pass, as `token_scores` reads the output head in between.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     if hasattr(model, "hidden"):
@@ -46,21 +46,21 @@ def shard(model: nn.Module, mesh: DeviceMesh, compute_dtype: torch.dtype | None)
 
 
 def units(model: nn.Module) -> list[FSDPModule]:
-    """The sharded units of a model, its root first; none of a model that is not sharded."""
+    """Return the sharded units of a model, its root first; none if it is not sharded."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def release(model: nn.Module) -> None:
-    """Drop gathered weights, so that parameters are the shares again."""
+    """Free gathered weights, so that parameters are the shares again."""
     for unit in units(model):
         unit.reshard()
 
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, every rank holds all weights in the compute dtype, and forward passes need no other rank.
+    """Gather all weights on every rank, in the compute dtype, so that forward passes need no other rank.
 
-    All ranks enter and leave together. Nothing may be changed or differentiated inside.
+    All ranks enter and leave together. Inside, weights must not be changed and nothing differentiated.
     """
     own = units(model)
     for unit in own:
@@ -75,6 +75,6 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
 
 def local_bytes(parameter: torch.Tensor) -> int:
-    """What this rank holds of a parameter."""
+    """Return the bytes of a parameter that this rank holds."""
     own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return own.numel() * own.element_size()

@@ -1,7 +1,7 @@
-"""Attention over a prefix tree, exact and without the N x N scores that a dense mask would cost.
+"""Attention over a prefix tree, exact, and without the N x N scores of a dense mask.
 
-The function is known to transformers as the attention implementation ``tree``. Models hand it the tree as the keyword
-``tree`` of their forward pass; without it (generation, single rows) it is transformers' ``sdpa``.
+The function is registered with transformers as the attention implementation ``tree``. Models pass it the tree as the
+keyword ``tree`` of their forward pass; without it (generation, single rows) it is transformers' ``sdpa``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
 
-TREE = "tree"  # name of the implementation in transformers
+TREE = "tree"  # name of the attention implementation in transformers
 _NO_MASK_SHAPE = (0, 0, 0, 0)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -25,11 +25,11 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def no_mask(device: torch.device) -> Tensor:
-    """What a model is given as its mask beside a tree: with four dimensions it is handed on untouched."""
+    """Return the mask to give a model with a tree: one with four dimensions is passed on unchanged."""
     return torch.empty(_NO_MASK_SHAPE, dtype=torch.bool, device=device)
 
 
-@torch.compiler.disable  # segments differ from batch to batch
+@torch.compiler.disable  # branches differ from batch to batch
 def tree_attention_forward(
     module: nn.Module,
     query: Tensor,
@@ -42,13 +42,13 @@ def tree_attention_forward(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """[1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
+    """Return [1, N, H, D] of queries [1, H, N, D], keys and values [1, G, P + N, D]; the interface of transformers.
 
-    The first P keys, if any, are a past that all rows of the tree have in common; without gradients only.
+    The first P keys, if any, are a past that all rows of the tree share; only without gradients.
     """
     if tree is None:
         if attention_mask is not None and tuple(attention_mask.shape) == _NO_MASK_SHAPE:
-            raise ValueError(f"{type(module).__name__} does not hand the prefix tree on to its attention")
+            raise ValueError(f"{type(module).__name__} does not pass the prefix tree on to its attention")
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
         )
@@ -68,18 +68,19 @@ def tree_attention_forward(
 
 
 def _fits_flex(query: Tensor) -> bool:
-    """Whether the kernel of FlexAttention takes it: no double precision, no heads narrower than 16."""
+    """Return whether FlexAttention's kernel supports the query: no float64, no heads narrower than 16."""
     return query.dtype != torch.float64 and query.shape[-1] >= 16
 
 
 class _TreeAttention(torch.autograd.Function):
     """One call of torch's CPU kernel per block of keys, for all queries that see it, merged by their log-sum-exps.
 
-    A segment's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
-    there are more queries than keys. In the backward pass each call gets the merged output and log-sum-exp, so that the
-    probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly.
+    A branch's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
+    there are more queries than keys. In the backward pass each call takes the merged output and log-sum-exp, so that
+    the probabilities it recomputes are those of the whole row, and the gradients of the calls add up exactly.
 
-    In float32 also under bfloat16 autocast: without matrix units for bfloat16 that is faster, and never less exact.
+    Computed in float32 even under bfloat16 autocast: without matrix units for bfloat16 this is faster and no less
+    exact.
     """
 
     @staticmethod
@@ -148,12 +149,12 @@ def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
 
 
 def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
-    """[copies, H, length, …] of [H, N, …]"""
+    """Return [copies, H, length, …] of [H, N, …]."""
     return x[:, places].unflatten(1, (copies, -1)).transpose(0, 1)
 
 
 def _join(x: Tensor) -> Tensor:
-    """[H, copies * length, …] of [copies, H, length, …]"""
+    """Return [H, copies * length, …] of [copies, H, length, …]."""
     return x.transpose(0, 1).flatten(1, 2)
 
 

@@ -182,7 +182,7 @@ class ChatRenderer:
         return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
 
     @property
-    def close_ids(self) -> tuple[int, ...]:
+    def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the template's turn close, then the tokenizer's end of sequence if it is another."""
         eos = self.tokenizer.eos_token_id
         return (self.turn_close_id,) if eos in (None, self.turn_close_id) else (self.turn_close_id, int(eos))

@@ -269,8 +269,8 @@ class RolloutDataModule(L.LightningDataModule):
             self._saved = RolloutState()
         self._session_maker = make = self._make_sessions(learner.tokenizer)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
-        handle = learner.policy_handle(make.renderer.close_ids)
-        handle = replace(handle, longest=longest, trained_meanwhile=self.max_staleness > 0)
+        handle = learner.policy_handle(make.renderer.stop_token_ids)
+        handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
         for source in self.pool.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()

@@ -36,7 +36,7 @@ class Learner(Protocol):
     def policy_version(self) -> int:
         """Optimizer steps behind the current weights."""
 
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
+    def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
 
     def prepare(self, rollout: Rollout) -> Prepared:

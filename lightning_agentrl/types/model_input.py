@@ -1,7 +1,7 @@
 """What a model reads: a sequence of chunks, each some text tokens or an image.
 
 An image stands in the token stream as one placeholder id, repeated, which says nothing about what it shows. So ids
-cannot tell whether two inputs begin alike. Prefix trees, kept keys and values, and the choice of a server compare
+cannot tell whether two inputs begin alike. Prefix trees, the key/value cache and the routing to servers compare
 :attr:`ModelInput.keys` instead.
 """
 
@@ -13,12 +13,12 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
 
-KEY_BYTES = 16  # of an image's hash: of a billion images, two have the same key with a probability of 2e-21
+KEY_BYTES = 16  # of an image's hash: among a billion images, two collide with a probability of 2e-21
 
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """Token ids of text. Each is its own key, and they are the same for engine and trainer."""
+    """Token ids of text. Each is its own key, and engine and trainer read the same ids."""
 
     ids: tuple[int, ...]
 
@@ -89,7 +89,7 @@ Chunk = TextChunk | ImageChunk
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """Chunks in order. Neighbouring text chunks become one, so equal contents are equal inputs.
+    """A sequence of chunks. Neighbouring text chunks are merged, so equal contents are equal inputs.
 
     For text alone ``ids``, ``keys`` and ``engine_ids`` are one and the same tuple.
 
@@ -121,7 +121,7 @@ class ModelInput:
 
     @staticmethod
     def join(parts: Iterable[ModelInput]) -> ModelInput:
-        """Return the parts one after the other."""
+        """Return the concatenation of the parts."""
         parts = list(parts)
         return parts[0] if len(parts) == 1 else ModelInput(tuple([chunk for part in parts for chunk in part.chunks]))
 

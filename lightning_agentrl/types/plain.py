@@ -1,4 +1,4 @@
-"""Rollouts as plain types and tensors, which checkpoints may hold."""
+"""Conversion of rollouts to plain types and tensors, which checkpoints may hold, and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
 PlainItem = int | PlainImage  # text is its ids
 PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
-RENAMED = {"trajectory": "episode"}  # fields under the names that older checkpoints have
+RENAMED = {"trajectory": "episode"}  # from the names of fields in older checkpoints
 
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
-    """Dictionaries, lists, numbers, strings and tensors only."""
+    """Return a rollout as dictionaries, lists, numbers, strings and tensors."""
     return {
         "samples": samples_to_plain(rollout.samples),
         "tensors": {f.name: x for f in fields(Rollout) if isinstance(x := getattr(rollout, f.name), Tensor)},
@@ -31,14 +31,14 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
-    """The rollout that :func:`rollout_to_plain` was given."""
+    """Undo :func:`rollout_to_plain`."""
     samples = samples_from_plain(plain["samples"])
     tensors = {RENAMED.get(name, name): tensor for name, tensor in plain["tensors"].items()}
     return Rollout(samples=samples, scores=Scores(**plain["scores"]), **tensors)
 
 
 def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """As :func:`rollout_to_plain`, for samples that are in no rollout yet."""
+    """Return samples as :func:`rollout_to_plain` does those of a rollout."""
     return [
         {
             "segments": segments_to_plain(sample.segments),
@@ -49,7 +49,7 @@ def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def samples_from_plain(plain: Sequence[dict[str, Any]]) -> tuple[Sample, ...]:
-    """The samples that :func:`samples_to_plain` was given."""
+    """Undo :func:`samples_to_plain`."""
     return tuple(
         Sample(segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
         for sample in plain
@@ -57,12 +57,12 @@ def samples_from_plain(plain: Sequence[dict[str, Any]]) -> tuple[Sample, ...]:
 
 
 def segments_to_plain(segments: Sequence[Segment]) -> list[PlainSegment]:
-    """As :func:`rollout_to_plain`, for segments that are in no sample yet."""
+    """Return segments as :func:`rollout_to_plain` does those of a rollout."""
     return [(segment.kind.value, _input_to_plain(segment.input), list(segment.logps)) for segment in segments]
 
 
 def segments_from_plain(plain: Sequence[PlainSegment]) -> tuple[Segment, ...]:
-    """The segments that :func:`segments_to_plain` was given."""
+    """Undo :func:`segments_to_plain`."""
     return tuple(Segment(SegmentKind(kind), _input_from_plain(items), tuple(logps)) for kind, items, logps in plain)
 
 
@@ -88,7 +88,7 @@ def _input_from_plain(plain: Sequence[PlainItem]) -> ModelInput:
 
 def _turn_to_plain(turn: Turn) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
-    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "image": None}  # images are for looks
+    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "image": None}  # for display only
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap)
     return plain

@@ -1,4 +1,4 @@
-"""The typed rollout batch: ragged samples beside padded tensors over their action tokens.
+"""The typed rollout batch: ragged samples together with padded tensors over their action tokens.
 
 Suffixes: B samples, A action tokens (padded to the longest sample). Everything between two actions of a sample
 (observations, template tokens) is left out of the A axis, so no estimator or loss can touch it by mistake.
@@ -54,9 +54,9 @@ class Rollout:
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]
-    weights: Tensor | None = None  # [B, A] factors of the policy loss against the mismatch of engine and trainer
-    loss_mask: Tensor | None = None  # [B, A] bool, the action tokens that train; None: all
-    picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats apart, chosen in the mini-batch
+    weights: Tensor | None = None  # [B, A] factors of the policy loss, against the mismatch of engine and trainer
+    loss_mask: Tensor | None = None  # [B, A] bool, the action tokens to train on; None: all
+    picked: Tensor | None = None  # [B, A] bool, tokens that the policy loss treats differently, chosen per mini-batch
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
@@ -91,12 +91,12 @@ class Rollout:
 
     @property
     def trained_mask(self) -> Tensor:
-        """[B, A] bool: the action tokens that have a part in losses and denominators."""
+        """[B, A] bool: the action tokens that count in losses and denominators."""
         return self.action_mask if self.loss_mask is None else self.loss_mask
 
     @property
     def outcomes(self) -> Tensor:
-        """[B] sum of the rewards of each sample's episode, over all of its samples that are here."""
+        """[B] sum of the rewards of each sample's episode, over those of its samples that are in this rollout."""
         labels_N, index_B = self.episode.unique(return_inverse=True)
         sums_B = self.rewards.double().sum(1)
         return sums_B.new_zeros(len(labels_N)).index_add_(0, index_B, sums_B)[index_B]
@@ -111,7 +111,12 @@ class Rollout:
         return flags
 
     def select(self, index: Sequence[int] | Tensor) -> Rollout:
-        """Rows ``index`` in that order (or where a mask [B] is true), without columns that became empty."""
+        """Return the rows ``index`` in that order, or those where a mask [B] is true, without columns that became
+        empty.
+
+        Raises:
+            ValueError: the mask has another length than the rollout.
+        """
         rows = torch.as_tensor(index, device=self.action_mask.device).reshape(-1)
         if rows.dtype == torch.bool:
             if len(rows) != len(self):
@@ -123,12 +128,12 @@ class Rollout:
         return self._map(lambda x: x[rows] if x.dim() == 1 else x[rows, :width], samples)
 
     def chunk(self, count: int) -> list[Rollout]:
-        """``count`` pieces of neighbouring rows, sizes differing by at most one."""
+        """Split into ``count`` pieces of neighbouring rows, whose sizes differ by at most one."""
         return [self.select(piece) for piece in torch.arange(len(self)).tensor_split(count)]
 
     @staticmethod
     def concat(rollouts: Sequence[Rollout]) -> Rollout:
-        """Rows of all rollouts; a field is kept only if every rollout has it."""
+        """Join the rows of all rollouts; a field is kept only if every rollout has it."""
         if not rollouts:
             raise ValueError("concat needs at least one rollout")
         width = max(r.action_mask.shape[1] for r in rollouts)
@@ -148,7 +153,7 @@ class Rollout:
         return Rollout(samples=tuple(s for r in rollouts for s in r.samples), scores=scores, **merged)
 
     def union(self, **new: Tensor | Scores) -> Rollout:
-        """A rollout with the given fields added or replaced; scores are merged field by field."""
+        """Return this rollout with the given fields added or replaced; scores are merged field by field."""
         scores = new.pop("scores", None)
         out = replace(self, **cast(dict[str, Any], new))
         if isinstance(scores, Scores):

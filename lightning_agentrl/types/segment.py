@@ -15,7 +15,7 @@ class SegmentKind(StrEnum):
     PROMPT = "prompt"  # everything before the first sampled token of a sample
     ACTION = "action"  # sampled by the policy
     OBSERVATION = "observation"  # from the environment, between two actions of one sample
-    GLUE = "glue"  # template tokens nobody sampled
+    GLUE = "glue"  # template tokens that nobody sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,12 @@ class Segment:
 
     Args:
         kind: what produced the tokens.
-        input: the tokens, at least one; of actions all text.
-        logps: log-probabilities under which the engine sampled the tokens; one each for actions, empty otherwise.
+        input: the tokens, at least one; those of actions are all text.
+        logps: log-probabilities under which the engine sampled the tokens; one for each token of an action, empty
+            otherwise.
 
     Raises:
-        TypeError: when ``input`` is no :class:`ModelInput`.
+        TypeError: when ``input`` is not a :class:`ModelInput`.
         ValueError: when there are no tokens, or log-probs do not belong to the kind or do not match the tokens.
     """
 

@@ -1,4 +1,4 @@
-"""Turns and samples: what was shown, what was replied, what came of it."""
+"""Turns and samples: what the policy was shown, what it replied, and what followed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StopReason(StrEnum):
     ENV_TRUNCATED = "env_truncated"  # the environment said truncated (its time limit)
     MAX_TURNS = "max_turns"  # our own limit of turns
     INVALID_ACTION = "invalid_action"  # truncated because the reply was invalid
-    CONTEXT_LENGTH = "context_length"  # the next prompt has no room left
+    CONTEXT_LENGTH = "context_length"  # the context has no room left for the next prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class Turn:
     terminated: bool
     truncated: bool
     stop: StopReason | None  # None while the episode goes on
-    success: bool | None  # what the environment reports, None where it reports nothing
+    success: bool | None  # as the environment reports it; None: it reports nothing
     hit_token_cap: bool  # the reply was cut by the per-turn token cap
     history_cuts: int  # turns of history left out because the prompt was over its limit
     policy_version: int  # optimizer steps behind the weights that sampled the reply
     env_seconds: float
     engine_seconds: float
-    parsed_action: str | None = None  # the action that the reply names; None: it names none
+    parsed_action: str | None = None  # the action that the reply names; None: none
     thought_tokens: int = 0  # leading tokens of the reply that are its thought; the others name the action
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reports, by name
-    env_errors: tuple[str, ...] = ()  # kinds of errors of the environment that were overcome on the way to this turn
-    image: bytes | None = None  # PNG of what was observed, where the environment renders
+    env_errors: tuple[str, ...] = ()  # kinds of environment errors that were recovered from on the way to this turn
+    image: bytes | None = None  # PNG of what was observed, if the environment renders
     bootstrap: tuple[Segment, ...] | None = None
-    group: int | None = None  # label of the episodes that began in the same state, where they are collected so
+    group: int | None = None  # label of the episodes that began in the same state, where they are collected in groups
 
     def __post_init__(self) -> None:
         if self.terminated and self.bootstrap is not None:
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training row: the segments the model reads, and the turns whose replies are trained.
+    """One training row: the segments the model reads, and the turns whose replies are trained on.
 
     The k-th action segment is the reply of ``turns[k]``. Windowed memory gives one turn per sample; full memory gives
     one growing sample per episode. All turns are of one episode, so only the last one can end it.

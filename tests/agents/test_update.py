@@ -55,7 +55,7 @@ def test_gradient_does_not_depend_on_the_split(tmp_path, exact_folder, critic):
 
 
 def test_recomputed_logits_give_the_gradients_of_kept_ones(tmp_path, exact_folder, monkeypatch):
-    monkeypatch.setattr(language_model, "READS_PER_CHUNK", 4)
+    monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", 4)
     heads = []
     real = language_model._head_scores
     monkeypatch.setattr(language_model, "_head_scores", lambda *a: heads.append(torch.is_grad_enabled()) or real(*a))
@@ -86,7 +86,7 @@ def test_scores_are_those_of_each_sample_alone(tmp_path, exact_folder):
         log_pi = out.logits[0].log_softmax(-1)
         values = agent.critic.head(out.hidden_states[-1][0])
         for column, position in enumerate(sample.action_positions):
-            assert row.reads[column] == position - 1
+            assert row.logit_positions[column] == position - 1
             expected = log_pi[position - 1, sample.ids[position]]
             assert rollout.scores.old_logps[i, column].item() == pytest.approx(expected.item(), abs=1e-9)
             assert rollout.rollout_logps[i, column].item() == pytest.approx(expected.item(), abs=1e-5)

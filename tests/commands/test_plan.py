@@ -15,7 +15,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.plan import DryRun, PlanShown, _saved_bytes, activation_bytes, example_rows, memory_plan
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
-from lightning_agentrl.models.language_model import READS_PER_CHUNK
+from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.commands.test_cli import Config, changed, config  # noqa: F401 - fixtures
@@ -101,7 +101,7 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
     assert (plan.engine, plan.sampling) == (own + 2**28, 0)
     halves = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16", tensor_parallel=2)
-    assert halves.memory(agent.policy_handle(()), data.at_a_time).held == own // 2 + 2**28
+    assert halves.memory(agent.policy_handle(()), data.at_a_time).resident == own // 2 + 2**28
     assert plan.peak == without.peak + plan.engine
     assert without.engine == 0
     assert without.sampling > 0
@@ -120,6 +120,6 @@ def test_activations_of_a_length_that_was_not_measured_are_foretold(
         make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
     foretold = activation_bytes(agent, tokens, reads)
     assert foretold == pytest.approx(_saved_bytes(agent, agent.critic, tokens, reads), rel=0.05)
-    more = activation_bytes(agent, tokens, 4 * READS_PER_CHUNK)  # in chunks, each of which is computed again
-    assert (more == activation_bytes(agent, tokens, READS_PER_CHUNK)) is recompute
+    more = activation_bytes(agent, tokens, 4 * LOGITS_PER_CHUNK)  # in chunks, each of which is computed again
+    assert (more == activation_bytes(agent, tokens, LOGITS_PER_CHUNK)) is recompute
     data.teardown("fit")

@@ -33,7 +33,7 @@ def test_vllm_computes_in_what_the_trainer_does_unless_told_otherwise(policy: La
     count = sum(p.numel() for p in policy.lm.parameters())
 
     def width(engine: VLLMEngine, handle: PolicyHandle) -> float:
-        return (engine.memory(handle, 1).held - 2**30) / count
+        return (engine.memory(handle, 1).resident - 2**30) / count
 
     assert width(VLLMEngine(), PolicyHandle(policy, (), nullcontext)) == 4
     assert width(VLLMEngine(), PolicyHandle(policy, (), mixed)) == 2

@@ -54,7 +54,7 @@ def policy_of(folder: Path) -> LanguageModel:
 
 
 def handle_of(policy: LanguageModel) -> PolicyHandle:
-    return PolicyHandle(policy, (CLOSE,), nullcontext, longest=LONGEST)
+    return PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=LONGEST)
 
 
 @pytest.fixture(scope="module")

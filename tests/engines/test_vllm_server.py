@@ -142,7 +142,7 @@ def test_a_server_for_shorter_prompts_is_refused(pair: Pair, served_folder: Path
     policy.lm.config.max_position_embeddings = 4096
     engine = VLLMServerEngine([pair[0].url])
     with pytest.raises(ValueError, match=r"2048.*3000.*--max-model-len.*3000"):
-        engine.start(PolicyHandle(policy, (CLOSE,), nullcontext, longest=3000))
+        engine.start(PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=3000))
     engine.stop()
 
 

@@ -192,12 +192,12 @@ def told_with(part: str, **changes: Any) -> str | None:
         told["sizes"]["results"][0] |= changes
     else:
         told["info"]["vllm_config"]["model_config"] |= changes
-    return complaint(read_facts(**told), SIZES, longest=100)
+    return complaint(read_facts(**told), SIZES, max_model_len=100)
 
 
 def test_a_server_that_fits() -> None:
     facts = read_facts(**TOLD)
-    assert (facts.dtype, facts.longest) == ("bfloat16", 100)
+    assert (facts.dtype, facts.max_model_len) == ("bfloat16", 100)
     assert complaint(facts, SIZES, 100) is None
     assert complaint(facts, {**SIZES, "num_experts": 4}, 1) is None  # which the server does not tell
     assert complaint(facts, {}, 0) is None

@@ -16,7 +16,7 @@ from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import Reply, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import sent_weights
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
-from lightning_agentrl.engines.vllm_server.transfer_source import Source
+from lightning_agentrl.engines.vllm_server.transfer_source import WeightSource
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup
@@ -173,16 +173,16 @@ def test_an_update_that_breaks_off_leaves_nothing_behind(
     engine: VLLMServerEngine, policy: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a layer whose projections vLLM packs into one."""
-    tensors, broken = Source.__iter__, []
+    tensors, broken = WeightSource.__iter__, []
 
-    def breaking(self: Source) -> Iterator[tuple[str, Tensor]]:
+    def breaking(self: WeightSource) -> Iterator[tuple[str, Tensor]]:
         for name, weight in tensors(self):
             if not broken and "layers.1.self_attn.v_proj" in name:
                 broken.append(name)
                 raise RuntimeError("a fault in the middle")
             yield name, weight
 
-    monkeypatch.setattr(Source, "__iter__", breaking)
+    monkeypatch.setattr(WeightSource, "__iter__", breaking)
     move(policy, seed=1, share=0.1)
     start = time.monotonic()
     engine.sync(1)  # by the other server alone, if this one was not taken again meanwhile

@@ -14,7 +14,7 @@ from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.answers import complaint, read_facts
 from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
-from lightning_agentrl.engines.vllm_server.transfer_source import Source, WeightForm
+from lightning_agentrl.engines.vllm_server.transfer_source import WeightForm, WeightSource
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, open_store, own_address
@@ -104,7 +104,7 @@ def test_adapters_are_sent_as_part_of_the_weights(tiny_folder: Path) -> None:
 
 
 def test_what_is_announced_is_what_is_sent() -> None:
-    source = Source(CPU, {"a": torch.zeros(2, 3), "b": torch.ones(4).bfloat16()})
+    source = WeightSource(CPU, {"a": torch.zeros(2, 3), "b": torch.ones(4).bfloat16()})
     assert source.metadata() == [WeightForm("a", torch.float32, (2, 3)), WeightForm("b", torch.bfloat16, (4,))]
     assert [(name, weight.dtype, tuple(weight.shape)) for name, weight in source] == [
         (form.name, form.dtype, form.shape) for form in source.metadata()

@@ -111,7 +111,7 @@ EVERY = [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for
 def test_a_shared_prefix_changes_nothing(family, plain, policy):
     """Hidden states and gradients, as trained, with gradient checkpointing and without."""
     assert policy.shares_prefixes
-    expected = torch.cat([alone(plain, row)[list(row.reads)] for row in ROWS])
+    expected = torch.cat([alone(plain, row)[list(row.logit_positions)] for row in ROWS])
     expected_gradient = gradient(plain, expected)
     packed = pack(ROWS)
     assert packed.tokens == sum(len(row.input_ids) for row in ROWS) - 2 * 12
@@ -136,7 +136,7 @@ def test_other_families_are_named_and_read_rows_beside_each_other(family, plain,
     assert not policy.shares_prefixes
     assert family in why_unshared(policy.lm.config)
     packed = pack(ROWS, share=False)
-    expected = torch.cat([alone(plain, row)[list(row.reads)] for row in ROWS])
+    expected = torch.cat([alone(plain, row)[list(row.logit_positions)] for row in ROWS])
     expected_gradient = gradient(plain, expected)
     found = policy.train().hidden(packed)
     assert error(found, expected) < 1e-5

@@ -24,7 +24,7 @@ def policy(tiny_folder):
 
 def read_alone(policy: LanguageModel, row: Row) -> torch.Tensor:
     ids = torch.tensor([row.ids])
-    return policy.lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, list(row.reads)]
+    return policy.lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, list(row.logit_positions)]
 
 
 def gradient(policy: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:

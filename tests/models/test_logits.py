@@ -37,7 +37,7 @@ class Peak(TorchDispatchMode):
 
 @pytest.fixture(params=[True, False], ids=["recomputed", "kept"])
 def policy(request: pytest.FixtureRequest, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> LanguageModel:
-    monkeypatch.setattr(language_model, "READS_PER_CHUNK", CHUNK)
+    monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", CHUNK)
     return LanguageModel(load_causal_lm(str(tiny_folder)).double(), request.param)
 
 

@@ -65,7 +65,7 @@ def alone(policy: LanguageModel, critic: SharedCritic, rows: list[Row]) -> tuple
     parts = []
     for row in rows:
         output = policy.lm(torch.tensor([row.ids]), output_hidden_states=True, use_cache=False)
-        reads = list(row.reads)
+        reads = list(row.logit_positions)
         log_pi = (output.logits[0, reads] / TEMPERATURE).log_softmax(-1)
         pi = log_pi.exp()
         following = torch.tensor([row.ids[r + 1] if r + 1 < len(row.ids) else 0 for r in reads])
@@ -84,7 +84,7 @@ def packed(policy: LanguageModel, critic: SharedCritic, rows: list[Row]) -> tupl
 def gradients(policy: LanguageModel, numbers: tuple[Tensor, ...], rows: list[Row]) -> dict[str, Tensor]:
     """Of a sum in which every number has another weight. The log-prob after the end of a row means nothing."""
     policy.zero_grad()
-    inside = torch.tensor([r + 1 < len(row.ids) for row in rows for r in row.reads])
+    inside = torch.tensor([r + 1 < len(row.ids) for row in rows for r in row.logit_positions])
     weights = [torch.linspace(0.5 + k, 2.0 - k, len(x), dtype=torch.float64) for k, x in enumerate(numbers)]
     weights[0] = weights[0] * inside
     sum((x * w).sum() for x, w in zip(numbers, weights, strict=True)).backward()
@@ -142,11 +142,11 @@ def test_checkpointing_recomputes(policy):
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
 def test_head_sees_read_positions_only(policy, critic, monkeypatch, chunk):
-    monkeypatch.setattr(language_model, "READS_PER_CHUNK", chunk)
+    monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", chunk)
     seen: list[int] = []
     handle = policy.lm.get_output_embeddings().register_forward_hook(lambda _m, x, _y: seen.append(x[0].shape[0]))
     rows = CASES["shared prefix"]
-    reads = sum(len(row.reads) for row in rows)
+    reads = sum(len(row.logit_positions) for row in rows)
     try:
         with torch.no_grad():
             whole = packed(policy, critic, rows)
@@ -162,7 +162,7 @@ def test_head_sees_read_positions_only(policy, critic, monkeypatch, chunk):
 def test_chunked_head_has_the_same_gradients(policy, critic, monkeypatch):
     rows = CASES["shared prefix"]
     expected = gradients(policy, packed(policy, critic, rows), rows)
-    monkeypatch.setattr(language_model, "READS_PER_CHUNK", 2)
+    monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", 2)
     found = gradients(policy, packed(policy, critic, rows), rows)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, expected[name], rtol=0, atol=gradient_tolerance(policy, gradient))
@@ -173,13 +173,13 @@ def test_packed_row_by_hand():
     assert row.ids.tolist() == [[5, 6, 7, 9]]  # 8 is only predicted
     assert row.positions.tolist() == [[0, 1, 2, 2]]
     assert row.tree.mask().int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert row.reads.tolist() == [1, 2, 1, 3]
+    assert row.logit_positions.tolist() == [1, 2, 1, 3]
     assert row.targets.tolist() == [7, 8, 9, -1]
 
 
 @pytest.mark.parametrize(("row_ids", "reads"), [((), ()), ((1, 2), (2,)), ((1, 2), (-1,))])
 def test_rows_refuse_reads_outside(row_ids, reads):
-    with pytest.raises(ValueError, match="must be positions within a row"):
+    with pytest.raises(ValueError, match="within a row of"):
         text_row(row_ids, reads)
 
 
@@ -255,7 +255,9 @@ def test_plan_of_rows_that_do_not_share(rows, budget):
     packs = [pack([rows[i] for i in group], share=False) for group in plan]
     assert all(x.tokens <= budget or len(group) == 1 for x, group in zip(packs, plan, strict=True))
     for x, group in zip(packs, plan, strict=True):
-        assert x.ids.flatten()[x.reads].tolist() == [rows[i].ids[r] for i in group for r in rows[i].reads]
+        assert x.ids.flatten()[x.logit_positions].tolist() == [
+            rows[i].ids[r] for i in group for r in rows[i].logit_positions
+        ]
         assert x.padding.sum() == sum(len(rows[i].input_ids) for i in group)
 
 
@@ -297,7 +299,7 @@ def test_layers_with_a_state_read_rows_beside_each_other(tmp_path):
     assert not policy.shares_prefixes
     rows = CASES["shared prefix"]
     hidden = policy.hidden(pack(rows, share=False))
-    expected = [policy.lm.base_model(torch.tensor([r.ids])).last_hidden_state[0, list(r.reads)] for r in rows]
+    expected = [policy.lm.base_model(torch.tensor([r.ids])).last_hidden_state[0, list(r.logit_positions)] for r in rows]
     torch.testing.assert_close(hidden, torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_agentrl.models.prefix_tree import Segment, common_prefix_length, lay_out
+from lightning_agentrl.models.prefix_tree import Branch, common_prefix_length, lay_out
 from tests.inputs import image, text
 
 rows_of_few_tokens = st.lists(
@@ -39,17 +39,17 @@ def test_nothing_is_laid_out_twice(rows):
 def test_segments_follow_each_other_and_nest(rows):
     tree = lay_out(rows).tree
     place = 0
-    for segment in tree.segments:
-        assert segment.start == place
-        length = segment.stop - segment.start
+    for branch in tree.branches:
+        assert branch.start == place
+        length = branch.stop - branch.start
         assert length > 0
-        place = segment.start + segment.copies * length
-        if segment.copies > 1:
-            assert segment.end == place
-        assert place <= segment.end <= len(tree.ends)
-        above = [s for s in tree.segments if s.copies == 1 and s.start < segment.start < s.end]
-        assert segment.root == (not above)
-        assert all(segment.end <= s.end for s in above)
+        place = branch.start + branch.copies * length
+        if branch.copies > 1:
+            assert branch.end == place
+        assert place <= branch.end <= len(tree.ends)
+        above = [s for s in tree.branches if s.copies == 1 and s.start < branch.start < s.end]
+        assert branch.root == (not above)
+        assert all(branch.end <= s.end for s in above)
     assert place == len(tree.ends)
 
 
@@ -59,13 +59,13 @@ def test_by_hand():
     layout = lay_out(rows)
     assert layout.keys == [1, 1, 1, 2, 2, 3, 4, 6, 5, 9, 9]
     assert layout.tree.positions.tolist() == [0, 1, 2, 3, 4, 5, 5, 3, 3, 0, 1]
-    assert layout.tree.segments == (
-        Segment(0, 3, 9, root=True),
-        Segment(3, 5, 7, root=False),
-        Segment(5, 6, 7, root=False, copies=2),
-        Segment(7, 8, 8, root=False),
-        Segment(8, 9, 9, root=False),
-        Segment(9, 11, 11, root=True),
+    assert layout.tree.branches == (
+        Branch(0, 3, 9, root=True),
+        Branch(3, 5, 7, root=False),
+        Branch(5, 6, 7, root=False, copies=2),
+        Branch(7, 8, 8, root=False),
+        Branch(8, 9, 9, root=False),
+        Branch(9, 11, 11, root=True),
     )
     assert layout.tree.ends.tolist() == [9, 9, 9, 7, 7, 6, 7, 8, 9, 11, 11]
     assert [layout.place(k, len(row) - 1) for k, row in enumerate(rows)] == [5, 6, 8, 7, 7, 2, 10]

@@ -133,7 +133,7 @@ def test_blocks_of_flex_attention_are_found_a_few_at_a_time(window):
 def test_a_gpu_computes_the_same(dtype, width, tolerance, window):
     """By FlexAttention, and what its kernel does not take by dense attention."""
     tree = random_tree(0, 60, 90)
-    on_gpu = PrefixTree(tree.segments, tree.ends.cuda(), tree.positions.cuda())
+    on_gpu = PrefixTree(tree.branches, tree.ends.cuda(), tree.positions.cuda())
     x = [torch.randn(1, heads, len(tree.ends), width, dtype=dtype, device="cuda") for heads in (4, 2, 2)]
     x = [t.requires_grad_() for t in x]
     exact = [t.detach().double().requires_grad_() for t in x]
@@ -173,5 +173,7 @@ def test_sliding_windows(tmp_path, window):
     rows = [text_row((*shared, *draw.choices(range(100), k=9)), (4, 14, 19)) for _ in range(3)]
     hidden = policy.hidden(pack(rows))
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    expected = torch.cat([plain.model(torch.tensor([r.ids])).last_hidden_state[0, list(r.reads)] for r in rows])
+    expected = torch.cat(
+        [plain.model(torch.tensor([r.ids])).last_hidden_state[0, list(r.logit_positions)] for r in rows]
+    )
     torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)

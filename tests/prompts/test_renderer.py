@@ -262,8 +262,8 @@ def test_a_forgetting_template_renders_but_does_not_grow():
 
 def test_close_ids_and_decode():
     close, other = TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    assert renderer().close_ids == (close,)
-    assert ChatRenderer(make_tokenizer(eos_token="<|endoftext|>")).close_ids == (close, other)
+    assert renderer().stop_token_ids == (close,)
+    assert ChatRenderer(make_tokenizer(eos_token="<|endoftext|>")).stop_token_ids == (close, other)
     ids = TOKENIZER.encode("THINK: a , b .\nACTION: turn left<|im_end|>")
     assert renderer().decode(ids) == "THINK: a , b .\nACTION: turn left"
 

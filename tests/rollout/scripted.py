@@ -126,7 +126,7 @@ class Workplace:
         self.loop = LoopThread()
         self.seed = seed
         self.engine = LoggingEngine()
-        self.engine.start(PolicyHandle(self.policy, self.renderer.close_ids, nullcontext))
+        self.engine.start(PolicyHandle(self.policy, self.renderer.stop_token_ids, nullcontext))
         self.sessions = [self.session(i, env) for i, env in enumerate(envs)]
 
     def session(self, index: int, env: gymnasium.Env) -> Session:
@@ -179,8 +179,8 @@ class Learner:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
         self.policy = LanguageModel(load_causal_lm(str(folder)).double())
 
-    def policy_handle(self, close_ids: Sequence[int]) -> PolicyHandle:
-        return PolicyHandle(self.policy, close_ids, nullcontext)
+    def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
+        return PolicyHandle(self.policy, stop_token_ids, nullcontext)
 
     def prepare(self, rollout: Rollout) -> Prepared:
         return Prepared(rollout, {})

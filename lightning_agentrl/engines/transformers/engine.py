@@ -48,16 +48,16 @@ class TransformersEngine(Engine):
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
-    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Keys and values of one batch of replies; where the policy is trained meanwhile, also its copy."""
         config = handle.policy.lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         per_token = 2 * config.num_hidden_layers * heads * head_dim * handle.policy.lm.dtype.itemsize
-        batch = min(at_a_time, self.max_batch) * handle.window * per_token
+        batch = min(concurrency, self.max_batch) * handle.window * per_token
         if not handle.trained_meanwhile:
             return EngineMemory(sampling=batch)
-        return EngineMemory(held=batch + sum(p.nbytes for p in handle.policy.parameters() if p.requires_grad))
+        return EngineMemory(resident=batch + sum(p.nbytes for p in handle.policy.parameters() if p.requires_grad))
 
     def start(self, handle: PolicyHandle) -> None:
         self._trained = handle.policy if handle.trained_meanwhile else None
@@ -144,18 +144,18 @@ class TransformersEngine(Engine):
         prompts = prefill([request.prompt for request in requests])
         hidden = prompts.hidden
         samplers = [_TokenSampler(request) for request in requests]
-        close_ids = set(handle.close_ids)
+        stop_token_ids = set(handle.stop_token_ids)
         done = [False] * len(requests)
         while True:
             logits = cast(nn.Module, handle.policy.lm.get_output_embeddings())(hidden)
             tokens = [0 if done[i] else sampler.sample(logits[i]) for i, sampler in enumerate(samplers)]
             for i, (token, sampler) in enumerate(zip(tokens, samplers, strict=True)):
-                done[i] = done[i] or token in close_ids or len(sampler.ids) >= sampler.request.max_tokens
+                done[i] = done[i] or token in stop_token_ids or len(sampler.ids) >= sampler.request.max_tokens
             if all(done):
                 break
             hidden = decode(handle.policy, prompts, tokens)
         return [
-            Reply(tuple(s.ids), tuple(s.logps), closed=s.ids[-1] in close_ids, policy_version=self.policy_version)
+            Reply(tuple(s.ids), tuple(s.logps), closed=s.ids[-1] in stop_token_ids, policy_version=self.policy_version)
             for s in samplers
         ]
 

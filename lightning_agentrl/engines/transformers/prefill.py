@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.last_layer import PLACES
+from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
 from lightning_agentrl.types.model_input import ModelInput
@@ -57,7 +57,7 @@ class TreePrefill:
             position_ids=past + layout.tree.positions[None],
             past_key_values=cache,
             tree=layout.tree,
-            **{PLACES: torch.tensor(sorted(set(ends)), device=device)},
+            **{UNIQUE_POSITIONS: torch.tensor(sorted(set(ends)), device=device)},
         )[0]
         places = [[*range(past), *(past + p for p in layout.places(k))] for k in range(len(prompts))]
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)

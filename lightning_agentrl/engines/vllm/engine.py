@@ -79,7 +79,7 @@ class VLLMEngine(Engine):
         self.policy_version = 0
         self._handle: PolicyHandle | None = None
         self._thread: VLLMThread | None = None
-        self._longest = 0
+        self._max_model_len = 0
         self._has_weights = False
         self._sleeps = self._asleep = False
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
@@ -89,15 +89,15 @@ class VLLMEngine(Engine):
         check_installed("VLLMEngine (key data.init_args.engine)")
         check_world(self.tensor_parallel)
 
-    def memory(self, handle: PolicyHandle, at_a_time: int) -> EngineMemory:
+    def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Weights of its own, keys and values; a GPU's share is fixed and given back while it sleeps."""
         device = handle.policy.lm.device
         if device.type == "cpu":
             weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
-            return EngineMemory(held=weights // self.tensor_parallel + int(self.kv_cache_gb * 2**30))
+            return EngineMemory(resident=weights // self.tensor_parallel + int(self.kv_cache_gb * 2**30))
         share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
         sleeps = self.sleep and not handle.trained_meanwhile
-        return EngineMemory(sampling=share) if sleeps else EngineMemory(held=share)
+        return EngineMemory(sampling=share) if sleeps else EngineMemory(resident=share)
 
     def start(self, handle: PolicyHandle) -> None:
         """Raises ValueError when vLLM cannot run the model here, with the key to change."""
@@ -108,13 +108,13 @@ class VLLMEngine(Engine):
         if self.tensor_parallel > 1:
             check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
             group = RankGroup.form(self.tensor_parallel)
-        self._longest = handle.window
+        self._max_model_len = handle.window
         self._sleeps = self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
         settings = VLLMSettings(
             model=str(handle.policy.lm.name_or_path),
             dtype=str(self._dtype(handle)).removeprefix("torch."),
             device=handle.policy.lm.device,
-            longest=self._longest,
+            max_model_len=self._max_model_len,
             max_batch=self.max_batch,
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_gb=self.kv_cache_gb,
@@ -169,7 +169,7 @@ class VLLMEngine(Engine):
         thread, _ = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        check_request(request, self._longest, "vLLM was started with")
+        check_request(request, self._max_model_len, "vLLM was started with")
         return await thread.ask(request)
 
     def stop(self) -> None:
@@ -226,7 +226,7 @@ class VLLMEngine(Engine):
             temperature=request.temperature,
             seed=request.seed,
             max_tokens=request.max_tokens,
-            stop_token_ids=list(handle.close_ids),
+            stop_token_ids=list(handle.stop_token_ids),
             ignore_eos=True,  # the ids above, and none out of the model's folder
             logprobs=0,  # of the sampled token only
             detokenize=False,
@@ -243,7 +243,7 @@ class VLLMEngine(Engine):
             raise RuntimeError(
                 f"the answer has {len(ids)} ids and {len(logps)} log-probs and ended with '{sampled.finish_reason}'"
             )
-        return Reply(ids, logps, closed=ids[-1] in handle.close_ids, policy_version=self.policy_version)
+        return Reply(ids, logps, closed=ids[-1] in handle.stop_token_ids, policy_version=self.policy_version)
 
 
 def _adapter_config(lm: nn.Module) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.thread import Ask, Asker, Ended, Forget, Handling, VLLMThread
+from lightning_agentrl.engines.vllm.thread import Abort, Ask, Asker, Ended, Handling, VLLMThread
 from lightning_agentrl.errors import one_line
 
 PAUSE = 0.005  # seconds that a rank waits for requests of its own, while its group samples nothing
@@ -110,7 +110,7 @@ class LockstepThread(VLLMThread):
             for name, request in of_rank.asks:
                 self._begin(engine, Ask(name, self._taken.pop(name, Elsewhere(request))))
             for name in of_rank.forgets:
-                self._take(engine, Forget(name))
+                self._take(engine, Abort(name))
             if of_rank.done:
                 self._done.add(rank)
         if len(self._done) == len(self._ranks) and not self._in_flight and self._left is not None:
@@ -130,7 +130,7 @@ class LockstepThread(VLLMThread):
                     fault = "the engine was stopped"
                 elif isinstance(item, Ask):
                     self._taken[item.name] = item.waiting
-                elif isinstance(item, Forget):
+                elif isinstance(item, Abort):
                     forgets.append(item.name)
                 else:
                     item.result.set_exception(RuntimeError("replies are still being sampled"))

@@ -39,7 +39,7 @@ class VLLMSettings:
     model: str  # folder or hub id, for the architecture
     dtype: str
     device: torch.device
-    longest: int  # tokens of a prompt and its reply
+    max_model_len: int  # tokens of a prompt and its reply
     max_batch: int
     gpu_memory_utilization: float
     kv_cache_gb: float
@@ -89,22 +89,22 @@ def is_supported(version: str) -> bool:
     return OLDEST <= numbers <= NEWEST
 
 
-def check_request(request: SamplingRequest, longest: int, longest_of: str) -> None:
+def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -> None:
     """Refuse what vLLM would cut or change.
 
     Args:
         request: what is asked for.
-        longest: tokens of a prompt and its reply, at most.
-        longest_of: whose bound that is, as a clause behind "tokens that".
+        max_model_len: tokens of a prompt and its reply, at most.
+        limit_of: whose bound that is, as a clause behind "tokens that".
 
     Raises:
         ValueError: one sentence with what it takes.
     """
     check_text_only([request.prompt], "the vLLM engine")
-    if len(request.prompt) + request.max_tokens > longest:
+    if len(request.prompt) + request.max_tokens > max_model_len:
         raise ConfigError(
             f"a prompt of {len(request.prompt)} tokens and a reply of up to {request.max_tokens} do not fit "
-            f"the {longest} tokens that {longest_of}; lower {_LESS_PROMPT}"
+            f"the {max_model_len} tokens that {limit_of}; lower {_LESS_PROMPT}"
         )
     temperature = request.temperature
     if temperature and not COLDEST <= temperature <= HOTTEST:
@@ -141,7 +141,7 @@ def start_vllm(settings: VLLMSettings) -> Any:
             "load_format": "dummy" if settings.lora_rank is None else "auto",
             "use_tqdm_on_load": False,
             "dtype": settings.dtype,
-            "max_model_len": settings.longest,
+            "max_model_len": settings.max_model_len,
             "max_num_seqs": settings.max_batch,
             "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
             "enable_prefix_caching": True,

@@ -35,7 +35,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Forget:
+class Abort:
     """A reply that nobody wants any more."""
 
     name: str
@@ -73,7 +73,7 @@ class VLLMThread:
 
     def __init__(self, handling: Handling, prefix: str = "") -> None:
         self._handling, self._prefix = handling, prefix
-        self._mail: queue.SimpleQueue[Ask | Forget | Call | None] = queue.SimpleQueue()
+        self._mail: queue.SimpleQueue[Ask | Abort | Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # of `_ended`: after it is set, nobody would read the mail
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
@@ -107,7 +107,7 @@ class VLLMThread:
             return await waiting.future
         finally:
             if waiting.future.cancelled():
-                self._mail.put(Forget(name))
+                self._mail.put(Abort(name))
 
     def close(self) -> None:
         """End the thread after its running step; requests in flight are told."""
@@ -157,10 +157,10 @@ class VLLMThread:
                 return False
             self._take(engine, item)
 
-    def _take(self, engine: Any, item: Ask | Forget | Call) -> None:
+    def _take(self, engine: Any, item: Ask | Abort | Call) -> None:
         if isinstance(item, Ask):
             self._begin(engine, item)
-        elif isinstance(item, Forget):
+        elif isinstance(item, Abort):
             if self._in_flight.pop(item.name, None):
                 engine.abort_request([item.name])
         else:

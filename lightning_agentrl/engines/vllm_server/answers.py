@@ -28,7 +28,7 @@ class ServerFacts:
     vllm: str  # its version
     model: str
     sizes: Mapping[str, Any]  # of the model
-    longest: int  # tokens of a prompt and its reply
+    max_model_len: int  # tokens of a prompt and its reply
     dtype: str
     logprobs_mode: str
     transfer: str | None  # over the network, that it was started for
@@ -45,14 +45,16 @@ def read_facts(
         vllm=str(version["version"]),
         model=str(model["root"]),
         sizes=sizes["results"][0],
-        longest=int(model["max_model_len"]),
+        max_model_len=int(model["max_model_len"]),
         dtype=str(config["dtype"]).removeprefix("torch."),
         logprobs_mode=str(config["logprobs_mode"]),
         transfer=transfer.get("backend"),
     )
 
 
-def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int, transfer: Transfer = "folder") -> str | None:
+def complaint(
+    facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int, transfer: Transfer = "folder"
+) -> str | None:
     """Why a server cannot be used, with what to do; None if it can.
 
     A server may have been started with other weights, since it gets those of the policy.
@@ -60,7 +62,7 @@ def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int, transf
     Args:
         facts: of the server.
         sizes: of the policy; those that both tell are compared.
-        longest: tokens that a prompt and its reply have at most.
+        max_model_len: tokens that a prompt and its reply have at most.
         transfer: how weights are to come to it.
     """
     if not is_supported(facts.vllm):
@@ -82,24 +84,28 @@ def complaint(facts: ServerFacts, sizes: Mapping[str, Any], longest: int, transf
             f"serves another model than the policy, '{facts.model}' ({differs}); start it with `agentrl serve` and "
             f"the model of the run, or change {KEY}.urls"
         )
-    if longest > facts.longest:
+    if max_model_len > facts.max_model_len:
         return (
-            f"takes {facts.longest} tokens of a prompt and its reply, and up to {longest} are needed; start it with "
-            f"--max-model-len {longest}, or lower data.init_args.prompt.max_prompt_tokens or the interaction's "
-            "max_reply_tokens"
+            f"takes {facts.max_model_len} tokens of a prompt and its reply, and up to {max_model_len} are needed; "
+            f"start it with --max-model-len {max_model_len}, or lower "
+            "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
         )
     return None
 
 
 def read_reply(
-    answer: Mapping[str, Any], request: SamplingRequest, close_ids: Collection[int], label: str, policy_version: int
+    answer: Mapping[str, Any],
+    request: SamplingRequest,
+    stop_token_ids: Collection[int],
+    label: str,
+    policy_version: int,
 ) -> Reply:
     """The reply in an answer of ``/inference/v1/generate``; what is not whole must not be trained on.
 
     Args:
         answer: as it came.
         request: what was asked for.
-        close_ids: tokens that end a reply.
+        stop_token_ids: tokens that end a reply.
         label: version of the weights that it has to be sampled with.
         policy_version: of the same weights, for the reply.
 
@@ -130,7 +136,7 @@ def read_reply(
             f"answered with {len(ids)} ids and {usable} log-probs of them; start it with `agentrl serve`, which turns "
             "both on"
         )
-    closed = ids[-1] in close_ids
+    closed = ids[-1] in stop_token_ids
     if reason not in ("stop", "length") or (not closed and len(ids) != request.max_tokens):
         raise ValueError(
             f"ended a reply with '{reason}' after {len(ids)} of {request.max_tokens} tokens, none of which closes it; "

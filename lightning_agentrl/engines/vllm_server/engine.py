@@ -120,7 +120,7 @@ class VLLMServerEngine(Engine):
         loop, pool, handle = self._started()
         if not self._updates:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        check_request(request, pool.longest, "the servers were asked for")
+        check_request(request, pool.max_model_len, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
         ids = request.prompt.engine_ids
         if not 0 <= min(ids) <= max(ids) < vocabulary:  # it would end the server
@@ -167,7 +167,7 @@ class VLLMServerEngine(Engine):
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session()
         try:
-            pool = ServerPool(self._servers(session), sizes, handle.window, handle.close_ids, self.transfer)
+            pool = ServerPool(self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer)
             facts = await pool.inspect()
         except BaseException:
             await session.close()

@@ -60,8 +60,8 @@ class ServerPool:
     Args:
         servers: at least one.
         sizes: of the policy, see :func:`complaint`; none to take any model.
-        longest: tokens of a prompt and its reply, at most.
-        close_ids: tokens that end a reply.
+        max_model_len: tokens of a prompt and its reply, at most.
+        stop_token_ids: tokens that end a reply.
         transfer: how weights come to them.
     """
 
@@ -69,12 +69,17 @@ class ServerPool:
         self,
         servers: Sequence[VLLMServer],
         sizes: Mapping[str, Any],
-        longest: int,
-        close_ids: Sequence[int],
+        max_model_len: int,
+        stop_token_ids: Sequence[int],
         transfer: Transfer = "folder",
     ) -> None:
         self.replicas = [Replica(server) for server in servers]
-        self.sizes, self.longest, self.close_ids, self.transfer = sizes, longest, close_ids, transfer
+        self.sizes, self.max_model_len, self.stop_token_ids, self.transfer = (
+            sizes,
+            max_model_len,
+            stop_token_ids,
+            transfer,
+        )
         self._weights: Weights | None = None
         self._some_used = asyncio.Event()
         self._told_waiting = False
@@ -132,7 +137,9 @@ class ServerPool:
             replica.in_flight += 1
             replica.read.update(keys)
             try:
-                return await replica.server.generate(request, self.close_ids, weights.version, weights.policy_version)
+                return await replica.server.generate(
+                    request, self.stop_token_ids, weights.version, weights.policy_version
+                )
             except Lost as error:
                 faults.append(error)
             except ValueError as error:
@@ -178,7 +185,7 @@ class ServerPool:
             facts = await replica.server.facts()
         except ValueError as error:
             raise ConfigError(f"the server {replica.server.url} {error}") from error
-        if told := complaint(facts, self.sizes, self.longest, self.transfer):
+        if told := complaint(facts, self.sizes, self.max_model_len, self.transfer):
             raise ConfigError(f"the server {replica.server.url} {told}")
         return facts
 

@@ -17,15 +17,15 @@ from lightning_agentrl.engines.vllm.start import KEY
 from lightning_agentrl.engines.vllm_server.answers import Lost
 from lightning_agentrl.engines.vllm_server.background_loop import in_thread
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
-from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, Source
-from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Place
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
+from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Rendezvous
 from lightning_agentrl.engines.weights import named_weights, whole
 from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER
 from lightning_agentrl.vllm_worker.gloo_group import own_address
 
 T = TypeVar("T")
 
-SENDERS: dict[str, Callable[[Place, Calls, Source], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
+SENDERS: dict[str, Callable[[Rendezvous, Calls, WeightSource], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
 ANSWER_SECONDS = 5.0  # that a server may take to say why a transfer has failed, or this side to notice that it has
 LEAVE_SECONDS = 30.0  # for leaving the groups at the end
 
@@ -93,14 +93,14 @@ class _Link:
 
     def __init__(self, server: VLLMServer, device: torch.device) -> None:
         self.version = ""
-        self._server, self._calls, self._source = server, Calls(server), Source(device)
+        self._server, self._calls, self._source = server, Calls(server), WeightSource(device)
         self._sender: Sender | None = None
 
-    async def open(self, sender: Callable[[Place, Calls, Source], Sender]) -> None:
+    async def open(self, sender: Callable[[Rendezvous, Calls, WeightSource], Sender]) -> None:
         await self._server.call_workers(FORGET_TRAINER)
         host = urlsplit(self._server.url).hostname
-        place = Place(own_address(host or "127.0.0.1"), await self._server.workers())
-        self._sender = await self._watched(lambda: sender(place, self._calls, self._source))
+        rendezvous = Rendezvous(own_address(host or "127.0.0.1"), await self._server.workers())
+        self._sender = await self._watched(lambda: sender(rendezvous, self._calls, self._source))
 
     async def send(self, sent: Sent) -> None:
         assert self._sender is not None

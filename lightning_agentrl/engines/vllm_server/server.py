@@ -115,7 +115,7 @@ class VLLMServer:
         await self._post(f"/{step}", told)
 
     async def generate(
-        self, request: SamplingRequest, close_ids: Collection[int], version: str, policy_version: int
+        self, request: SamplingRequest, stop_token_ids: Collection[int], version: str, policy_version: int
     ) -> Reply:
         """Sample one reply.
 
@@ -127,7 +127,7 @@ class VLLMServer:
             "temperature": request.temperature,
             "seed": request.seed,
             "max_tokens": request.max_tokens,
-            "stop_token_ids": list(close_ids),
+            "stop_token_ids": list(stop_token_ids),
             "ignore_eos": True,  # the ids above, and none out of the model's folder
             "logprobs": 0,  # of the sampled token only
             "detokenize": False,
@@ -135,7 +135,7 @@ class VLLMServer:
         answer = await self._post(
             "/inference/v1/generate", {"token_ids": list(request.prompt.engine_ids), "sampling_params": params}
         )
-        return read_reply(answer, request, close_ids, version, policy_version)
+        return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
         for wait in (0.1, 0.5, 2.0, 0.0):  # requests that were taken back may still be ending

@@ -23,8 +23,8 @@ class WeightForm:
 
 
 @dataclass(eq=False)
-class Source:
-    """Weights that are sent again and again, each time with other numbers; vLLM calls it a ``WeightSource``."""
+class WeightSource:
+    """Weights that are sent again and again, each time with other values; a ``WeightSource`` of vLLM."""
 
     device: torch.device  # that they are sent from
     weights: Mapping[str, Tensor] = field(default_factory=dict)

@@ -10,14 +10,14 @@ import torch
 
 from lightning_agentrl.engines.vllm.start import kept_process
 from lightning_agentrl.engines.vllm_server.background_loop import in_thread
-from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, Source
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, open_store
 
 THREAD = "weights"
 
 
 @dataclass(frozen=True)
-class Place:
+class Rendezvous:
     """Where a new group meets, and who comes."""
 
     address: str  # of the trainer, on the way to the server
@@ -33,13 +33,13 @@ class GlooSender:
         RuntimeError: it has not come in time.
     """
 
-    def __init__(self, place: Place, calls: Calls, source: Source) -> None:
+    def __init__(self, rendezvous: Rendezvous, calls: Calls, source: WeightSource) -> None:
         self._calls, self._source = calls, source
-        self._store = open_store(place.address)
-        size = 1 + place.workers
-        meeting = {"master_address": place.address, "master_port": self._store.port, "world_size": size}
+        self._store = open_store(rendezvous.address)
+        size = 1 + rendezvous.workers
+        meeting = {"master_address": rendezvous.address, "master_port": self._store.port, "world_size": size}
         answered = in_thread(partial(calls.init_weight_transfer_engine, meeting), THREAD)
-        self._group: GlooGroup | None = GlooGroup(self._store, 0, size, place.address)
+        self._group: GlooGroup | None = GlooGroup(self._store, 0, size, rendezvous.address)
         answered.result()
 
     def send_weights(self) -> None:
@@ -67,7 +67,7 @@ class NCCLSender:
     Raises what :class:`GlooSender` does.
     """
 
-    def __init__(self, place: Place, calls: Calls, source: Source) -> None:
+    def __init__(self, rendezvous: Rendezvous, calls: Calls, source: WeightSource) -> None:
         with kept_process(source.device):
             from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
@@ -75,9 +75,9 @@ class NCCLSender:
         self._device = source.device
         torch.cuda.set_device(self._device)  # of this thread
         meeting = NCCLTrainerInitInfo(
-            master_address=place.address,
-            master_port=_free_port(place.address),
-            world_size=1 + place.workers,
+            master_address=rendezvous.address,
+            master_port=_free_port(rendezvous.address),
+            world_size=1 + rendezvous.workers,
             packed=False,  # buffers would take gigabytes of the trainer's GPU
             rank=0,
         )
