@@ -16,7 +16,7 @@ N = TypeVar("N", int, float)
 
 
 def all_gather(value: T) -> list[T]:
-    """What every rank holds, in the order of ranks. All ranks must call it."""
+    """Return what every rank holds, in the order of ranks. All ranks must call it."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -25,7 +25,7 @@ def all_gather(value: T) -> list[T]:
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """The sum of a tensor over all ranks; ``x`` must lie where the process group can reach it."""
+    """Return the sum of a tensor over all ranks; ``x`` must be on a device that the process group can reach."""
     if not (dist.is_available() and dist.is_initialized()):
         return x
     x = x.clone()
@@ -34,16 +34,16 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def max_over_ranks(number: N) -> N:
-    """The largest of the numbers that the ranks hold. All ranks must call it."""
+    """Return the largest of the numbers that the ranks hold. All ranks must call it."""
     return max(all_gather(number))
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Let one rank raise what several ranks raise inside, and let no rank go on where another cannot.
+def raise_once() -> Iterator[None]:
+    """Let one rank raise an error that several ranks have inside, and stop all ranks when one has an error.
 
-    All ranks must enter. Of those with the same error the first raises it and the others exit without a word; so does a
-    rank without an error while another has one.
+    All ranks must enter. Of those with the same error the first raises it and the others exit silently; so does a rank
+    without an error while another has one.
     """
     error: Exception | None = None
     try:
@@ -55,7 +55,7 @@ def told_once() -> Iterator[None]:
         own = dist.get_rank() if len(texts) > 1 else 0
         if texts.index(texts[own]) == own:
             raise error
-        raise SystemExit(0)  # the first one's exit code counts; another one would end it in the middle of its words
+        raise SystemExit(0)  # the first one's exit code counts; another one would cut its message short
     if any(text is not None for text in texts):
         raise SystemExit(2)
 
@@ -73,14 +73,14 @@ class Ranks:
     count: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over all ranks."""
+        """Return the sum over all ranks."""
         return sum_over_ranks(x.to(self.device)).cpu()
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """What every rank holds, in the order of ranks; sizes may differ."""
+        """Return what every rank holds, in the order of ranks; sizes may differ."""
         return all_gather(x.cpu())
 
     def sum_by_name(self, numbers: dict[str, float]) -> dict[str, float]:
-        """Sum over all ranks by name; a rank may lack names."""
+        """Return sums over all ranks by name; a rank may lack names."""
         parts = all_gather(numbers)
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
