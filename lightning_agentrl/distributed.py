@@ -39,11 +39,11 @@ def max_over_ranks(number: N) -> N:
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Let one rank raise what several ranks raise inside, and let no rank go on where another cannot.
+def raise_once() -> Iterator[None]:
+    """Let one rank raise an error that several ranks have inside, and stop all ranks when one has an error.
 
-    All ranks must enter. Of those with the same error the first raises it and the others exit without a word; so does a
-    rank without an error while another has one.
+    All ranks must enter. Of those with the same error the first raises it and the others exit silently; so does a rank
+    without an error while another has one.
     """
     error: Exception | None = None
     try:
@@ -55,7 +55,7 @@ def told_once() -> Iterator[None]:
         own = dist.get_rank() if len(texts) > 1 else 0
         if texts.index(texts[own]) == own:
             raise error
-        raise SystemExit(0)  # the first one's exit code counts; another one would end it in the middle of its words
+        raise SystemExit(0)  # the first one's exit code counts; another one would cut its message short
     if any(text is not None for text in texts):
         raise SystemExit(2)
 

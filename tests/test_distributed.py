@@ -11,11 +11,11 @@ import pytest
 RANKS = """
 import sys
 import torch.distributed as dist
-from lightning_agentrl.distributed import told_once
+from lightning_agentrl.distributed import raise_once
 
 rank, store, faults = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(faults))
-with told_once():
+with raise_once():
     if faults[rank]:
         raise ValueError(faults[rank])
 print("goes on")

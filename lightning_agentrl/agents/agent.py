@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
 from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
-from lightning_agentrl.agents.checks import check_groups, check_scores, check_trainer, correction_for
+from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
@@ -30,7 +30,7 @@ from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import prepare_zero
-from lightning_agentrl.distributed import Ranks, max_over_ranks, told_once
+from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
@@ -48,23 +48,23 @@ from lightning_agentrl.types import Rollout, Scores
 
 
 class Agent(L.LightningModule, ABC):
-    """The walk from a rollout to one optimizer step per mini-batch, with actor, critic and reference.
+    """One iteration of learning, from a rollout to one optimizer step per mini-batch.
 
     Subclasses say what is learned: :meth:`shape_rewards`, :meth:`policy_loss`, :meth:`value_loss`; and what has to be
     computed for it: :attr:`needs`.
 
     Args:
-        model: hub id, local folder, or ``demo`` for the model that a package ships.
-        critic: where values come from; by default an own backbone if the estimator needs values, else none.
+        model: hub id, local folder, or ``demo`` for the bundled model.
+        critic: gives the values; by default a backbone of its own if the estimator needs values, else none.
         advantage: estimator of advantages and returns; dual-discount GAE by default.
         correction: what to do where engine and trainer disagree about the sampled tokens; None: nothing, or
             ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
         group_filter: which groups of a rollout are trained on; None: all.
         lora: train adapters on the frozen model; None: all weights.
         optim: learning rates, weight decay and clips of both parameter groups.
-        compute: memory against time.
+        compute: settings that trade memory for time.
         temperature: of sampling and of all log-probs.
-        variance_proxy: log how signal and noise of the policy's gradient develop.
+        variance_proxy: log signal and noise of the policy's gradient.
     """
 
     old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
@@ -125,9 +125,9 @@ class Agent(L.LightningModule, ABC):
         )
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
-        """Token rewards [B, A] for the estimator; by default the environment's with penalties.
+        """Return token rewards [B, A] for the estimator; by default the environment's with penalties.
 
-        Of the scores those are there that :attr:`needs` declares.
+        Only the scores that :attr:`needs` declares are there.
         """
         return rollout.rewards
 
@@ -138,7 +138,7 @@ class Agent(L.LightningModule, ABC):
 
     @abstractmethod
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        """Loss per action token [B, A].
+        """Return the loss per action token [B, A].
 
         ``scores.logps`` and ``scores.entropy`` are those of the current weights, with gradient; the scores from before
         the update are in ``batch.scores``.
@@ -146,23 +146,23 @@ class Agent(L.LightningModule, ABC):
 
     @abstractmethod
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
-        """Loss per action token [B, A] of the current values [B, A], with gradient."""
+        """Return the loss per action token [B, A] of the current values [B, A], with gradient."""
 
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
-        """Per-token numbers [B, A] to be averaged over the trained tokens of the mini-batch and logged."""
+        """Return per-token numbers [B, A], to be averaged over the trained tokens of the mini-batch and logged."""
         return {}
 
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
-        """Tokens [B, A] of a whole mini-batch that the policy loss treats apart, given its current log-probs.
+        """Return the tokens [B, A] of a whole mini-batch that the policy loss treats apart, given current log-probs.
 
-        Called where ``needs.mini_batch_logps``, after one more pass without gradients in each step but the first.
+        Called if ``needs.mini_batch_logps``, after one more pass without gradients in each step but the first.
         """
         return None
 
     # Iteration, part 1: from a raw rollout to advantages (called by the stream)
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """Score, shape rewards, estimate. Log-probs that are there already are kept; values are always fresh.
+        """Score, shape rewards, estimate. Log-probs already there are kept; values are always computed anew.
 
         Returns:
             The rollout, and numbers to be logged with the first step. A subclass may add some.
@@ -193,7 +193,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def _needs_now(self) -> Needs:
-        """As declared; several steps per iteration compare with the log-probs from before the first."""
+        """What is declared; several steps per iteration also need the log-probs from before the first."""
         bypass = self.correction is not None and self.correction.bypass
         return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not bypass)
 
@@ -206,7 +206,7 @@ class Agent(L.LightningModule, ABC):
             raise
 
     def _describe_collected(self, rollout: Rollout) -> dict[str, float]:
-        """Numbers of a rollout that is seen for the first time; callbacks see it too."""
+        """Return numbers of a rollout that is seen for the first time, and show it to the callbacks."""
         metrics: dict[str, float] = {}
         if self.datamodule.max_staleness:
             ages = staleness_numbers(rollout.turns, self.policy_version, self.datamodule.steps_per_iteration)
@@ -220,7 +220,7 @@ class Agent(L.LightningModule, ABC):
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
-        """Take the gradient of all micro-batches, clip it per group, and step unless a guard objects."""
+        """Compute the gradient over all micro-batches, clip it per group, and step unless a guard objects."""
         rollout, training = batch.rollout, self.phase == "train"
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
@@ -264,11 +264,11 @@ class Agent(L.LightningModule, ABC):
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
-        """The mini-batch with picked tokens, and with the engine's log-probs for the old ones of a bypass.
+        """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
 
         Args:
             rollout: the rows of the mini-batch on this rank.
-            first: no step was made since they were scored.
+            first: no step was taken since they were scored.
         """
         current = rollout.scores.old_logps if first else None
         if self.correction is not None and self.correction.bypass:
@@ -302,7 +302,7 @@ class Agent(L.LightningModule, ABC):
     # Validation
 
     def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
-        if self.trainer.sanity_checking:  # whole episodes are no sanity check
+        if self.trainer.sanity_checking:  # a sanity check plays no episodes
             return
         self.validation_metrics.update(self.datamodule.play_held_out(batch.seeds))
 
@@ -314,12 +314,12 @@ class Agent(L.LightningModule, ABC):
     # Building: Lightning's hooks in the order in which they are called
 
     def setup(self, stage: str) -> None:
-        """Refuse what does not fit together, with the tokenizer alone: weights may take minutes."""
-        with told_once():
+        """Refuse settings that do not fit together before weights are read, which may take minutes."""
+        with raise_once():
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
-                check_scores(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+                check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
             self.tokenizer = load_tokenizer(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
@@ -356,7 +356,7 @@ class Agent(L.LightningModule, ABC):
         self._connect()
 
     def on_train_start(self) -> None:
-        """A resumed run takes learning rates and weight decay from its configuration, not from the checkpoint."""
+        """Take learning rates and weight decay from the configuration, in a resumed run too."""
         for group in self.trainer.optimizers[0].param_groups:
             wanted = {"lr": self.optim.rates[group["name"]], "weight_decay": self.optim.weight_decay}
             for key, value in wanted.items():
@@ -384,7 +384,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def phase(self) -> Phase:
-        """Whether the critic alone is trained; the source of rollouts says so."""
+        """What is trained, the critic alone or all; the source of rollouts decides."""
         return self.datamodule.phase
 
     @property
@@ -415,14 +415,14 @@ class Agent(L.LightningModule, ABC):
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:
-        """The trainer's precision; under autocast, weights are cast once and not in each forward pass."""
+        """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
         with self.trainer.precision_plugin.forward_context():
             torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
             yield
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Eval mode, no gradients, the trainer's precision."""
+        """Use eval mode, no gradients and the trainer's precision."""
         self.eval()
         try:
             with torch.no_grad(), self.cached_precision():

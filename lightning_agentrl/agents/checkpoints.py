@@ -1,4 +1,4 @@
-"""What a checkpoint says about its agent, and what it leaves out: the frozen base that comes with the model's name."""
+"""What a checkpoint says about its agent, and what it leaves out: the frozen base, which the model's name gives."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ KEY = "agent"
 def prepare_checkpoint(
     checkpoint: dict[str, Any], module: nn.Module, masters: MasterWeights, model: str, lora: LoRA | None
 ) -> None:
-    """Add what an export has to know, as plain types; masters of weights in their place; no frozen weights of LoRA.
+    """Add what an export has to know, as plain types; put masters in place of weights; drop what LoRA freezes.
 
     Args:
-        checkpoint: is changed.
+        checkpoint: changed in place.
         module: whose state dict it holds.
         masters: of its weights of 16 bits.
         model: hub id or folder of the actor.
@@ -35,11 +35,11 @@ def prepare_checkpoint(
 
 
 def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str, lora: LoRA | None) -> None:
-    """Refuse adapters of another kind; put the frozen weights of this run in, so that loading stays strict.
+    """Refuse adapters of another kind; add the frozen weights of this run, so that loading stays strict.
 
     Args:
-        checkpoint: is changed.
-        module: that will load it.
+        checkpoint: changed in place.
+        module: the one that will load it.
         model: hub id or folder of the actor of this run.
         lora: adapters of this run.
 
@@ -50,7 +50,7 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
     settings = lora.settings if lora else None
     if saved.get("lora") != settings:
         raise ValueError(
-            f"the checkpoint has {_told(saved.get('lora'))}, this run has {_told(settings)}; "
+            f"the checkpoint has {_described(saved.get('lora'))}, this run has {_described(settings)}; "
             "give the same model.init_args.lora, or start without --ckpt_path"
         )
     if lora is None:
@@ -76,7 +76,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
     if lacking:
         found.append(f"it lacks {len(lacking)} weights such as {lacking[0]}")
     if further:
-        found.append(f"it has besides {len(further)} weights such as {further[0]}")
+        found.append(f"it has {len(further)} more weights such as {further[0]}")
     if other:
         there, here = list(saved[other[0]].shape), list(own[other[0]].shape)
         found.append(f"{len(other)} weights have another shape, such as {other[0]} {there} instead of {here}")
@@ -87,7 +87,7 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
         )
 
 
-def _told(settings: dict[str, Any] | None) -> str:
+def _described(settings: dict[str, Any] | None) -> str:
     if settings is None:
         return "no adapters"
     targets = settings["targets"]

@@ -1,4 +1,4 @@
-"""Settings that would silently do something else than they say, or not fit each other."""
+"""Checks for settings that would silently do something else than they say, or do not fit each other."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def check_groups(
         )
 
 
-def check_scores(advantage: AdvantageEstimator, kl_in_reward: bool, interaction: Interaction) -> None:
-    """Refuse what takes scores below 0 where the estimator has no meaning for them.
+def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction: Interaction) -> None:
+    """Refuse what takes returns of episodes below 0 where the estimator needs them not to be negative.
 
     Args:
         advantage: the estimator.
@@ -108,13 +108,13 @@ def check_scores(advantage: AdvantageEstimator, kl_in_reward: bool, interaction:
     ]
     if advantage.needs_nonnegative_scores and keys:
         raise ValueError(
-            f"{type(advantage).__name__} needs scores of at least 0; set {' and '.join(keys)} to 0, or change "
+            f"{type(advantage).__name__} needs returns of at least 0; set {' and '.join(keys)} to 0, or change "
             "model.init_args.advantage"
         )
 
 
 def correction_for(given: OffPolicyCorrection | None, max_staleness: int) -> OffPolicyCorrection | None:
-    """The correction of a run: importance weights where older weights sample, unless the config names another."""
+    """Return the correction of a run: importance weights where older weights sample, unless another is given."""
     if given is not None or max_staleness == 0:
         return given
     rank_zero_info(

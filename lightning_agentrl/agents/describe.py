@@ -23,7 +23,7 @@ from lightning_agentrl.types import Rollout
 
 
 def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """All numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` says what each one means.
+    """Return all numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` explains each.
 
     Args:
         rollout: scored, with advantages and returns.
@@ -45,7 +45,7 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Signal and noise of the policy's gradient over a mini-batch by name; every rank must call it.
+    """Return signal and noise of the policy's gradient over a mini-batch by name; every rank must call it.
 
     Args:
         rollout: this rank's part of the mini-batch, scored with the sum of squared probabilities, with advantages.
@@ -64,13 +64,13 @@ def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], 
 
 
 class RecentEpisodes:
-    """Success of the last episodes of all ranks: unlike the episodes of one rollout, short ones do not prevail."""
+    """Success of the last episodes of all ranks; short ones do not dominate it as they do a single rollout."""
 
     def __init__(self, size: int = 100) -> None:
         self.successes: deque[bool] = deque(maxlen=size)
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Take in the episodes that ended in a rollout; every rank must call it."""
+        """Add the episodes that ended in a rollout, and return the share solved; every rank must call it."""
         for part in all_gather([succeeded(turn) for turn in rollout.turns if turn.done]):
             self.successes.extend(part)
         if not self.successes:

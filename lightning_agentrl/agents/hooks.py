@@ -19,7 +19,7 @@ class RolloutCallback(L.Callback, ABC):
 
     @abstractmethod
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
-        """Called on every rank with its own rows; the time it takes counts as stage ``log``."""
+        """Look at the rows of this rank. Called on every rank; the time it takes counts as stage ``log``."""
 
 
 class Verdict(IntEnum):
@@ -37,7 +37,7 @@ class Attempt:
     Args:
         number: of attempted steps before it.
         metrics: means of losses and other numbers over the mini-batch and all ranks.
-        norms: of the gradients before clipping by group, over all ranks; empty under ZeRO, which knows them later.
+        norms: of the gradients before clipping by group, over all ranks; empty under ZeRO, which computes them later.
     """
 
     number: int
@@ -50,7 +50,7 @@ class StepGuard(L.Callback, ABC):
 
     @abstractmethod
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
-        """Say whether to step, and if not, why; the severest verdict of any rank holds for all."""
+        """Return whether to step, and if not, why; the severest verdict of any rank holds for all."""
 
 
 def decide(trainer: L.Trainer, guards: Iterable[StepGuard], attempt: Attempt) -> tuple[Verdict, str]:
@@ -65,5 +65,5 @@ def decide(trainer: L.Trainer, guards: Iterable[StepGuard], attempt: Attempt) ->
     return max(all_gather(max(own, key=_severity)), key=_severity)
 
 
-def _severity(told: tuple[Verdict, str]) -> Verdict:
-    return told[0]
+def _severity(decision: tuple[Verdict, str]) -> Verdict:
+    return decision[0]

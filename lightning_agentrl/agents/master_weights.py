@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 
 class MasterWeights:
-    """Masters of those parameters that have 16 bits; the others are their own."""
+    """Masters of those parameters that have 16 bits; the others are their own.
+
+    Args:
+        parameters: by name.
+        saved: float32 weights of a checkpoint by name; other masters begin as what the model was loaded with.
+    """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
-        """``saved`` has float32 weights by name, of a checkpoint; others begin as what the model was loaded with."""
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         for name, parameter in parameters:
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
@@ -30,7 +34,7 @@ class MasterWeights:
         return len(self._masters)
 
     def of(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """What the optimizer steps on."""
+        """Return what the optimizer steps on: the masters of these parameters."""
         return [self._masters.get(parameter, parameter) for parameter in parameters]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -38,7 +42,7 @@ class MasterWeights:
         optimizer.register_step_post_hook(self._round)
 
     def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The masters of those of these named weights that have one; tied weights under each of their names."""
+        """Return these weights by name, replaced by their masters where there are any; tied ones under each name."""
         by_memory = {parameter.data_ptr(): master.detach() for parameter, master in self._masters.items()}
         return {name: by_memory.get(weight.data_ptr(), weight) for name, weight in weights.items()}
 

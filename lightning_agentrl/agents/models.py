@@ -20,7 +20,7 @@ from lightning_agentrl.models.sharding import release, shard
 
 @dataclass(frozen=True)
 class Compute:
-    """Memory against time; none of it changes what is learned.
+    """Settings that trade memory for time; none of them changes what is learned.
 
     Args:
         max_tokens_per_micro_batch: token budget of one forward and backward pass; affects memory and speed, not the
@@ -28,7 +28,7 @@ class Compute:
         gradient_checkpointing: recompute activations in the backward pass.
         recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
             keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` takes Liger's kernels, on a GPU.
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU.
     """
 
     max_tokens_per_micro_batch: int = 16384
@@ -77,7 +77,7 @@ def build_models(
     precision: str | None = None,
     mesh: DeviceMesh | None = None,
 ) -> Models:
-    """Read or make all weights, one model after the other; each is sharded before the next is read.
+    """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 
     Args:
         model: hub id or folder.
@@ -117,7 +117,7 @@ def build_models(
         why = why_unshared(actor.lm.config)
         who = f"'{model}' ({why})" if why else "the critic"
         rank_zero_warn(
-            f"{who} cannot read several rows as one, so the beginnings that prompts have in common are computed "
-            "for each turn anew"
+            f"{who} cannot read several rows as one, so the beginnings that prompts share are computed again for "
+            "each turn"
         )
     return models

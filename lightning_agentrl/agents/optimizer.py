@@ -52,7 +52,7 @@ def make_optimizer(
     """Make AdamW with a group ``actor`` and, where there is a critic, a group ``critic``.
 
     Args:
-        models: whose weights are trained.
+        models: those whose weights are trained.
         masters: float32 copies that stand for weights of 16 bits.
         optim: rates.
         zero: whether DeepSpeed wraps it.
@@ -73,18 +73,18 @@ def make_optimizer(
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager:
-    """Inside, backward passes under DDP add to the gradients of this rank only; elsewhere they share them out."""
+    """Keep backward passes under DDP from averaging gradients over ranks; other strategies are left as they are."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def sync_gradients(
     model: nn.Module, optimizer: Any, masters: MasterWeights, world_size: int, backward: Callable[[Tensor], None]
 ) -> None:
-    """Average the gradients of a step over ranks under DDP; elsewhere there is nothing left to do.
+    """Average the gradients of a step over ranks under DDP; other strategies have done so already.
 
     One more backward pass of a zero loss that touches every parameter does it: whatever the micro-batches of this rank
-    left out (a frozen actor, no rows at all), all ranks take part. Gradients that are added up in masters of the
-    weights are out of its reach and averaged here.
+    left out (a frozen actor, no rows at all), all ranks take part. DDP does not see gradients that are added up in
+    master weights; they are averaged here.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -109,8 +109,8 @@ def step_by_group(
     Args:
         optimizer: with the gradients of a whole mini-batch.
         limits: clips by group.
-        held: a group that does not move, and whose Adam state does not age, as a gradient of zero would make it.
-        allowed: is given the norms before clipping, and says whether to step; equal on all ranks.
+        held: a group that does not move, and whose Adam state does not decay, as it would with a gradient of zero.
+        allowed: returns, for the norms before clipping, whether to step; the same on all ranks.
 
     Returns:
         Norms before clipping of the groups that have a gradient.
@@ -127,7 +127,11 @@ def step_by_group(
 
 
 def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]:
-    """Clip each parameter group by its own norm, so that one cannot shrink the other; the norms before clipping."""
+    """Clip each parameter group by its own norm, so that one cannot shrink the other.
+
+    Returns:
+        Norms before clipping, by group.
+    """
     norms = {}
     for group in optimizer.param_groups:
         parameters = [p for p in group["params"] if p.grad is not None]
@@ -138,14 +142,14 @@ def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]
 
 
 def drop_gradients(optimizer: Any, name: str) -> None:
-    """As if the parameters of a group had not been used; the group's own list, which sharded modules may hide."""
+    """Remove the gradients of a group; read from the group itself, since sharded modules may hide its parameters."""
     for group in optimizer.param_groups:
         for parameter in group["params"] if group["name"] == name else ():
             parameter.grad = None
 
 
 def _start_adam(optimizer: torch.optim.AdamW) -> None:
-    """Give Adam the state that it makes at a first step; later steps are the same as without it."""
+    """Give Adam the state that it would create at its first step; its steps are the same as without it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]

@@ -33,7 +33,7 @@ from lightning_agentrl.types import Rollout
 
 @dataclass(frozen=True)
 class KL:
-    """What holds the policy near the initial one. Coefficients of 0 keep no reference.
+    """What holds the policy near the initial one. With all coefficients 0 no reference model is kept.
 
     Args:
         reward: coefficient of the KL in the reward, fixed or adaptive.
@@ -53,7 +53,7 @@ class KL:
 
 
 class PPOAgent(Agent):
-    """Turn-level PPO as published for long-horizon agents; every part of it can be replaced.
+    """Turn-level PPO as published for long-horizon agents, with every part replaceable.
 
     Args:
         policy_loss: loss per action token and how it is averaged over a mini-batch; PPO with clip 0.2 and dual clip 3
@@ -91,7 +91,7 @@ class PPOAgent(Agent):
         self.aggregation, self.norm_tokens = self.loss.aggregation, self.loss.norm_tokens
         self.kl = kl or KL()
         self.kl_coefficient = FixedKL(self.kl.reward) if isinstance(self.kl.reward, int | float) else self.kl.reward
-        self._near = self.kl_coefficient.value > 0 or self.kl.loss > 0
+        self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
@@ -100,7 +100,7 @@ class PPOAgent(Agent):
     def needs(self) -> Needs:
         """The reference and old log-probs for the KL, and what the policy loss picks tokens by."""
         return super().needs | Needs(
-            old_logps=self._near, ref_logps=self._near, mini_batch_logps=self.loss.needs_mini_batch_logps
+            old_logps=self._uses_kl, ref_logps=self._uses_kl, mini_batch_logps=self.loss.needs_mini_batch_logps
         )
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
@@ -116,7 +116,7 @@ class PPOAgent(Agent):
         return self.kl_coefficient.value > 0
 
     def prepare(self, rollout: Rollout) -> Prepared:
-        """As every agent; then an adaptive coefficient takes the KL that was seen."""
+        """Prepare as every agent does, then let an adaptive coefficient follow the KL to the reference."""
         prepared = super().prepare(rollout)
         if "kl/reference" in prepared.metrics:
             prepared.metrics["kl/coefficient"] = self.kl_coefficient.value
@@ -137,7 +137,7 @@ class PPOAgent(Agent):
         return loss - self.entropy_bonus * scores.entropy
 
     def _kl(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        """KL of the current policy to the reference as a loss, [B, A]."""
+        """Return the KL of the current policy to the reference as a loss, [B, A]."""
         assert batch.scores.old_logps is not None
         assert batch.scores.ref_logps is not None
         return kl_loss(scores.logps, batch.scores.old_logps, batch.scores.ref_logps, self.kl.loss_kind)

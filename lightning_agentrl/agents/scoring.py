@@ -1,4 +1,4 @@
-"""Scores of a rollout before it is trained on: models read at its action tokens, micro-batch by micro-batch."""
+"""Scores of a rollout before training on it: models read its action tokens, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Reader:
     agree: Callable[[int], int] | None = None
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Without gradients no activations are kept, so that several times as many tokens fit, and share prefixes."""
+        """Return the numbers of the rows of each micro-batch.
+
+        Without gradients no activations are kept, so several times as many tokens fit, and more prefixes are shared.
+        """
         factor = 1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT
         plans = plan_micro_batches(rows, factor * self.max_tokens, self.share)
         return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
@@ -47,7 +50,7 @@ class Reader:
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:
     """Add what is needed of log-probs of actor and reference, entropy, values and bootstrap values.
 
-    Log-probs that are there already are kept, since the policy that sampled does not change; values are always those
+    Log-probs already there are kept, since the policy that sampled does not change; values are always those
     of the current critic. A critic that shares the actor's trunk is read in the same pass.
     """
     bootstrap_values = None
@@ -67,7 +70,7 @@ def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader
 
 
 def rows_to_score(models: Models, rollout: Rollout, needs: Needs) -> int:
-    """Rows that the passes of :func:`score_rollout` read together."""
+    """Return how many rows all passes of :func:`score_rollout` read together."""
     ends = len(bootstrap_rows(rollout)) if needs.values else 0
     shared = needs.values and models.shared_critic is not None
     policy = len(rollout) + ends * shared if _reads_policy(models, rollout, needs) else 0
@@ -82,12 +85,12 @@ def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
 
 
 def action_rows(rollout: Rollout) -> list[Row]:
-    """One row per sample, read before each of its action tokens."""
+    """Return one row per sample, read before each of its action tokens."""
     return [Row(s.input, tuple(p - 1 for p in s.action_positions)) for s in rollout.samples]
 
 
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
-    """Rows of the states after those samples where the recursion is cut, read at their last token."""
+    """Return rows of the states after samples where the recursion is cut, read at their last token, by sample."""
     rows = {}
     for i in torch.nonzero(rollout.last_of_episode).flatten().tolist():
         following = rollout.samples[i].turns[-1].bootstrap
@@ -98,7 +101,7 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
 
 
 def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
-    """[B, A] with the numbers at the action tokens and 0 elsewhere."""
+    """Return [B, A] with the logit positions at the action tokens and 0 elsewhere."""
     columns = flat_R.new_zeros(mask_BA.shape)
     return columns.masked_scatter(mask_BA.to(flat_R.device), flat_R)
 
@@ -111,9 +114,9 @@ def score_policy(
     shared: Critic | None = None,
     sum_pi_squared: bool = False,
 ) -> tuple[Scores, Tensor | None]:
-    """Log-probs and entropy of every action token [B, A], and the sum of squared probabilities if asked for.
+    """Return log-probs and entropy of every action token [B, A], and the sum of squared probabilities if asked for.
 
-    With a critic that shares the trunk, values too and the bootstrap values [B], from the same pass.
+    With a critic that shares the trunk also values [B, A] and bootstrap values [B], from the same pass.
     """
 
     def read(packed: Packed) -> list[Tensor]:
@@ -131,7 +134,7 @@ def score_policy(
 
 @torch.no_grad()
 def row_logps(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
-    """Log-probs of the tokens after the logit positions of each row, [R] of each, on the CPU."""
+    """Return log-probs of the tokens after the logit positions of each row, [R] of each, on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature).logps]
@@ -141,7 +144,7 @@ def row_logps(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> lis
 
 @torch.no_grad()
 def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader: Reader) -> tuple[Tensor, Tensor]:
-    """Values [B, A] at the action tokens, and bootstrap values [B] of the states after the samples, 0 where no cut."""
+    """Return values [B, A] of action tokens, and bootstrap values [B] of the states after samples, 0 without a cut."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [critic(packed, policy.hidden(packed) if critic.shares_trunk else None)]
@@ -153,7 +156,7 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
 
 
 def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """For each row, the numbers at its logit positions, on the CPU."""
+    """Return for each row the numbers at its logit positions, on the CPU."""
     by_row: dict[int, tuple[Tensor, ...]] = {}
     for index in reader.micro_batches(rows):
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
@@ -165,7 +168,7 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
 
 
 def _columns(by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout) -> list[Tensor]:
-    """[B, A] for each kind of number."""
+    """Return a tensor [B, A] for each kind of number."""
     return [to_columns(torch.cat(parts), rollout.action_mask) for parts in zip(*by_row, strict=True)]
 
 

@@ -16,7 +16,7 @@ from lightning_agentrl.types import Rollout
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Callable[[Tensor], Tensor]) -> Rollout:
-    """With weights and rejected tokens, where there is a correction that gives any.
+    """Return the rollout with weights and without rejected tokens, where there is a correction that gives any.
 
     Args:
         rollout: scored.
@@ -33,12 +33,12 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
 def filtered(
     rollout: Rollout, group_filter: GroupFilter, gather: Callable[[Tensor], list[Tensor]]
 ) -> tuple[Rollout, dict[str, Number]]:
-    """The groups that are worth a step, by the rewards of the environment, and how many they are, to be logged.
+    """Return the groups that the filter keeps, by the rewards of the environment, and how many they are, for the log.
 
     Args:
         rollout: of groups.
         group_filter: of the agent.
-        gather: what every rank holds.
+        gather: gives what every rank holds.
     """
     assert rollout.groups is not None
     keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.episode, gather)

@@ -1,4 +1,4 @@
-"""Strategies that were tried with this agent; every other one is refused by name."""
+"""The strategies that were tried with this agent; every other one is refused by name."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FSDP2 = "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, init_a
 
 
 def in_lockstep(strategy: Strategy) -> bool:
-    """Whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
+    """Return whether every forward and backward pass needs all ranks, as it does where weights are sharded."""
     return isinstance(strategy, ModelParallelStrategy | DeepSpeedStrategy)
 
 
 def check_strategy(trainer: L.Trainer, lora: bool = False) -> None:
-    """Refuse strategies, or settings of them, that would compute something else or that nobody tried.
+    """Refuse strategies, or settings of them, that would compute something else or were never tried.
 
     Raises:
         ValueError: one sentence with the key to change.

@@ -29,11 +29,11 @@ class CurrentScores:
 
 @dataclass(frozen=True)
 class Losses:
-    """What a mini-batch is trained on; each function gives numbers per action token [B, A].
+    """The losses of a mini-batch; each function gives numbers per action token [B, A].
 
     Args:
-        policy: loss of the actor; None: the actor stands still.
-        values: loss of the critic, of the current values.
+        policy: loss of the actor; None: the actor is not trained.
+        values: loss of the critic, given the current values.
         metrics: what is logged beside the losses.
     """
 
@@ -53,21 +53,21 @@ def accumulate_gradients(
     clock: StageClock,
     backward: Callable[[Tensor], None],
 ) -> dict[str, float]:
-    """Pass backward through every micro-batch.
+    """Run the backward pass of every micro-batch.
 
-    Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is cut changes nothing.
+    Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is split changes nothing.
     Data-parallel wrappers average gradients over ranks; the factor world size turns that into the sum.
 
     Args:
-        models: that are trained.
+        models: those that are trained.
         rollout: the rows of the mini-batch on this rank.
         losses: of its tokens.
-        policy_weights_B: what a token of each row counts in the policy loss; in that of the values all count equally.
+        policy_weights_B: weight of each row's tokens in the policy loss; in the value loss all tokens count equally.
         temperature: of log-probs.
         reader: how rows are cut and packed.
         ranks: of the run.
-        clock: is told what was packed and how far the update is.
-        backward: of one loss.
+        clock: counts packed tokens and finished rows.
+        backward: runs the backward pass of one loss.
 
     Returns:
         Means of losses and metrics over the trained tokens of the mini-batch on all ranks.
@@ -105,10 +105,10 @@ def accumulate_gradients(
 def micro_batch_losses(
     models: Models, micro: Rollout, packed: Packed, losses: Losses, temperature: float
 ) -> Iterator[tuple[tuple[Tensor | None, Tensor | None], dict[str, Tensor]]]:
-    """Losses of policy and values, and metrics, per action token [B, A].
+    """Yield losses of policy and values, and metrics, per action token [B, A].
 
-    First of the actor with a shared critic, then of a separate critic: a generator, so that the graph of the first is
-    gone before the second is built.
+    Those of the actor with a shared critic come first, then those of a separate critic. The graph of the first is
+    freed before the second is built.
     """
     mask, critic, shared = micro.action_mask, models.critic, models.shared_critic
     if losses.policy is not None:

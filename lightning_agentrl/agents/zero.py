@@ -1,7 +1,7 @@
-"""DeepSpeed ZeRO: gradients are added up and shared out by its engine, and one optimizer steps group by group.
+"""DeepSpeed ZeRO: its engine accumulates and partitions gradients, and one optimizer steps group by group.
 
 ZeRO gives the step of each parameter group to the optimizer that it wraps, with this rank's share of the group as one
-flat tensor. So what belongs to a group, its clip and its standstill in the warm-up, is done inside that optimizer.
+flat tensor. So what is done per group, clipping it and holding it still in the warm-up, is done inside that optimizer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from lightning_agentrl.distributed import sum_over_ranks
 
+STAGES = (1, 2)
+
 
 class GroupedAdamW(torch.optim.AdamW):
-    """AdamW whose groups say by ``max_norm`` how their gradient is clipped and by ``held`` that they do not move.
+    """AdamW with a clip (``max_norm``) and a standstill (``held``) per group.
 
     Each rank has a share of the gradients, so the norm is over all ranks; it is left in ``grad_norm``. A group that is
     held gets no state and no weight decay.
@@ -41,7 +43,7 @@ class GroupedAdamW(torch.optim.AdamW):
 
 
 def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
-    """Scale this rank's shares of a gradient in place, as ``clip_grad_norm_`` does with a whole one; the norm."""
+    """Scale this rank's shares of a gradient in place, as ``clip_grad_norm_`` does a whole one; return the norm."""
     squares = torch.stack([share.double().square().sum() for share in shares]).sum()
     norm = float(sum_over_ranks(squares).sqrt())
     for share in shares:
@@ -50,12 +52,12 @@ def _clip_shares(shares: list[Tensor], max_norm: float) -> float:
 
 
 def is_grouped(optimizer: Any) -> bool:
-    """Whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
+    """Return whether the optimizer, or the one it wraps, is a :class:`GroupedAdamW`."""
     return any("max_norm" in group for group in optimizer.param_groups)
 
 
 def step_zero(optimizer: Any, limits: Mapping[str, float], held: Sequence[str]) -> dict[str, float]:
-    """Let the engine step, also where all groups are held: it drops its gradients then.
+    """Let the engine step, even if all groups are held, since it then drops its gradients.
 
     Returns:
         Norms before clipping of the groups that moved.
@@ -67,7 +69,7 @@ def step_zero(optimizer: Any, limits: Mapping[str, float], held: Sequence[str]) 
 
 
 def prepare_zero(strategy: DeepSpeedStrategy) -> None:
-    """Settings of DeepSpeed without which micro-batches would not add up: a step is where we say, after any number."""
+    """Set what DeepSpeed needs for micro-batches to add up: we say when to step, after any number of them."""
     config: Any = strategy.config
     config["managed_gradient_accumulation"] = False
     config.setdefault("train_micro_batch_size_per_gpu", 1)  # for its logs; Lightning would ask the loader too early
@@ -76,7 +78,7 @@ def prepare_zero(strategy: DeepSpeedStrategy) -> None:
 
 
 def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
-    """Refuse what was not tried or would compute something else.
+    """Refuse settings that were never tried or would compute something else.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -105,6 +107,3 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
             "LoRA under DeepSpeedStrategy is not supported, since its models share one frozen base; use "
             "trainer.strategy 'ddp', or remove model.init_args.lora"
         )
-
-
-STAGES = (1, 2)

@@ -30,7 +30,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
         )
     if raw and form.think:
         raise ValueError(
-            "RawParser hands the whole reply to the environment, so a reply must not hold a thought; set "
+            "RawParser hands the whole reply to the environment, so a reply must not contain a thought; set "
             "data.init_args.prompt.think to false"
         )
     if memory.grows and not session.renderer.append_only:

@@ -1,4 +1,4 @@
-"""What an environment may offer beside ``reset`` and ``step``: one typed contract, read and checked in one place.
+"""What an environment may offer besides ``reset`` and ``step``: one typed contract, read and checked in one place.
 
 The processes of environments import this file, so it imports nothing but gymnasium and the errors.
 """
@@ -15,25 +15,25 @@ import gymnasium
 
 from lightning_agentrl.errors.faults import EnvError
 
-CONTRACT = "contract"  # kind of an error that asking again does not mend
-OUR_METRICS = ("retries", "errors/")  # names and beginnings of names below env/ that count errors of environments
+CONTRACT = "contract"  # kind of an error that a retry does not fix
+OUR_METRICS = ("retries", "errors/")  # names and prefixes below env/ that count errors of environments
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Attributes of an environment that are looked for, also through wrappers. They may differ from turn to turn.
+    """Optional attributes of an environment, found through wrappers too. They may differ from turn to turn.
 
     Args:
-        actions: names of the actions and their descriptions, in the order of the prompt.
-        aliases: other ways to say an action, in lower case, and the name that each stands for.
-        default_action: the action that runs when a reply names none.
+        actions: descriptions of the actions by name, in the order of the prompt.
+        aliases: other names of actions, in lower case, and the action that each means.
+        default_action: the action taken when a reply names none.
         system_prompt: rules and task.
         examples: worked examples, pairs of an observation and a reply.
         free_text: the whole reply is the action.
         one_turn: every episode has one turn, so a memory has nothing to show.
         render_mode: with ``rgb_array`` each turn is drawn.
         worker: ``process`` needs a process of its own; ``inline`` runs in the event loop of the trainer, for steps of
-            microseconds; None has no needs. A class attribute, since it is read before anything is made.
+            microseconds; None runs anywhere. A class attribute, since it is read before anything is made.
     """
 
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -51,8 +51,8 @@ def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
     """Return what an environment offers now.
 
     Args:
-        env: with its wrappers, each of which may offer too.
-        begun: whether an episode has begun. Properties are read from then on, since they may tell of the episode.
+        env: with its wrappers, which may have attributes too.
+        begun: whether an episode has begun. Properties are read from then on, since they may depend on the episode.
 
     Raises:
         EnvError: one sentence about an attribute of a wrong type.
@@ -71,7 +71,7 @@ def checked_worker(value: Any) -> Literal["process", "inline"] | None:
     """Return what an environment declares about where it runs.
 
     Raises:
-        EnvError: it is none of the three.
+        EnvError: it is not ``process``, ``inline`` or None.
     """
     return _checked("worker", value)
 
@@ -80,7 +80,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers in ``info["progression"]`` and ``info["metrics"]``.
 
     Raises:
-        EnvError: something else than numbers by name, or a name that is kept for our own.
+        EnvError: something other than numbers by name, or a name that is reserved.
     """
     numbers: dict[str, float] = {}
     for entry, needed in (("progression", "a number"), ("metrics", "a dictionary of names and numbers")):
@@ -104,7 +104,7 @@ def contract_error(sentence: str) -> EnvError:
 
 
 def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
-    """Names and values of the attributes that are there. A property that fails is no attribute that is not there."""
+    """Yield names and values of the attributes that are there. A property that raises does not count as absent."""
     for name in (one.name for one in fields(Contract)):
         found = ((layer, inspect.getattr_static(layer, name, _NOWHERE)) for layer in _layers(env))
         layer, declared = next((pair for pair in found if pair[1] is not _NOWHERE), (None, None))
@@ -179,11 +179,11 @@ def _worker(value: Any) -> str | None:
 
 
 _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "actions": ("a dictionary of names and descriptions, as {'left': 'one step left'}", _texts),
-    "aliases": ("a dictionary of other words and names of actions, as {'go left': 'left'}", _texts),
+    "actions": ("a dictionary of names and descriptions, such as {'left': 'one step left'}", _texts),
+    "aliases": ("a dictionary of other names and actions, such as {'go left': 'left'}", _texts),
     "default_action": ("the name of an action", _text),
     "system_prompt": ("a text", _text),
-    "examples": ("a list of pairs of texts, as [('a wall on the left', 'right')]", _pairs),
+    "examples": ("a list of pairs of texts, such as [('a wall on the left', 'right')]", _pairs),
     "free_text": ("true or false", _truth),
     "one_turn": ("true or false", _truth),
     "render_mode": ("a text or None", _text_or_none),

@@ -1,4 +1,4 @@
-"""The environments of a rank: which source a number plays, and which environments nobody plays at the moment."""
+"""The environments of a rank: which source a number plays, and which environments are idle."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly howev
 
 
 class EnvPool:
-    """Makes environments of several sources by their shares, and keeps idle ones for whoever asks next.
+    """Environments of several sources, made by their shares; idle ones are kept and used again.
 
     Args:
         sources: at least one; the place of a source among them is the kind of its environments.
-        threads: in which environments block, one for each that plays at a time.
+        threads: number of threads for blocking calls, one for each environment that plays at a time.
     """
 
     def __init__(self, sources: Sequence[Source], threads: int = 1) -> None:
@@ -30,7 +30,7 @@ class EnvPool:
         self._executor: ThreadPoolExecutor | None = None
 
     def kind(self, number: int) -> int:
-        """Return the kind that a number plays; any stretch of numbers has nearly its share of every source.
+        """Return the kind that a number plays; any range of numbers has nearly its share of every source.
 
         The answer is the same on any number of ranks.
         """
@@ -38,7 +38,7 @@ class EnvPool:
 
     @property
     def label(self) -> str:
-        """What all episodes follow from, beside a seed."""
+        """What all episodes follow from, besides a seed."""
         if len(self.sources) == 1:
             return self.sources[0].label
         return " and ".join(f"{source.label} (share {source.share:g})" for source in self.sources)
@@ -47,18 +47,18 @@ class EnvPool:
         """Return an idle environment, or a new one where there is none.
 
         Raises:
-            ValueError: when it cannot be made, with the key to change.
+            ValueError: it cannot be made; with the key to change.
         """
         idle = self._idle.get((kind, held_out))
         return idle.pop() if idle else self.sources[kind].make_worker(self.executor, held_out)
 
     def give_back(self, kind: int, worker: EnvWorker, held_out: bool = False) -> None:
-        """Keep an environment for the next one who asks."""
+        """Keep an environment for the next ``take``."""
         self._idle.setdefault((kind, held_out), []).append(worker)
 
     @property
     def executor(self) -> Executor:
-        """Where environments block."""
+        """The threads in which environments block."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="env")
         return self._executor
@@ -70,7 +70,7 @@ class EnvPool:
                 worker.close()
 
     def close(self) -> None:
-        """Wait for calls of environments that still run, and close those that are idle. It may be used again."""
+        """Wait for running calls of environments, and close idle environments. The pool may be used again."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None

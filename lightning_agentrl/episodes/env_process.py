@@ -1,9 +1,9 @@
 """An environment in a process of its own: both ends of the pipe.
 
-The process is a new interpreter that is told where modules are found and how the environment is made. It imports this
-file and with it nothing but gymnasium and the errors, never torch or transformers. It does not hear Ctrl-C, and it
-ends when the trainer does, however that ends: the kernel signals the end of a pipe that only the trainer holds, also to
-a process that hangs.
+The process is a new interpreter that is given the module path and how to make the environment. It imports this file and
+with it nothing but gymnasium and the errors, never torch or transformers. It ignores Ctrl-C, and it ends when the
+trainer does, however that ends: the kernel signals the end of a pipe that only the trainer holds, also to a process
+that hangs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
 
 T = TypeVar("T")
 
-CLOSING_SECONDS = 5.0  # that an environment has for closing what it holds
-_LOOK_SECONDS = 1.0  # between two looks at whether the process is there, since its own children may hold the pipe open
+CLOSING_SECONDS = 5.0  # that an environment has to close
+_LOOK_SECONDS = 1.0  # between two checks that the process is alive, since its own children may hold the pipe open
 _SERVE = "import sys; sys.path[:] = {path!r}; from lightning_agentrl.episodes.env_process import serve; serve({fds})"
 
 
@@ -54,11 +54,11 @@ class _Failure:
 
 
 class ProcessEnvironment:
-    """The trainer's end. The process starts at once; the first call waits until the environment is there.
+    """The trainer's end of the pipe. The process starts at once; the first call waits for the environment.
 
     Args:
         recipe: how the environment is made.
-        timeout: most seconds that making it, ``reset``, ``step`` and drawing may take, each; None: any time. Imports do
+        timeout: most seconds that making it, ``reset``, ``step`` and drawing may each take; None: no limit. Imports do
             not count.
 
     Raises:
@@ -72,14 +72,14 @@ class ProcessEnvironment:
         self._waiting = False  # for an answer
         ours, theirs = socket.socketpair()
         held, ending = os.pipe()
-        self._lifeline = os.fdopen(ending, "wb", buffering=0)  # closed with this object, and by the kernel with us
+        self._lifeline = os.fdopen(ending, "wb", buffering=0)  # closed with this object, or by the kernel when we end
         fds = (theirs.fileno(), held)
         self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, fds="{}, {}".format(*fds))],
             stdin=subprocess.DEVNULL,
             pass_fds=fds,
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-            process_group=0,  # Ctrl-C in a terminal goes to another group; and it is ended with what it has started
+            process_group=0,  # Ctrl-C does not reach it, and it is ended with what it has started
         )
         theirs.close()
         os.close(held)
@@ -104,7 +104,7 @@ class ProcessEnvironment:
         return self._ask("draw")
 
     def close(self) -> None:
-        """Let the environment close what it holds, then end the process. One that is busy is ended at once."""
+        """Close the environment, then end the process. A busy one is ended at once."""
         try:
             if self._contract is not None and not self._waiting and not self._pipe.closed:
                 self._ask("close", limit=CLOSING_SECONDS)
@@ -117,19 +117,19 @@ class ProcessEnvironment:
             self._lifeline.close()
 
     def end(self) -> None:
-        """End the process and what it has started; harmless when it has ended. A call that waits for it fails."""
-        if self._process.returncode is None:  # not looked after yet, so the number is still its own
+        """End the process and what it has started, if it runs. A call that waits for it fails."""
+        if self._process.returncode is None:  # not reaped yet, so the process id is still its own
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _ask(self, call: str, *args: Any, limit: float | None = None) -> Any:
         assert self.contract is not None
-        with suppress(OSError):  # the process is gone, which is told below
+        with suppress(OSError):  # the process is gone, which is reported below
             self._pipe.send((call, args))
         return self._receive(call, limit or self._timeout)
 
     def _receive(self, call: str, limit: float | None) -> Any:
-        """Wait for an answer.
+        """Wait for an answer and return it.
 
         Raises:
             EnvError: what the environment raised; ``died``: its process has ended; ``timeout``: it was ended here.
@@ -150,7 +150,7 @@ class ProcessEnvironment:
         self._waiting = False
         try:
             result = pickle.loads(answer)
-        except Exception as error:  # noqa: BLE001 - classes of the environment may be none of this process
+        except Exception as error:  # noqa: BLE001 - its classes may not exist in this process
             raise contract_error(
                 f"what the environment gave in {call} cannot be read in the trainer ({_named(error)}); give plain "
                 "values"
@@ -160,7 +160,11 @@ class ProcessEnvironment:
         return result
 
     def _comes(self, limit: float | None) -> bool:
-        """Wait for an answer or the end of the process, at most so many seconds; whether there is something to read."""
+        """Wait for an answer or the end of the process, ``limit`` seconds at most; return whether an answer is there.
+
+        Raises:
+            EOFError: the process has ended without an answer.
+        """
         end = None if limit is None else time.monotonic() + limit
         while True:
             left = _LOOK_SECONDS if end is None else max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))
@@ -175,7 +179,7 @@ class ProcessEnvironment:
 
     @property
     def _ended(self) -> bool:
-        """Whether the process has ended; looks without taking its number away from it."""
+        """Whether the process has ended; does not reap it, so that its id stays its own."""
         if self._process.returncode is not None:
             return True
         try:
@@ -190,10 +194,10 @@ class ProcessEnvironment:
 
 
 def _portable(recipe: Recipe) -> bytes:
-    """The recipe for another process, with what this one has registered.
+    """Return the pickled recipe for another process, with what this one has registered.
 
     Raises:
-        ConfigError: it cannot be sent, or is known to the started script alone.
+        ConfigError: it cannot be sent, or only the started script has registered it.
     """
     fix = f"or set {recipe.key}.worker to thread"
     spec = None if ":" in recipe.id else recipe.spec
@@ -219,7 +223,7 @@ def _not_portable(env_id: str, key: str, why: str) -> Problem:
 
 
 def serve(pipe: int, lifeline: int) -> None:
-    """Do what the trainer asks; the process's end. Takes the numbers of two open files."""
+    """Run the calls of the trainer, at the process's end of the pipe. Takes the numbers of two open files."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _end_with(lifeline)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer is gone
@@ -227,7 +231,7 @@ def serve(pipe: int, lifeline: int) -> None:
 
 
 def _end_with(lifeline: int) -> None:
-    """Let the kernel end this process, and those it starts, when nobody holds the other end any more."""
+    """Let the kernel end this process, and those it starts, when nobody holds the other end of the lifeline."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -264,7 +268,7 @@ def _loaded(env_id: str, key: str, order: bytes) -> Recipe:
 
 
 def _seed_globals(seed: int) -> None:
-    """Make the global generators repeat an episode too, for games that draw from them."""
+    """Seed the global generators, so that games that draw from them repeat an episode too."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
@@ -289,7 +293,7 @@ def _send(pipe: Connection, result: Any) -> None:
 
 
 def _unsendable(info: Mapping[str, Any]) -> str:
-    """The first entry that cannot be pickled."""
+    """Return a phrase that names the first entry that cannot be pickled; empty if all can."""
     for name, value in info.items():
         try:
             pickle.dumps(value)

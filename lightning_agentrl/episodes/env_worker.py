@@ -1,7 +1,7 @@
-"""Where an environment lives: four async calls, and behind them its making, retries and replays.
+"""Where an environment lives: four async calls, and behind them its construction, retries and replays.
 
-Its calls run in a thread, in the event loop where it says that its steps take microseconds, or in a process of its own
-(:mod:`lightning_agentrl.episodes.env_process`). Whatever goes wrong in it comes out as an
+Its calls run in a thread, in the event loop if it declares that its steps take microseconds, or in a process of its own
+(:mod:`lightning_agentrl.episodes.env_process`). Any error in it is raised as an
 :class:`~lightning_agentrl.errors.faults.EnvError` with the place where it happened.
 """
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ReplayDiffersError(EnvError):
-    """An environment did not lead to the same observation from the same seed and actions."""
+    """An environment that does not reach the same observation from the same seed and actions."""
 
     def __init__(self, message: str) -> None:
         super().__init__("replay", message)
@@ -42,10 +42,10 @@ class Start:
 
 
 class EnvWorker:
-    """One environment, its running episode as seed and actions, and how errors are overcome.
+    """One environment, its running episode as seed and actions, and its recovery from errors.
 
     Args:
-        make: makes the environment, at once and again after an error. A process starts meanwhile.
+        make: makes the environment, at once and again after an error. A process starts in the background.
         executor: runs the blocking calls; None: they run in the event loop.
         retries: see :class:`EnvConfig`.
     """
@@ -56,13 +56,13 @@ class EnvWorker:
         self.call = ""  # what the environment is doing: reset, step, render, or nothing
         self.moved_at = 0.0  # when that changed, on the monotonic clock
         self.start: Start | None = None  # of the running episode
-        self.actions: list[str] = []  # that it was given in this episode
+        self.actions: list[str] = []  # of this episode
         self.answer: Answer | None = None
         self._overcome: list[str] = []
         self._make = make
         self._environment = make()
-        self._given_up = False  # nobody waits for the running call any more
-        self._astray = False  # the environment may be further than the actions say
+        self._given_up = False  # the running call was cancelled
+        self._astray = False  # the environment may be further than the recorded actions
 
     @property
     def contract(self) -> Contract:
@@ -73,39 +73,39 @@ class EnvWorker:
 
     async def reset(self, start: Start) -> Answer:
         """Begin an episode."""
-        with _telling(start):
+        with _noting_where(start):
             return self._begun(start, (), await self._run("reset", lambda: self._reset(start)))
 
     async def step(self, action: str) -> Answer:
-        """Let the environment take one action."""
-        with _telling(self._started, self.actions, action):
+        """Take one action in the environment."""
+        with _noting_where(self._started, self.actions, action):
             self.answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
             self.actions.append(action)
             return self.answer
 
     async def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        with _telling(self._started, self.actions, "render"):
+        with _noting_where(self._started, self.actions, "render"):
             return await self._run("render", lambda: self._again(self._environment.draw, "render"))
 
     async def aclose(self) -> None:
         """Close the environment."""
         await self._run("close", self.close)
 
-    # The same where no event loop runs
+    # The same without an event loop
 
     def reset_now(self, start: Start, actions: Sequence[str] = (), observation: str | None = None) -> Answer:
-        """Begin an episode, and play it up to here.
+        """Begin an episode and replay its actions.
 
         Args:
             start: of the episode.
-            actions: that were taken in it.
-            observation: what they led to.
+            actions: those taken in it.
+            observation: the one that they led to; None: nothing is replayed.
 
         Raises:
-            ReplayDiffersError: they lead somewhere else.
+            ReplayDiffersError: they lead to another observation.
         """
-        with _telling(start):
+        with _noting_where(start):
             if observation is None:
                 return self._begun(start, (), self._reset(start))
             return self._begun(start, actions, self._replayed(start, actions, observation))
@@ -115,14 +115,14 @@ class EnvWorker:
         assert self._environment.contract is not None
 
     def close(self) -> None:
-        """Close the environment; what it says as it goes is only a warning."""
+        """Close the environment; an error of it is only a warning."""
         try:
             self._environment.close()
         except EnvError as error:
-            warnings.warn(f"{error} (as it was closed)", stacklevel=2)
+            warnings.warn(f"{error} (while it was closed)", stacklevel=2)
 
     def take_errors(self) -> tuple[str, ...]:
-        """Return the kinds of errors that were overcome since the last time this was asked."""
+        """Return the kinds of errors that were recovered from since the last call."""
         errors, self._overcome = tuple(self._overcome), []
         return errors
 
@@ -136,7 +136,7 @@ class EnvWorker:
         return answer
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
-        """Run a call where the environment is. One that is cancelled is ended, where that can be done."""
+        """Run a call where the environment lives. A cancelled one is ended, where that is possible."""
         self.call, self.moved_at, self._given_up = call, time.monotonic(), False
         try:
             if self.executor is None:
@@ -149,18 +149,21 @@ class EnvWorker:
         finally:
             self.call, self.moved_at = "", time.monotonic()
 
-    # Blocking, where the environment is
+    # Blocking, where the environment lives
 
     def _reset(self, start: Start) -> Answer:
         return self._again(lambda: self._environment.reset(start.seed), None, start)
 
     def _again(self, ask: Callable[[], T], action: str | None, start: Start | None = None) -> T:
-        """Ask; after an error make the environment anew, play the episode up to here and ask again.
+        """Call the environment; after an error make it again, replay the episode and repeat the call.
 
         Args:
-            ask: asks the environment.
-            action: what it is asked to do; None for a reset.
+            ask: the call.
+            action: what the call does; None for a reset.
             start: of the episode that a reset begins.
+
+        Returns:
+            What the call returned.
         """
         last: Exception | None = None
         for attempt in itertools.count():
@@ -172,7 +175,7 @@ class EnvWorker:
                         self._replayed(self._started, self.actions, self.answer.observation)
                 return ask()
             except ReplayDiffersError as error:
-                raise error from last  # nobody knows what state it would go on from
+                raise error from last  # its state is unknown, so the episode cannot continue
             except (EnvError, ConfigError) as error:
                 kind = error.kind if isinstance(error, EnvError) else type(error).__name__
                 wrong_input = kind == CONTRACT or (isinstance(error, ConfigError) and not attempt)
@@ -185,7 +188,7 @@ class EnvWorker:
         raise AssertionError
 
     def _make_anew(self) -> None:
-        with suppress(EnvError):  # whatever a broken environment says as it goes
+        with suppress(EnvError):  # it is broken already
             self._environment.close()
         self._environment = self._make()
         self._astray = False
@@ -193,11 +196,11 @@ class EnvWorker:
             self._environment.end()
 
     def _replayed(self, start: Start, actions: Sequence[str], observation: str) -> Answer:
-        """Play an episode from its start.
+        """Replay an episode from its start and return the last answer.
 
         Raises:
-            ReplayDiffersError: when that does not lead to ``observation``, since the environment then draws randomness
-                from elsewhere than its seed.
+            ReplayDiffersError: it does not lead to ``observation``, since the environment draws randomness from
+                elsewhere than its seed.
         """
         answer = self._environment.reset(start.seed)
         for action in actions:
@@ -211,8 +214,8 @@ class EnvWorker:
 
 
 @contextmanager
-def _telling(start: Start, actions: Sequence[str] = (), action: str | None = None) -> Iterator[None]:
-    """Add to an error where it came from."""
+def _noting_where(start: Start, actions: Sequence[str] = (), action: str | None = None) -> Iterator[None]:
+    """Note in an error where it came from."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""An environment where it runs, in a thread of the trainer or in a process: its answers checked, its errors named.
+"""An environment in the thread or process that runs it: its answers are checked, its errors get a type.
 
 The processes of environments import this file, so it imports nothing but gymnasium and the errors.
 """
@@ -46,13 +46,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an environment is made, in whatever process.
+    """How an environment is made, in any process.
 
     Args:
         id: as ``gymnasium.make`` takes it.
         kwargs: arguments of the environment.
-        key: under which it was given.
-        registered: what the id stands for, where another process does not know it.
+        key: the key of the config under which it was given.
+        registered: what the id stands for, in case the other process does not know it.
     """
 
     id: str
@@ -64,20 +64,20 @@ class Recipe:
         """Build the environment.
 
         Raises:
-            ConfigError: when gymnasium does not know the id or the arguments, with the key to change.
+            ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
-        with self._complaining():
+        with self._as_config_errors():
             return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
 
     def load(self) -> Callable[..., Any] | None:
-        """Import the environment, and return what makes it: a class, or a function. None: gymnasium does not know it.
+        """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.
 
         Raises:
             ConfigError: it cannot be imported.
         """
         if self.registered is not None:
             gymnasium.registry.setdefault(self.registered.id, self.registered)
-        with self._complaining():
+        with self._as_config_errors():
             if ":" in self.id:
                 import_module(self.id.split(":")[0])
             entry = None if self.spec is None else self.spec.entry_point
@@ -85,14 +85,14 @@ class Recipe:
 
     @property
     def spec(self) -> EnvSpec | None:
-        """What gymnasium knows of the id, in this process and so far."""
-        with self._complaining():
+        """What is registered in this process under the id so far."""
+        with self._as_config_errors():
             namespace, name, version = parse_env_id(self.id.split(":")[-1])
             newest = find_highest_version(namespace, name) if version is None else version
             return gymnasium.registry.get(get_env_id(namespace, name, newest))
 
     @contextmanager
-    def _complaining(self) -> Iterator[None]:
+    def _as_config_errors(self) -> Iterator[None]:
         try:
             yield
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
@@ -100,11 +100,11 @@ class Recipe:
 
 
 class Hosted(Protocol):
-    """An environment somewhere. Every call blocks, and raises an EnvError when the environment does not answer well."""
+    """An environment somewhere. Every call blocks, and raises an EnvError if the environment fails."""
 
     @property
     def contract(self) -> Contract:
-        """What is known of it before its first episode."""
+        """What it offers before its first episode."""
 
     def reset(self, seed: int) -> Answer: ...
 
@@ -113,10 +113,10 @@ class Hosted(Protocol):
     def draw(self) -> bytes: ...
 
     def close(self) -> None:
-        """Let it close what it holds; harmless when it is gone."""
+        """Close the environment, if it is still there."""
 
     def end(self) -> None:
-        """End a call that is running, where that is possible."""
+        """End a running call, where that is possible."""
 
 
 class Environment:
@@ -126,8 +126,8 @@ class Environment:
         make: makes it.
 
     Raises:
-        EnvError: it cannot be made, or it offers something of a wrong type.
-        ConfigError: as ``make`` raises it.
+        EnvError: it cannot be made, or an attribute has a wrong type.
+        ConfigError: raised by ``make``.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
@@ -136,7 +136,7 @@ class Environment:
             self.contract = read_contract(self.env, begun=False)
 
     def reset(self, seed: int) -> Answer:
-        """Begin the episode of a seed."""
+        """Begin the episode of this seed."""
         with naming_errors():
             observation, info = _values("reset", self.env.reset(seed=seed))
             return self._answer(observation, info)
@@ -199,7 +199,7 @@ class Environment:
 
 @contextmanager
 def naming_errors() -> Iterator[None]:
-    """Turn whatever an environment raises into an EnvError, also what would end a thread, a task or the process."""
+    """Turn whatever an environment raises into an EnvError, even what would end a thread, a task or the process."""
     try:
         yield
     except (EnvError, ConfigError):
@@ -211,7 +211,7 @@ def naming_errors() -> Iterator[None]:
 
 
 def _interrupts_come_here() -> bool:
-    """Whether Ctrl-C is raised in this thread."""
+    """Return whether Ctrl-C is raised in this thread."""
     main = threading.current_thread() is threading.main_thread()
     return main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
@@ -221,7 +221,7 @@ def _named(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback below our own calls and gymnasium's, with what led to the error."""
+    """Return the traceback below our own calls and gymnasium's, with the causes of the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -232,7 +232,11 @@ def _trace(error: BaseException) -> str:
 
 
 def _values(call: str, answer: Any) -> tuple[Any, ...]:
-    """What reset or step gave, if it has gymnasium's form."""
+    """Return what reset or step gave, if it has gymnasium's form.
+
+    Raises:
+        EnvError: it has another form.
+    """
     form, count = _FORMS[call]
     if isinstance(answer, tuple) and len(answer) == count:
         return answer

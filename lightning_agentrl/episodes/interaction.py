@@ -16,9 +16,9 @@ from lightning_agentrl.types import ModelInput, Segment, SegmentKind, StopReason
 
 
 class Interaction(ABC):
-    """Plays one session until the recorder is full. Many run at a time, none waits for another.
+    """A turn loop, which plays one session until the recorder is full. Many run at a time, none waits for another.
 
-    What has to outlive a call is in the session, since an object serves all sessions and a checkpoint holds none of it.
+    What has to outlive a call belongs in the session, since one object serves all sessions and is not in checkpoints.
     """
 
     max_reply_tokens: int
@@ -30,7 +30,7 @@ class Interaction(ABC):
 
 
 class TurnInteraction(Interaction):
-    """Prompt, reply, action, environment step; the default action runs when the reply names none.
+    """Prompt, reply, action, environment step; the default action is taken when the reply names none.
 
     Args:
         max_reply_tokens: cap on the tokens of one reply.
@@ -73,7 +73,11 @@ class TurnInteraction(Interaction):
     async def take_turn(
         self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int
     ) -> tuple[Prompt, Segment, Turn]:
-        """One turn, with the prompt and the sampled reply that belong to it. It is not recorded yet."""
+        """Play one turn without recording it.
+
+        Returns:
+            Its prompt, its sampled reply, and the turn.
+        """
         prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)

@@ -1,4 +1,4 @@
-"""An environment that gymnasium cannot make."""
+"""What is wrong with an environment that gymnasium cannot make."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def environment_problem(
     Args:
         env_id: as given to `gymnasium.make`.
         kwargs: the same.
-        error: what it raised.
-        key: under which the environment was given.
+        error: what ``gymnasium.make`` raised.
+        key: the key of the config under which the environment was given.
     """
     id_key, kwargs_key = f"{key}.id", f"{key}.kwargs"
     module, _, name = env_id.rpartition(":")

@@ -11,7 +11,7 @@ from lightning_agentrl.types import Sample, Segment, Turn
 
 
 class Recorder:
-    """Records until a number of turns, or one whole episode, is there.
+    """The turns of one session, recorded until there is a number of them, or one whole episode.
 
     Args:
         turns: turns to record; None records until the episode ends.
@@ -33,12 +33,12 @@ class Recorder:
 
     @property
     def goes_on(self) -> bool:
-        """The session plays another episode when this one ends."""
+        """Whether the session plays another episode when this one ends."""
         return self.turns_left is not None
 
     @property
     def at_last_turn(self) -> bool:
-        """The next recorded turn is the last one wanted, so the recursion is cut after it."""
+        """Whether the next recorded turn is the last one wanted, so that the recursion is cut after it."""
         return self.turns_left == 1
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
@@ -62,7 +62,7 @@ class Recorder:
             changes: fields of the turn.
 
         Raises:
-            ValueError: no turn of the episode is here; an earlier rollout may have taken it home.
+            ValueError: no turn of the episode is here; it may be in an earlier rollout.
         """
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
@@ -75,12 +75,12 @@ class Recorder:
 
 
 class EpisodeRecorder(Recorder):
-    """One whole episode of a group, in as many parts as it is played in. Between two parts nothing is cut.
+    """One whole episode of a group, which may be played in several parts. Between two parts nothing is cut.
 
     Args:
         group: label of the group, which every turn carries.
-        grows: as of :class:`Recorder`.
-        samples: what earlier parts gave.
+        grows: see :class:`Recorder`.
+        samples: those of earlier parts.
     """
 
     def __init__(self, group: int, grows: bool, samples: Sequence[Sample] = ()) -> None:

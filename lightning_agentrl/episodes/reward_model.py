@@ -19,7 +19,7 @@ class _Waiting:
     """A pair of prompt and reply, and its score once it is there."""
 
     ids: list[int]
-    types: list[int]  # which of the two texts a token is of
+    types: list[int]  # which of the two texts a token belongs to
     score: float | None = None
     error: Exception | None = None
 
@@ -28,12 +28,12 @@ class RewardModel(Scorer):
     """A transformers sequence classifier with one output, which is the reward; loaded once in each process.
 
     Prompt and reply are read as a conversation where the classifier's tokenizer has a chat template, else as a pair.
-    Answers of tasks are not read.
+    The answers of tasks are not used.
 
     Args:
         model: hub id or local folder.
-        device: where it computes, such as ``cpu`` or ``cuda:1``; that of the policy when not given.
-        max_batch: the most pairs that are read at once.
+        device: where it runs, such as ``cpu`` or ``cuda:1``; the device of the policy when not given.
+        max_batch: most pairs in one forward pass.
     """
 
     needs_answer = False
@@ -48,10 +48,10 @@ class RewardModel(Scorer):
         self._queue_lock, self._reading = threading.Lock(), threading.Lock()
 
     def start(self, device: torch.device) -> None:
-        """Load the model, if it is not there.
+        """Load the model, unless it is loaded.
 
         Raises:
-            ValueError: the model cannot be loaded, or has another number of outputs than one.
+            ValueError: the model cannot be loaded, or does not have exactly one output.
         """
         if self._classifier is not None:
             return
@@ -71,10 +71,10 @@ class RewardModel(Scorer):
         self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
-        """The model's output. Whoever comes first reads all that wait in one batch.
+        """Return the model's output. The first thread to come scores the pairs of all that wait, in batches.
 
         Raises:
-            ValueError: prompt and reply are longer than what the model can read.
+            ValueError: prompt and reply are longer than the model's context.
         """
         waiting = self._encode(prompt, reply)
         with self._queue_lock:
@@ -117,22 +117,22 @@ class RewardModel(Scorer):
 
     @torch.no_grad()
     def _read(self, batch: Sequence[_Waiting]) -> list[float]:
-        """Scores of rows, filled up on the right with an id that none of them has.
+        """Return the scores of rows, padded on the right with an id that none of them has.
 
-        Decoders look for the last token that is no filling, and one that also ends texts would hide their real end.
+        Decoders look for the last token that is not padding; an id that also ends texts would hide their real end.
         """
         assert self._classifier is not None
         config, device = self._classifier.config.get_text_config(), self._classifier.device
         used = {i for item in batch for i in item.ids}
-        filling = next(i for i in range(config.vocab_size) if i not in used)
-        self._classifier.config.pad_token_id = config.pad_token_id = filling
+        padding = next(i for i in range(config.vocab_size) if i not in used)
+        self._classifier.config.pad_token_id = config.pad_token_id = padding
 
         def rows(numbers: Sequence[list[int]], fill: int) -> Tensor:
             width = max(map(len, numbers))
             return torch.tensor([row + [fill] * (width - len(row)) for row in numbers], device=device)
 
         inputs = {
-            "input_ids": rows([item.ids for item in batch], filling),
+            "input_ids": rows([item.ids for item in batch], padding),
             "attention_mask": rows([[1] * len(item.ids) for item in batch], 0),
         }
         if batch[0].types:

@@ -14,7 +14,7 @@ HELD_OUT_FROM = 2**30
 
 
 def derive_seed(*parts: int) -> int:
-    """A seed below 2**30 that depends on all parts."""
+    """Return a seed below 2**30 that depends on all parts."""
     return int(np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(1)[0]) % HELD_OUT_FROM
 
 
@@ -24,12 +24,12 @@ def _held_out_places() -> dict[int, int]:
 
 
 def held_out_place(seed: int) -> int:
-    """The place of a seed in the list of held-out ones; of another seed, itself."""
+    """Return the place of a seed in the list of held-out ones; any other seed as it is."""
     return _held_out_places().get(seed, seed)
 
 
 @cache
 def held_out_seeds() -> tuple[int, ...]:
-    """The fixed seeds of validation episodes, as listed in ``held_out_seeds.txt`` beside this file."""
+    """Return the fixed seeds of validation episodes, as listed in ``held_out_seeds.txt`` beside this file."""
     text = files("lightning_agentrl.episodes").joinpath("held_out_seeds.txt").read_text()
     return tuple(int(line) for line in text.split())

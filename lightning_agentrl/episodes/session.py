@@ -30,7 +30,7 @@ class Prompt:
         return input_of((*self.context, *self.new))
 
     def as_segment(self) -> Segment:
-        """Everything as one prompt segment."""
+        """Return everything as one prompt segment."""
         return Segment(SegmentKind.PROMPT, self.input)
 
 
@@ -47,14 +47,14 @@ class StepResult:
 
 
 class Session:
-    """One environment, its episode so far, and how that becomes a prompt.
+    """One environment and its episode so far, from which the next prompt is made.
 
     Args:
         index: number of the environment over all ranks.
         worker: where the environment lives.
         episode_seed: seed of the n-th episode.
-        renderer: prompts as tokens.
-        memory: what of the past is shown.
+        renderer: turns prompts into tokens.
+        memory: what of the past a prompt shows.
         pictures: keep a picture of each turn, where the environment draws itself.
         first_episode: number of the first episode.
     """
@@ -99,12 +99,12 @@ class Session:
         return self.episode >= self.first_episode
 
     async def start(self) -> None:
-        """Reset the environment if no episode was begun yet."""
+        """Begin the first episode, if none was begun yet."""
         if not self.begun:
             await self.reset()
 
     def begin(self) -> None:
-        """Start the first episode outside of any event loop."""
+        """Begin the first episode outside of any event loop."""
         self.episode = self.first_episode
         self._see(self.worker.reset_now(self._start))
 
@@ -115,7 +115,7 @@ class Session:
         self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
 
     async def step(self, action: str) -> StepResult:
-        """Let the environment take one action."""
+        """Take one action in the environment."""
         started = time.perf_counter()
         answer = await self.worker.step(action)
         self._see(answer)
@@ -125,7 +125,7 @@ class Session:
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
 
     async def image(self) -> bytes | None:
-        """PNG of the environment as it is, where its ``render_mode`` is ``rgb_array``."""
+        """Return a PNG of the environment as it is, if its ``render_mode`` is ``rgb_array``."""
         if not self.pictures or self.contract.render_mode != "rgb_array":
             return None
         return await self.worker.draw()
@@ -135,11 +135,11 @@ class Session:
         await self.worker.aclose()
 
     def close(self) -> None:
-        """The same outside of any event loop."""
+        """Close the environment outside of any event loop."""
         self.worker.close()
 
     def prompt(self) -> Prompt:
-        """The prompt for the current observation."""
+        """Return the prompt for the current observation."""
         contract = self.contract
         if self.context:
             new = self.renderer.continuation(
@@ -164,7 +164,7 @@ class Session:
             self.closed = action.ids[-1] == self.renderer.turn_close_id
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain types; the environment itself is its seed and the actions it was given."""
+        """Return the episode as plain types; the environment itself as its seed and actions."""
         return {
             "episode": self.episode,
             "turns_taken": self.turns_taken,
@@ -180,7 +180,7 @@ class Session:
         """Begin the saved episode again and replay its actions.
 
         Raises:
-            ReplayDiffersError: when the replay does not lead to the saved observation.
+            ReplayDiffersError: the replay does not lead to the saved observation.
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]

@@ -1,4 +1,4 @@
-"""What episodes are made of: an environment, or a set of tasks."""
+"""Sources of episodes: an environment, or a set of tasks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one sourc
 
 
 class Source(Protocol):
-    """What makes environments of one kind."""
+    """A maker of environments of one kind."""
 
-    key: str  # of the configuration, under which it was given
+    key: str  # the key of the config under which it was given
 
     @property
     def share(self) -> float:
-        """Of what is played."""
+        """Its part of all that is played, relative to the other sources."""
 
     @property
     def label(self) -> str:
-        """What its episodes follow from, beside a seed."""
+        """What its episodes follow from, besides a seed."""
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """An environment for training, or for validation, in its place; without executor it runs where it is asked."""
+        """Make an environment for training, or for validation; without executor, calls run in the caller's thread."""
 
     def start(self, device: torch.device) -> None:
-        """Called once the policy is on this device."""
+        """Prepare for playing; called once the policy is on this device."""
 
 
 @dataclass
@@ -48,13 +48,13 @@ class EnvConfig:
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
         kwargs: arguments of the environment.
-        share: how much of what is played is played here, beside the other sources.
-        retries: how often an error of the environment is overcome in one reset or step: it is made anew, the episode
-            is played again from its seed and actions, and the call is tried again.
-        worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which computes
-            beside the others and can be ended when it hangs. None: what the environment declares, else a thread.
+        share: its part of all that is played, relative to the other sources.
+        retries: how often one reset or step may fail: the environment is made again, the episode is replayed from its
+            seed and actions, and the call is repeated.
+        worker: where the environment runs: a ``thread`` of the trainer, or a ``process`` of its own, which runs in
+            parallel and can be ended when it hangs. None: what the environment declares, else a thread.
         timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
-            takes longer is ended, which counts as an error of the environment. None: any time. Needs a process.
+            takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
     """
 
     id: str
@@ -68,7 +68,7 @@ class EnvConfig:
         self.key = ENV
 
     def check(self) -> None:
-        """Refuse numbers out of range, and a place and a time limit that do not go together.
+        """Refuse numbers out of range, and a time limit in a thread.
 
         Raises:
             ValueError: with the key to change.
@@ -88,13 +88,13 @@ class EnvConfig:
         return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
 
     def start(self, device: torch.device) -> None:
-        """Nothing to do; see :class:`Source`."""
+        """Do nothing; see :class:`Source`."""
 
     def make(self, held_out: bool = False) -> gymnasium.Env:
         """Build the environment; held-out episodes differ by their seeds only.
 
         Raises:
-            ValueError: when gymnasium does not know the id or the arguments, with the key to change.
+            ValueError: gymnasium does not know the id or the arguments; with the key to change.
         """
         return self._recipe.make()
 
@@ -102,7 +102,7 @@ class EnvConfig:
         """Build the environment where it is to run.
 
         Raises:
-            ValueError: the environment cannot be made, or cannot run there, with the key to change.
+            ValueError: the environment cannot be made, or cannot run there; with the key to change.
         """
         place = self._place()
         if place == "process":
@@ -112,7 +112,11 @@ class EnvConfig:
         return EnvWorker(self._made_here, executor if place == "thread" else None, self.retries)
 
     def _place(self) -> str:
-        """Thread, process or inline: the key, else what the environment declares. A key cannot deny what it needs."""
+        """Return thread, process or inline: what the key says, else what the environment declares.
+
+        Raises:
+            ConfigError: the key says thread, and the environment needs a process.
+        """
         if self.worker == "process":
             return self.worker
         declared = checked_worker(getattr(self._recipe.load(), "worker", None))
@@ -146,7 +150,7 @@ def _no_time_limit(seconds: float, key: str) -> str:
 
 
 def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | None) -> list[Source]:
-    """Return everything that is played, in the order in which it was given, each with the key under which it was.
+    """Return all sources in the order in which they were given, each with its key.
 
     Raises:
         ValueError: nothing is given, both forms are, or a number is out of range; with the key to change.

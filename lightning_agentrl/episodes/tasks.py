@@ -21,7 +21,7 @@ from lightning_agentrl.episodes.environment import Environment
 
 @dataclass(frozen=True)
 class Task:
-    """A prompt and the answer that a scorer compares replies with, if it does."""
+    """A prompt, and the answer for scorers that compare replies with one."""
 
     prompt: str
     answer: str | None = None
@@ -31,21 +31,21 @@ class Scorer(ABC):
     """Strategy object: how good a reply is. Called from several threads at a time."""
 
     needs_answer: ClassVar[bool] = True
-    key = "scorer"  # of the configuration, once the scorer is part of a task set
+    key = "scorer"  # of the config, once the scorer is part of a task set
 
     @abstractmethod
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
-        """The reward of a reply."""
+        """Return the reward of a reply."""
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most scorers have nothing to load
-        """Called before the first reply, with the device of the policy."""
+        """Prepare for scoring; called before the first reply, with the device of the policy."""
 
 
 class ExactMatch(Scorer):
-    """1 for the answer and 0 for anything else; space around and between words does not matter.
+    """1 for the answer and 0 for anything else; white space around and between words does not matter.
 
     Args:
-        ignore_case: take upper and lower case as equal.
+        ignore_case: treat upper and lower case as equal.
     """
 
     def __init__(self, ignore_case: bool = True) -> None:
@@ -56,11 +56,11 @@ class ExactMatch(Scorer):
 
 
 class PatternMatch(Scorer):
-    """1 where the last thing in a reply that fits a pattern is the answer. Tasks without answer ask for a fit only.
+    """1 if the last match of a pattern in a reply is the answer. Without an answer, any match counts.
 
     Args:
-        pattern: regular expression; its first group, if it has one, is what is compared.
-        ignore_case: take upper and lower case as equal, also in the pattern.
+        pattern: regular expression; its first group, if it has one, is compared with the answer.
+        ignore_case: treat upper and lower case as equal, also in the pattern.
     """
 
     needs_answer = False
@@ -69,7 +69,7 @@ class PatternMatch(Scorer):
         try:
             self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
-            raise ValueError(f"PatternMatch: the pattern '{pattern}' is no regular expression ({error})") from error
+            raise ValueError(f"PatternMatch: the pattern '{pattern}' is not a regular expression ({error})") from error
         self.ignore_case = ignore_case
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
@@ -90,11 +90,11 @@ class TaskSet:
     """One-turn tasks from a file, taken at random.
 
     Args:
-        path: file with one JSON object in each line: ``prompt``, and ``answer`` where the scorer compares.
-        scorer: judges replies; ExactMatch when not given.
+        path: file with one JSON object per line: ``prompt``, and ``answer`` if the scorer needs it.
+        scorer: scores replies; ExactMatch when not given.
         held_out: file of the tasks that validation plays; those of ``path`` when not given.
         system: system message of every task.
-        share: how much of what is played are these tasks, beside the other sources.
+        share: its part of all that is played, relative to the other sources.
     """
 
     path: str
@@ -117,10 +117,10 @@ class TaskSet:
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
         """Return such an environment in a thread, since its scorer may hold a model on the device of the policy.
 
-        Both files are read at the first call: a wrong one is wrong input, and no error of an environment.
+        Both files are read at the first call: a faulty one is wrong input, not an error of an environment.
 
         Raises:
-            ValueError: when a file cannot be read, with the key to change.
+            ValueError: a file cannot be read; with the key to change.
         """
         _ = self._tasks, self._held_out_tasks
         return EnvWorker(lambda: Environment(partial(self.make, held_out)), executor)
@@ -145,11 +145,11 @@ class TaskSet:
 
 
 class OneTurn(gymnasium.Env[str, str]):
-    """An episode is one task: its prompt is the observation, and the reply ends it with its score as reward.
+    """One task per episode: its prompt is the observation, and the reply ends it with its score as reward.
 
     Args:
         tasks: taken at random, by the seed.
-        scorer: judges replies.
+        scorer: scores replies.
         system: system message.
     """
 
@@ -175,11 +175,11 @@ class OneTurn(gymnasium.Env[str, str]):
 
 
 def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
-    """The tasks of a file.
+    """Return the tasks of a file.
 
     Args:
         path: JSON lines.
-        key: of the configuration that names the file.
+        key: the key of the config that names the file.
         needs_answer: refuse tasks without answer.
 
     Raises:
@@ -199,9 +199,9 @@ def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON: {error} (key {key})") from error
+        raise ValueError(f"{where} is not JSON: {error} (key {key})") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise ValueError(f'{where} is no task; write {{"prompt": "...", "answer": "..."}} (key {key})')
+        raise ValueError(f'{where} is not a task; write {{"prompt": "...", "answer": "..."}} (key {key})')
     answer = entry.get("answer")
     if answer is None and needs_answer:
         raise ValueError(f"{where} has no answer, which the scorer compares replies with (key {key})")

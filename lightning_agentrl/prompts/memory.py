@@ -39,21 +39,21 @@ class Memory(ABC):
 
     @abstractmethod
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
-        """What to show of ``past``, the turns of the running episode, oldest first."""
+        """Return what to show of ``past``, the turns of the running episode, oldest first."""
 
     @property
     @abstractmethod
     def longest(self) -> int | None:
-        """The most turns that this memory looks back, None where the whole episode may be shown."""
+        """The most turns that this memory looks back; None if it may show the whole episode."""
 
 
 class WindowMemory(Memory):
     """The last turns of the episode.
 
     Args:
-        turns: turns that are shown; 0 shows none.
-        thoughts: turns, counted from the newest, that keep their thought; the others show the executed action only.
-            As many as ``turns`` when left out.
+        turns: number of turns shown; 0 shows none.
+        thoughts: number of turns, counted from the newest, that keep their thought; the others show the executed action
+            only. As many as ``turns`` when not given.
     """
 
     def __init__(self, turns: int = 1, thoughts: int | None = None) -> None:
@@ -80,7 +80,7 @@ class ActionsOnlyMemory(Memory):
     """The last actions as one line of the current user message, without observations and thoughts.
 
     Args:
-        turns: actions that are shown.
+        turns: number of actions shown.
     """
 
     def __init__(self, turns: int) -> None:
@@ -102,7 +102,7 @@ class ClearingMemory(Memory):
     """A history that grows turn by turn and is emptied at intervals.
 
     Args:
-        every: turns after which the history is emptied.
+        every: number of turns after which the history is emptied.
     """
 
     def __init__(self, every: int) -> None:

@@ -1,4 +1,4 @@
-"""Action parsing: from the reply of the policy to its thought and the action it names."""
+"""Action parsing: from a reply of the policy to its thought and the action it names."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ class TolerantParser(ActionParser):
 
 
 def split_reply(reply: str) -> tuple[str, str, int]:
-    """The thought of a reply and the text in which it names its action, both without their keys; where that begins."""
+    """Split a reply at its keys.
+
+    Returns:
+        Its thought and the text that names its action, both without their keys, and where that begins, in characters.
+    """
     end_of_block = max((match.end() for match in _THINK_END.finditer(reply)), default=0)
     keys = list(_ACTION.finditer(reply, end_of_block)) or list(_BARE_ACTION.finditer(reply, end_of_block))
     start, end = (keys[-1].start(), keys[-1].end()) if keys else (len(reply), end_of_block)
@@ -107,7 +111,7 @@ def split_reply(reply: str) -> tuple[str, str, int]:
 
 
 def normalise(text: str) -> str:
-    """Text without case, decoration, bullets and outer punctuation, as names and replies are compared."""
+    """Return text without case, decoration, bullets and outer punctuation, as names and replies are compared."""
     text = text.replace("’", "'").casefold()
     text = re.sub(r"</\w+>", " ", text)
     text = re.sub(r"[*_`#~\\\"“”«»\[\](){}<>]|(?<!\w)'|'(?!\w)", " ", text)
@@ -118,7 +122,7 @@ def normalise(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _names(actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[str, str | None]:
-    """Normalised name or alias -> action, longest first; None where one spelling means two actions."""
+    """Return actions by normalised name or alias, longest first; None where one spelling means two actions."""
     names: dict[str, str | None] = {}
     for action in actions:
         key = normalise(action)
@@ -135,7 +139,7 @@ def _names(actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> di
 
 
 def _find(line: str, names: Mapping[str, str | None]) -> str | None:
-    """The action of the longest name that a normalised line is or starts with, unless alternatives differ from it."""
+    """Return the action of the longest name that a normalised line starts with, None if alternatives differ."""
     found = None
     while True:
         name = next((name for name in names if re.match(rf"{re.escape(name)}(?!\w)", line)), None)

@@ -23,15 +23,15 @@ _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How prompts are worded.
+    """The wording of prompts.
 
     Args:
         think: ask for a THINK line before the ACTION line; otherwise a reply is the action alone.
         instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
-            for the names of the actions; an empty text leaves the instruction out.
+            for the names of the actions; an empty text omits the instruction.
         examples: show the worked examples of the environment.
-        system: system message in place of the environment's; an empty text leaves the message out.
-        max_prompt_tokens: the most tokens of a rendered prompt; the oldest history leaves first.
+        system: system message in place of the environment's; an empty text omits the message.
+        max_prompt_tokens: the most tokens of a rendered prompt; the oldest history is dropped first.
     """
 
     think: bool = True
@@ -47,20 +47,20 @@ class PromptFormat:
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt and the number of turns of history that were left out to keep it within its limit."""
+    """A prompt and the number of turns of history that were dropped to keep it within its limit."""
 
     segments: tuple[Segment, ...]
     history_cuts: int
 
 
 class ChatRenderer:
-    """Renders prompts with the chat template of a tokenizer.
+    """A renderer of prompts with the chat template of a tokenizer.
 
     Text of the environment and of earlier replies is not trusted: a string in it that the tokenizer would read as a
     special token is broken by a space after its first character.
 
     Raises:
-        ValueError: when the template cannot carry an agent's conversation; see :meth:`probe`.
+        ValueError: the template cannot render an agent's conversation; see :meth:`probe`.
     """
 
     append_only: bool  # a rendered conversation is a prefix of the longer one; a growing sample needs it
@@ -77,7 +77,7 @@ class ChatRenderer:
 
     @cached_property
     def free_text(self) -> ChatRenderer:
-        """For environments that take the whole reply: no thought is asked for, and an observation has no heading."""
+        """A renderer for environments that take the whole reply: it asks for no thought and adds no headings."""
         other = copy(self)
         other.format, other._heading = replace(self.format, think=False), ""
         return other
@@ -93,10 +93,10 @@ class ChatRenderer:
         short_term: str,
         actions: Mapping[str, str],
     ) -> RenderedPrompt:
-        """The prompt of one turn as one segment.
+        """Return the prompt of one turn as one segment.
 
         Args:
-            system: rules of the environment. Descriptions of actions that it does not hold yet are listed below it.
+            system: rules of the environment. Descriptions of actions that it lacks are listed below it.
             examples: worked examples: an observation and a reply, an action name or THINK and ACTION lines.
             recollection: what the memory shows of the episode.
             observation: long-term text of the observation.
@@ -104,7 +104,7 @@ class ChatRenderer:
             actions: names of the allowed actions and their descriptions.
 
         Raises:
-            ValueError: when the prompt without any history is over its limit already.
+            ValueError: the prompt is over its limit even without any history.
         """
         parts = self.messages(system, examples, recollection, observation, short_term, actions)
         head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
@@ -135,7 +135,7 @@ class ChatRenderer:
         short_term: str,
         actions: Mapping[str, str],
     ) -> dict[str, list[Message]]:
-        """The messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
+        """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
         shown = examples if self.format.examples else ()
         return {
             "system": self._system(system, actions),
@@ -145,23 +145,23 @@ class ChatRenderer:
         }
 
     def count_tokens(self, messages: list[Message], reply_follows: bool) -> int:
-        """Tokens of a conversation, with the header of the next reply if one follows."""
+        """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
         return len(self._encode(self._apply(messages, generate=reply_follows)))
 
     def continuation(
         self, system: str, observation: str, short_term: str, actions: Mapping[str, str], closed: bool = True
     ) -> tuple[Segment, ...]:
-        """What follows a sampled reply in a growing sample: the rest of its turn, the next message, the next header.
+        """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
 
         Args:
             system: rules of the environment, as at the start of the episode.
             observation: long-term text of the observation.
             short_term: text that belongs to this turn only.
             actions: names of the allowed actions and their descriptions.
-            closed: the sampled reply ended with ``turn_close_id``. Otherwise the close comes first, as glue.
+            closed: whether the reply ended with ``turn_close_id``. Otherwise the close comes first, as glue.
 
         Raises:
-            ValueError: when the template is not append-only.
+            ValueError: the template is not append-only.
         """
         message = self._user(observation, short_term, instruction=self._instruction(actions))
         suffix = self._suffix(self._system(system, actions), message)
@@ -176,7 +176,7 @@ class ChatRenderer:
         return tuple(Segment(kind, ModelInput.of_ids(part)) for kind, part in parts if part)
 
     def reply_text(self, thought: str, action: str) -> str:
-        """How a past reply is written into the history: the format that the instruction asks for."""
+        """Return a past reply as the history shows it, in the format that the instruction asks for."""
         if not self.format.think:
             return action
         return f"THINK: {thought}\nACTION: {action}" if thought else f"ACTION: {action}"
@@ -188,12 +188,12 @@ class ChatRenderer:
         return (self.turn_close_id,) if eos in (None, self.turn_close_id) else (self.turn_close_id, int(eos))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids without special tokens."""
+        """Return the text of sampled ids without special tokens."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
     def tokens_before(self, ids: Sequence[int], chars: int) -> int:
-        """How many leading tokens of a reply lie within its first ``chars`` characters."""
+        """Return how many leading tokens of a reply lie within its first ``chars`` characters."""
         if not chars:
             return 0
         beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
@@ -205,8 +205,8 @@ class ChatRenderer:
         """Check the template once and learn its turn close and whether it is append-only.
 
         Raises:
-            ValueError: without a chat template, with one that refuses or ignores system messages, that closes a reply
-                with no special token, or that doubles the beginning-of-sequence token.
+            ValueError: there is no chat template, or it refuses or ignores system messages, does not close a reply with
+                a special token, or doubles the beginning-of-sequence token.
         """
         if not self.tokenizer.chat_template:
             raise ValueError(
@@ -233,7 +233,7 @@ class ChatRenderer:
         self.append_only = all(self._suffix(head, {"role": "user", "content": _USER}, reply) for reply in replies)
 
     def _suffix(self, head: list[Message], message: Message, reply: str = _REPLY) -> str | None:
-        """Text that ``message`` and the next header add after the turn close of a reply; None if it is not added."""
+        """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
         start = [*head, {"role": "user", "content": _USER}, {"role": "assistant", "content": reply}]
         before = self._apply(start)
         before = before[: before.rindex(self._turn_close) + len(self._turn_close)]
@@ -286,7 +286,7 @@ class ChatRenderer:
 
 
 def _special_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Strings that text must not forge, longest first: special tokens, and added tokens that look like tags."""
+    """Return strings that text must not forge, longest first: special tokens, and added tokens that look like tags."""
     added = tokenizer.added_tokens_decoder.values()
     strings = {token.content for token in added if token.special or re.fullmatch(r"<.+>", token.content)}
     strings |= set(tokenizer.all_special_tokens)

@@ -1,4 +1,4 @@
-"""Rollouts: environments, prompts, interactions and the stream of mini-batches."""
+"""Rollouts: collecting episodes, and the stream of mini-batches made of them."""
 
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.reward_model import RewardModel

@@ -1,4 +1,4 @@
-"""The rollout after the one that is trained on: collected in the background, and kept until it is its turn."""
+"""The rollout after the one that is trained on: collected in the background, and kept until it is needed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lightning_agentrl.types import Rollout
 
 
 class Background:
-    """At most one rollout, on its way or ready. From ``begin`` to ``settle`` the environments belong to it.
+    """At most one rollout, being collected or ready. From ``begin`` to ``settle`` the environments belong to it.
 
     Args:
-        max_staleness: iterations that its turns may be old when they are trained on.
+        max_staleness: greatest age of its turns when they are trained on, in iterations.
     """
 
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
         self.ready: Rollout | None = None
-        self.seconds = 0.0  # that collecting the last one took; 0 where it comes out of a checkpoint
-        self.before: dict[int, Any] | None = None  # where the rollout on its way, or failed, found the environments
+        self.seconds = 0.0  # that collecting the last one took; 0 where it comes from a checkpoint
+        self.before: dict[int, Any] | None = None  # the environments when a running or failed collection began
         self._running: Running[Rollout] | None = None
-        self._clock = StageClock()  # of the agent, once a rollout is on its way
+        self._clock = StageClock()  # of the agent, once a rollout is being collected
         self._total = self._done = 0
-        self._awaited = self._told = False  # somebody waits for it; its error was raised
+        self._awaited = self._raised = False  # somebody waits for it; its error was raised
 
     def begin(self, episodes: FixedTurns | WholeGroups, player: Player, loop: LoopThread, clock: StageClock) -> None:
         """Collect in the background.
@@ -43,17 +43,17 @@ class Background:
             episodes: the environments of this rank.
             player: plays them.
             loop: where it runs.
-            clock: is told how far it is while somebody waits.
+            clock: shows the progress while somebody waits.
         """
         self.before = episodes.state_dict()
         self._clock, self._total, self._done = clock, episodes.total, 0
-        self._awaited = self._told = False
+        self._awaited = self._raised = False
         self._running = loop.begin(self._collect(episodes, replace(player, advance=self._advance)))
 
     def settle(self) -> bool:
-        """Wait for what is on its way; return whether a rollout has come.
+        """Wait for a running collection; return whether it gave a rollout.
 
-        Its error is raised by ``take``, where the rollout is needed.
+        If it failed, ``take`` raises its error, where the rollout is needed.
         """
         running = self._running
         if running is None or running.failed():
@@ -67,15 +67,15 @@ class Background:
         return True
 
     def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None) -> None:
-        """Take in what a checkpoint holds of all ranks.
+        """Keep this rank's part of a rollout from a checkpoint, if it fits this run.
 
         Args:
-            rollout: that was collected ahead.
+            rollout: collected ahead, of all ranks.
             own_envs: environments of this rank.
-            num_envs: of a rollout of this run.
-            turns: of a rollout of this run, where their number is fixed.
+            num_envs: environments of a rollout of this run.
+            turns: turns of a rollout of this run, where their number is fixed.
         """
-        if not _left_out(misfit(rollout, num_envs, turns)):
+        if not _dropped(misfit(rollout, num_envs, turns)):
             self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
     def take(self, policy_version: int, steps_per_iteration: int) -> Rollout | None:
@@ -83,34 +83,34 @@ class Background:
 
         Args:
             policy_version: of the weights that are trained next.
-            steps_per_iteration: by which it grows in an iteration.
+            steps_per_iteration: by which the version grows in an iteration.
 
         Raises:
-            Exception: that of an environment or of the engine, which ended the collection.
+            Exception: the error of an environment or of the engine that ended the collection.
         """
         if self._running is not None:
-            self._told = True
+            self._raised = True
             self._running.result()
         taken, self.ready = self.ready, None
         if taken is None:
             return None
         reason = too_old(taken, policy_version, steps_per_iteration, self.max_staleness)
-        return None if _left_out(reason) else taken
+        return None if _dropped(reason) else taken
 
     def cancel(self) -> None:
-        """End what is on its way."""
+        """End a running collection."""
         if self._running is not None:
             self._running.cancel()
 
     @property
     def cancelled(self) -> bool:
-        """Whether a rollout was on its way and came to no end."""
+        """Whether a collection was cancelled before its end."""
         return self._running is not None and self._running.cancelled
 
     @property
-    def untold(self) -> BaseException | None:
-        """The error of a rollout that nobody took."""
-        return None if self._running is None or self._told else self._running.error
+    def unraised(self) -> BaseException | None:
+        """The error of a collection whose rollout nobody took."""
+        return None if self._running is None or self._raised else self._running.error
 
     async def _collect(self, episodes: FixedTurns | WholeGroups, player: Player) -> Rollout:
         assert player.watchdog is not None
@@ -126,8 +126,8 @@ class Background:
             self._clock.advance()
 
 
-def _left_out(reason: str) -> bool:
-    """Return whether there is a reason to leave a rollout out, and say it."""
+def _dropped(reason: str) -> bool:
+    """Return whether there is a reason to drop a rollout, and warn of it."""
     if reason:
-        rank_zero_warn(f"the rollout that was collected ahead {reason}; it is left out, and a new one is collected")
+        rank_zero_warn(f"the rollout that was collected ahead {reason}; it is dropped, and a new one is collected")
     return bool(reason)

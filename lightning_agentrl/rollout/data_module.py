@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import told_once
+from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
@@ -43,7 +43,7 @@ from lightning_agentrl.types import ModelInput, Rollout
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Streams rollouts for training and plays held-out episodes for validation.
+    """Rollouts for training, and held-out episodes for validation.
 
     An iteration collects ``num_envs * turns_per_env`` turns. Environments live on from one iteration to the next, so
     long episodes never hold up a step. With ``groups`` it collects whole episodes instead, several from each start.
@@ -55,9 +55,8 @@ class RolloutDataModule(L.LightningDataModule):
         turns_per_env: turns of each environment per iteration; not with ``groups``.
         mini_batch_turns: turns of one optimizer step over all ranks; divides the turns of an iteration. Not with
             ``groups``.
-        envs: all that is played, each by its share: environments, and sets of one-turn tasks. Not beside ``env``.
-        groups: collect whole groups of episodes, as estimators that compare episodes need them; None: a fixed number of
-            turns.
+        envs: everything that is played, each by its share: environments, and sets of one-turn tasks. Not with ``env``.
+        groups: collect whole groups of episodes, for estimators that compare episodes; None: a fixed number of turns.
         update_epochs: passes over each rollout.
         memory: what of the past a prompt shows; the last turn by default.
         prompt: how prompts are worded; the defaults of PromptFormat when not given.
@@ -66,8 +65,8 @@ class RolloutDataModule(L.LightningDataModule):
         validation: what validation plays; the defaults of ValidationConfig when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
-        stall_seconds: when no environment has moved for so long, or the engine has not taken over the weights, warn and
-            say what is waited for; again after each further so many seconds. 0: never.
+        stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
+            says what is waited for; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
@@ -118,7 +117,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
-        self._trained: Learner | None = None  # whose training the saved episodes belong to
+        self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
     def steps_per_iteration(self) -> int:
@@ -127,12 +126,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def own_envs(self) -> Sequence[int]:
-        """The environments that turns of this rank name, numbered over all ranks."""
+        """The environments of this rank's turns, numbered over all ranks."""
         return self.sizes.own_envs(*self._place)
 
     @property
     def at_a_time(self) -> int:
-        """Environments that play at a time on this rank."""
+        """Environments that play at the same time on this rank."""
         return self.sizes.at_a_time(self._place[1])
 
     @property
@@ -148,11 +147,11 @@ class RolloutDataModule(L.LightningDataModule):
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
-        """Refuse what shows without a model: processes, the engine's packages, and environments.
+        """Refuse what can be checked without a model: processes, the engine's packages, and environments.
 
-        One environment of each source is made. It is the first to be played.
+        One environment of each source is made, and kept as the first to be played.
         """
-        with told_once():
+        with raise_once():
             self.sizes.check_processes(self._place[1])
             self.engine.check()
             for kind in range(len(self.pool.sources)):
@@ -187,7 +186,7 @@ class RolloutDataModule(L.LightningDataModule):
         return EpisodeSeeds(self.validation_seeds())
 
     def validation_seeds(self) -> list[int]:
-        """The held-out seeds that this rank plays."""
+        """Return the held-out seeds that this rank plays."""
         rank, world = self._place
         return list(held_out_seeds()[: self.validation.episodes][rank::world])
 
@@ -195,15 +194,15 @@ class RolloutDataModule(L.LightningDataModule):
         return batch  # rollouts are moved micro-batch by micro-batch
 
     def teardown(self, stage: str) -> None:
-        """Stop engine, event loop and environments. Their state was saved by ``state_dict`` where it was asked for."""
+        """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
         if self._loop is not None:
             self._settle()
             self.engine.stop()
             self._loop.stop()
         self.pool.close()
         self._saved = self._current()
-        if error := self._background.untold:
-            rank_zero_warn(f"the rollout that nobody waits for any more has failed: {type(error).__name__}: {error}")
+        if error := self._background.unraised:
+            rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         if self._episodes is not None:
             self._episodes.close()
         self._episodes, self._loop, self._learner = None, None, None
@@ -214,9 +213,9 @@ class RolloutDataModule(L.LightningDataModule):
         self._background.cancel()
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
+        """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
 
-        What is collected in the background is waited for and saved. If that fails, the environments are saved as they
+        Waits for a collection in the background and saves its rollout. If it fails, the environments are saved as they
         were when it began.
 
         Raises:
@@ -238,12 +237,12 @@ class RolloutDataModule(L.LightningDataModule):
             self.stream.iteration = self._saved.iteration
 
     def _current(self) -> RolloutState:
-        """Where this rank is."""
+        """Return the state of this rank."""
         iteration = self.stream.iteration if self.stream else self._saved.iteration
         if self._episodes is None:
             return replace(self._saved, iteration=iteration)
         before = self._background.before
-        own = self._episodes.state_dict() if before is None else before  # where it goes on, if the next one failed
+        own = self._episodes.state_dict() if before is None else before  # if the collection failed, it is begun again
         return RolloutState(own, iteration, self._saved.collected, self._origin, self._background.ready)
 
     @property
@@ -260,11 +259,11 @@ class RolloutDataModule(L.LightningDataModule):
     # What the agent calls
 
     def connect(self, learner: Learner) -> None:
-        """Build what needs the agent: prompts, engine, sessions, stream. Harmless when called again."""
+        """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
         if self._learner is learner:
             if not self._background.cancelled:
                 return
-            self.teardown("fit")  # an interrupt ended a collection; go on from where it had begun
+            self.teardown("fit")  # an interrupt ended a collection; continue from where it began
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
         self._session_maker = make = self._make_sessions(learner.tokenizer)
@@ -291,7 +290,7 @@ class RolloutDataModule(L.LightningDataModule):
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
 
     def collect(self) -> Rollout:
-        """The next rollout of this rank: the one that was begun before, or one sampled with the current weights."""
+        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
         learner, _ = self._connected()
         self._begin_training(learner)
         self._settle()
@@ -314,7 +313,7 @@ class RolloutDataModule(L.LightningDataModule):
         return rollout
 
     def begin_next(self) -> None:
-        """Begin to collect the next rollout with the current weights, while the agent goes on."""
+        """Start collecting the next rollout with the current weights, and return at once."""
         learner, loop = self._connected()
         episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
@@ -327,7 +326,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.engine.sync(learner.policy_version)
 
     def _settle(self) -> None:
-        """Wait for what is collected in the background."""
+        """Wait for a collection in the background."""
         if self._background.settle():
             self._saved.collected += 1
 
@@ -360,11 +359,11 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def renderer(self) -> ChatRenderer:
-        """How prompts are made; there once an agent is connected."""
+        """What makes the prompts; there once an agent is connected."""
         return self._maker.renderer
 
     def first_prompts(self, most: int = 16) -> list[ModelInput]:
-        """The first prompts of some training environments, to be looked at before a run."""
+        """Return the first prompts of some training environments, to be looked at before a run."""
         prompts = []
         step = 1 if self.groups is None else self.groups.size  # all of a group begin alike
         for index in self.own_envs[: most * step : step]:
@@ -374,7 +373,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @contextmanager
     def first_session(self, index: int = 0) -> Iterator[Session]:
-        """Give an environment at the start of its first training episode, apart from those that are trained on."""
+        """Yield a session at the start of its first training episode, apart from those that are trained on."""
         if self.groups is None:
             kind, session = self.pool.kind(index), endless_session(self._maker, index)
         else:

@@ -1,4 +1,4 @@
-"""One event loop in its own thread for the whole fit, so that everything also works where a loop already runs."""
+"""One event loop in its own thread for the whole fit, so that training also works where a loop already runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines from synchronous code."""
+    """A thread that runs coroutines for synchronous code."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -20,11 +20,11 @@ class LoopThread:
         self._thread.start()
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Running[T]:
-        """Let it run while the caller does something else."""
+        """Start a coroutine and return at once."""
         return Running(asyncio.run_coroutine_threadsafe(coroutine, self._loop), self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result; see :meth:`Running.result`."""
+        """Run a coroutine and return its result; see :meth:`Running.result`."""
         return self.begin(coroutine).result()
 
     def stop(self) -> None:
@@ -35,14 +35,14 @@ class LoopThread:
 
 
 class Running(Generic[T]):
-    """A coroutine on its way in the thread of a loop."""
+    """A coroutine that runs in the thread of a loop."""
 
     def __init__(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
         self._future = future
         self._loop = loop
 
     def failed(self) -> bool:
-        """Whether it has ended without a result."""
+        """Return whether it has ended without a result."""
         return self._future.done() and (self.cancelled or self._future.exception() is not None)
 
     @property
@@ -51,12 +51,12 @@ class Running(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """What it has ended with, of a group its first; None for a result or a cancellation, and while it runs."""
+        """Its error, of a group the first; None after a result or a cancellation, and while it runs."""
         error = self._future.exception() if self.failed() and not self.cancelled else None
         return None if error is None else _first(error)
 
     def wait(self) -> None:
-        """Until it has ended, however it did; an interrupt cancels it."""
+        """Wait until it has ended, with a result or without; an interrupt cancels it."""
         try:
             wait([self._future])
         except BaseException:
@@ -64,7 +64,7 @@ class Running(Generic[T]):
             raise
 
     def result(self) -> T:
-        """Wait for the result; an interrupt cancels the coroutine and waits until it has ended.
+        """Wait for the result and return it; an interrupt cancels the coroutine and waits until it has ended.
 
         Raises:
             Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
@@ -77,7 +77,7 @@ class Running(Generic[T]):
             raise error from (error.__cause__ or group)
 
     def cancel(self) -> None:
-        """End it, and wait until nothing else runs on the loop. Harmless when it has ended."""
+        """End it, and wait until nothing else runs on the loop. Does nothing if it has ended already."""
         if self._future.cancel():  # was still running
             asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
 

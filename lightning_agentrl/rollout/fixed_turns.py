@@ -1,4 +1,4 @@
-"""Rollouts of a fixed number of turns: the same number of each environment, whose episodes go on in the next one."""
+"""Rollouts of a fixed number of turns, the same for each environment; episodes go on in the next rollout."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class FixedTurns:
         return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
 
     def state_dict(self) -> dict[int, Any]:
-        """Return every environment as seed and actions of its running episode, by its number over all ranks."""
+        """Return the running episode of every environment as seed and actions, by its number over all ranks."""
         return {session.index: session.state_dict() for session in self.sessions}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Go on where the environments of this rank were; those of other ranks are left alone."""
+        """Continue the episodes of this rank where they were; those of other ranks are ignored."""
         for session in self.sessions:
             if session.index in state:
                 session.load_state_dict(state[session.index])

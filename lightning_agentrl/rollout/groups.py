@@ -1,4 +1,4 @@
-"""Rollouts of whole groups: whole episodes, several from each start state."""
+"""Rollouts of whole groups: complete episodes, several from each start state."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Member:
 
 
 class WholeGroups:
-    """Plays the groups of one rank in their order. What is played with which weights does not depend on time.
+    """The groups of one rank, played in their order. Which weights play a turn does not depend on time.
 
-    A rollout plays the episodes of its groups to their end, and then those of groups ahead for a fixed number of turns.
-    As many episodes as there are environments are played at a time, and the next begins as soon as one is free, so none
-    waits for another.
+    A rollout plays the episodes of its groups to their end, and then those of groups begun ahead for a fixed number of
+    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free,
+    so none waits for another.
 
     Args:
         settings: sizes.
-        make: makes the sessions; environments of episodes that have ended are played again.
+        make: makes the sessions; environments of ended episodes are used again.
         rank: of this process.
         world: number of ranks.
         at_a_time: episodes played at a time on this rank.
-        greedy: play one more episode per group without randomness; its score goes to ``Rollout.greedy_scores``.
-        collected: rollouts that were collected before.
+        greedy: play one more episode per group without randomness; its return goes to ``Rollout.greedy_scores``.
+        collected: number of rollouts collected before.
     """
 
     def __init__(
@@ -73,38 +73,38 @@ class WholeGroups:
         self.at_a_time = at_a_time
         self.greedy = greedy
         self.collected = collected
-        self._members: dict[int, list[Member]] = {}  # of groups that were begun and are not in a rollout yet
+        self._members: dict[int, list[Member]] = {}  # of groups begun and not in a rollout yet
 
     @property
     def total(self) -> int:
         """Episodes that end in the next rollout on this rank."""
-        return len(self._coming_home) * (self.settings.size + self.greedy)
+        return len(self._due) * (self.settings.size + self.greedy)
 
     @property
-    def _coming_home(self) -> range:
-        return self.settings.coming_home(self.collected, self.rank, self.world)
+    def _due(self) -> range:
+        return self.settings.due(self.collected, self.rank, self.world)
 
     @property
     def sessions(self) -> list[Session]:
-        """Where an episode is running."""
+        """The sessions in which an episode is running."""
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
     async def collect(self, player: Player) -> Rollout:
         """Play the next groups to their end; samples are by group and episode.
 
-        The scores of greedy episodes are those of the weights that end the group.
+        Greedy episodes are played with the weights that end their group.
         """
-        home = self._coming_home
-        ahead = self.settings.going_ahead(self.collected, self.rank, self.world)
+        due = self._due
+        ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
         greedy: dict[int, float] = {}
         parts: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        for group in home:
+        for group in due:
             parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
             parts += [partial(self._play_greedily, group, greedy, player)] * self.greedy
         parts += [partial(self._play, g, i, self.settings.ahead_turns, player) for g in ahead for i in self._numbers]
         await self._run(parts)
         self.collected += 1
-        samples = {group: [s for member in self._members.pop(group) for s in member.samples] for group in home}
+        samples = {group: [s for member in self._members.pop(group) for s in member.samples] for group in due}
         rollout = Rollout.from_samples([sample for of_group in samples.values() for sample in of_group])
         if not self.greedy:
             return rollout
@@ -116,7 +116,7 @@ class WholeGroups:
         return range(self.settings.size)
 
     async def _run(self, parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        """Play them in their order, so many at a time."""
+        """Run the parts in their order, ``at_a_time`` of them at a time."""
         waiting = iter(parts)
 
         async def play() -> None:
@@ -132,7 +132,7 @@ class WholeGroups:
         player.advance()
 
     async def _play(self, group: int, number: int, turns: int | None, player: Player) -> None:
-        """At most so many turns of an episode; None: to its end."""
+        """Play at most so many turns of an episode; None: to its end."""
         member = self._member(group, number)
         if member.over():
             return
@@ -164,11 +164,11 @@ class WholeGroups:
         self.make.end(session, self.make.pool.kind(group))
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the groups that were begun and are in no rollout yet, by number: turns, and sessions that go on."""
+        """Return the groups begun and not in a rollout yet, by number: their turns and running sessions."""
         return {group: [member.state_dict() for member in members] for group, members in self._members.items()}
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Go on where the groups of this rank were; those of other ranks are left alone."""
+        """Continue the groups of this rank where they were; those of other ranks are ignored."""
         for group, members in state.items():
             if group % self.world == self.rank:
                 self._members[group] = [self._loaded(group, i, saved) for i, saved in enumerate(members)]
@@ -190,7 +190,7 @@ class WholeGroups:
 def group_session(
     make: SessionMaker, settings: GroupRollout, group: int, member: int, pictures: bool = False
 ) -> Session:
-    """Make the session of one episode of a group. It starts as all of its group do; replies have seeds of their own."""
+    """Make the session of one episode of a group. All of a group start alike; replies have seeds of their own."""
     place, rollout = settings.place(group, member), group // settings.per_rollout
     seed = derive_seed(make.seed, group)
     return make.session(make.pool.kind(group), place, lambda _episode: seed, pictures, first_episode=rollout)

@@ -1,4 +1,4 @@
-"""Where agent and data module meet: what the data module and its stream ask of the agent."""
+"""The interface between data module and agent: what the data module and its stream ask of the agent."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_agentrl.types import Rollout
 
 @dataclass(frozen=True)
 class Prepared:
-    """A rollout with advantages and returns, and the numbers that are logged with its first step."""
+    """A rollout with advantages and returns, and the numbers to be logged with its first step."""
 
     rollout: Rollout
     metrics: dict[str, float]
 
 
 class Learner(Protocol):
-    """An agent, as a data module sees it. What the agent asks of the data module is its class."""
+    """An agent as the data module sees it."""
 
     clock: StageClock
     tokenizer: PreTrainedTokenizerBase

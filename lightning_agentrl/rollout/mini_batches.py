@@ -8,7 +8,7 @@ import numpy as np
 
 
 def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
-    """A random place in [0, 1) for every row, the same for a row on whichever rank it lies.
+    """Return a random place in [0, 1) for every row, the same for a row on whichever rank it lies.
 
     The rows of each environment are permuted and spread evenly over [0, 1), environments being shifted against each
     other at random. So any interval takes nearly the same number of rows of every environment, and exactly its share
@@ -30,6 +30,6 @@ def spread(envs: Sequence[int], num_envs: int, seed: int) -> np.ndarray:
 
 
 def split(places: np.ndarray, count: int, upto: float = 1.0) -> list[list[int]]:
-    """Rows whose place lies below ``upto``, cut into ``count`` intervals of equal width."""
+    """Return the rows whose place lies below ``upto``, split into ``count`` intervals of equal width."""
     part = np.floor(places / upto * count).astype(int)
     return [np.flatnonzero(part == k).tolist() for k in range(count)]

@@ -1,4 +1,4 @@
-"""How much a rollout holds, how ranks share it and how it is cut into mini-batches."""
+"""How much a rollout holds, how ranks share it and how it is split into mini-batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 from lightning_agentrl.prompts.memory import Memory
 
-TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # what a data module has without groups, unless it is told otherwise
+TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
 
 
 @dataclass(frozen=True)
 class GroupRollout:
-    """Iterations of whole groups; the episodes of a group share environment, task and seed.
+    """Sizes of iterations of whole groups, whose episodes share environment, task and seed.
 
     Args:
         size: episodes of a group.
         per_rollout: groups of an iteration over all ranks.
         mini_batches: optimizer steps in each pass over a rollout.
         ahead: groups of later iterations that are begun in this one, to keep environments busy while the longest
-            episodes end. They go on with the weights of the next iteration.
-        ahead_turns: turns that each of their episodes goes ahead in an iteration.
+            episodes end. They continue with the weights of the next iteration.
+        ahead_turns: turns that each of their episodes is played ahead in an iteration.
     """
 
     size: int = 8
@@ -47,7 +47,7 @@ class GroupRollout:
 
     @property
     def longest_ahead(self) -> int:
-        """Iterations from the first turn of a group to the end of its own, at most."""
+        """Most iterations between the one in which a group is begun and its own."""
         return math.ceil(self.ahead / self.per_rollout)
 
     def place(self, group: int, member: int) -> int:
@@ -56,13 +56,13 @@ class GroupRollout:
 
     def places(self, rank: int, world: int) -> list[int]:
         """Return the places of a rank, the same in every iteration."""
-        return [self.place(group, member) for group in self.coming_home(0, rank, world) for member in range(self.size)]
+        return [self.place(group, member) for group in self.due(0, rank, world) for member in range(self.size)]
 
-    def coming_home(self, rollout: int, rank: int, world: int) -> range:
+    def due(self, rollout: int, rank: int, world: int) -> range:
         """Return the groups of a rank that are complete at the end of this rollout, counted from 0."""
         return range(rollout * self.per_rollout + rank, (rollout + 1) * self.per_rollout, world)
 
-    def going_ahead(self, rollout: int, rank: int, world: int) -> range:
+    def begun_ahead(self, rollout: int, rank: int, world: int) -> range:
         """Return the groups of a rank that are played ahead in this rollout."""
         first = (rollout + 1) * self.per_rollout
         return range(first + rank, first + self.ahead, world)
@@ -116,7 +116,7 @@ class RolloutSizes:
 
     @property
     def unit(self) -> str:
-        """What the progress of a collection counts."""
+        """What the progress bar of a collection counts."""
         return "turns" if self.groups is None else "episodes"
 
     @property
@@ -137,7 +137,7 @@ class RolloutSizes:
         return range(rank * share, (rank + 1) * share)
 
     def at_a_time(self, world: int) -> int:
-        """Return how many environments play at a time on each rank."""
+        """Return how many environments play at the same time on each rank."""
         return self.num_envs // world
 
     def check_processes(self, world: int) -> None:

@@ -1,4 +1,4 @@
-"""The bound on how old a turn may be when it is trained on, in iterations."""
+"""The bound on the age of a turn when it is trained on, in iterations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
 
 
 def too_old(rollout: Rollout, policy_version: int, steps_per_iteration: int, max_staleness: int) -> str:
-    """Why a rollout that was collected ahead must not be trained on; empty: it may. Every rank must call it."""
+    """Return why a rollout collected ahead must not be trained on, empty if it may. Every rank must call it."""
     own = staleness(rollout.turns, policy_version, steps_per_iteration)
     oldest = max_over_ranks(max(own, default=0.0))
     if oldest <= max_staleness:
@@ -51,12 +51,12 @@ def too_old(rollout: Rollout, policy_version: int, steps_per_iteration: int, max
 
 
 def misfit(rollout: Rollout, num_envs: int, turns: int | None) -> str:
-    """Why a rollout out of a checkpoint is none of this run; empty: it is one.
+    """Return why a rollout from a checkpoint does not fit this run, empty if it does.
 
     Args:
         rollout: of all ranks.
-        num_envs: environments that turns of a rollout name.
-        turns: of a rollout, where their number is fixed.
+        num_envs: environments of a rollout of this run.
+        turns: turns of a rollout of this run, where their number is fixed.
     """
     envs = {turn.env for turn in rollout.turns}
     if envs == set(range(num_envs)) and turns in (None, len(rollout.turns)):

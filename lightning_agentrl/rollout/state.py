@@ -1,4 +1,4 @@
-"""What of the rollouts a checkpoint holds."""
+"""What a checkpoint holds of the rollouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_agentrl.types import Rollout, rollout_from_plain, rollout_to_plai
 
 @dataclass
 class RolloutState:
-    """Where collecting goes on."""
+    """The point from which collecting continues."""
 
     sessions: dict[int, Any] = field(default_factory=dict)  # running episodes by number
     iteration: int = 0  # iterations begun
@@ -22,7 +22,7 @@ class RolloutState:
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
-        """Of all ranks."""
+        """Read the state of all ranks from plain types."""
         ahead = state.get("ahead")
         return cls(
             state["sessions"],
@@ -33,7 +33,7 @@ class RolloutState:
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain types and tensors of all ranks; every rank must call it."""
+        """Return the state of all ranks as plain types and tensors; every rank must call it."""
         return {
             "sessions": {index: state for part in all_gather(self.sessions) for index, state in part.items()},
             "iteration": self.iteration,
@@ -43,7 +43,7 @@ class RolloutState:
         }
 
     def check_origin(self, origin: str) -> None:
-        """Refuse to go on with other episodes than were begun.
+        """Refuse to continue with other episodes than were begun.
 
         Raises:
             ValueError: with the keys to change.
@@ -51,12 +51,12 @@ class RolloutState:
         if (self.sessions or self.collected) and self.origin != origin:
             raise ValueError(
                 f"the checkpoint's environments are {self.origin}; this run has {origin}, so their episodes "
-                "cannot go on: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
+                "cannot continue: give the same data.init_args.env (or envs) and seed, or start without --ckpt_path"
             )
 
 
 def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
-    """The rows of all ranks, each once, as plain types; every rank must call it."""
+    """Return the rows of all ranks, each once, as plain types; every rank must call it."""
     plain = all_gather(None if rollout is None else rollout_to_plain(rollout))
     parts = [rollout_from_plain(part) for part in plain if part is not None]
     if not parts:
@@ -70,6 +70,6 @@ def pooled(rollout: Rollout | None) -> dict[str, Any] | None:
 
 
 def rows_of(rollout: Rollout, envs: Sequence[int]) -> Rollout:
-    """The rows of these environments."""
+    """Return the rows of these environments."""
     own = set(envs)
     return rollout.select([i for i, sample in enumerate(rollout.samples) if sample.turns[0].env in own])

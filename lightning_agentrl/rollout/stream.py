@@ -35,21 +35,21 @@ class RolloutSource(ABC):
 
     @abstractmethod
     def next_rollout(self, stream: RolloutStream) -> Prepared:
-        """A prepared rollout for one epoch."""
+        """Return a prepared rollout for one epoch."""
 
 
 class OnPolicy(RolloutSource):
-    """Collect with the current weights, then prepare."""
+    """Rollouts collected with the current weights."""
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         return stream.learner.prepare(stream.collect())
 
 
 class OneStepOffPolicy(RolloutSource):
-    """Begin the next rollout with the current weights, then prepare the one that was collected meanwhile.
+    """Rollouts collected one ahead: each is begun with the weights from before the update on the previous one.
 
     Args:
-        begin_next: begins to collect in the background; the stream's next ``collect`` waits for that rollout.
+        begin_next: starts collecting in the background; the stream's next ``collect`` waits for that rollout.
     """
 
     def __init__(self, begin_next: Callable[[], None]) -> None:
@@ -62,7 +62,7 @@ class OneStepOffPolicy(RolloutSource):
 
 
 class RolloutStream:
-    """Iterates over the mini-batches of one iteration. Collecting starts when the first one is asked for.
+    """The mini-batches of one iteration. Collecting starts when the first one is asked for.
 
     Args:
         collect: gives the next raw rollout of this rank.

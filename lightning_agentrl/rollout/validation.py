@@ -18,7 +18,7 @@ class ValidationConfig:
     """What a validation plays.
 
     Args:
-        episodes: held-out episodes over all ranks; the first so many seeds of the list.
+        episodes: held-out episodes over all ranks, with the first seeds of the list.
         num_envs: episodes played at a time on each rank.
         temperature: of sampling; 0 takes the most likely token.
     """
@@ -54,7 +54,7 @@ class EpisodeSeeds:
 async def play_episodes(
     seeds: Sequence[int], at_a_time: int, make: SessionMaker, player: Player
 ) -> list[EpisodeResult]:
-    """Play one whole episode per seed, so many at a time; return the results in the order of the seeds."""
+    """Play one whole episode per seed, ``at_a_time`` of them at a time; return results in the order of the seeds."""
     results: dict[int, EpisodeResult] = {}
     waiting = iter(enumerate(seeds))
 

@@ -1,4 +1,4 @@
-"""A watchdog over collections and their engine: says what is waited for when nothing moves. It ends nothing."""
+"""A watchdog over collections and their engine: says what is waited for when nothing moves. It stops nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NAMED = 8  # environments that a warning lists by number
 
 
 class Watchdog:
-    """Warns when no session has moved for a while, and again after each further while.
+    """A thread that warns when no session has moved for some time, and again each time that passes.
 
     A session moves when its environment is called or answers, and when it begins or ends a collection. An engine that
-    takes over the weights moves when it has them.
+    loads the weights moves when it has them.
 
     Args:
-        seconds: how long that while is; 0: never warn.
-        engine: its name.
+        seconds: that time; 0: never warn.
+        engine: name of the engine.
         stage: gives the running stage.
     """
 
@@ -36,7 +36,7 @@ class Watchdog:
 
     @contextmanager
     def on_guard(self) -> Iterator[None]:
-        """Look from a thread of its own, since a stuck call may hold up the event loop too."""
+        """Watch from a thread of its own, since a stuck call may hold up the event loop too."""
         if not self.seconds:
             yield
             return
@@ -52,7 +52,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, session: Session) -> Iterator[None]:
-        """While inside, something is expected of this session."""
+        """Expect this session to move while inside."""
         self._change(self._sessions.append, session)
         try:
             yield
@@ -61,7 +61,7 @@ class Watchdog:
 
     @contextmanager
     def taking_weights(self) -> Iterator[None]:
-        """While inside, the engine is taking the weights over."""
+        """Expect the engine to load the weights while inside."""
         with self.on_guard():
             self._taking_weights = True
             try:
@@ -75,15 +75,15 @@ class Watchdog:
             self._changed_at = time.monotonic()
 
     def _look(self, over: threading.Event) -> None:
-        told_at = 0.0
+        warned_at = 0.0
         while True:
             with self._lock:
                 sessions, moved_at = list(self._sessions), self._changed_at
             moved_at = max([moved_at, *(session.worker.moved_at for session in sessions)])
-            left = max(moved_at, told_at) + self.seconds - time.monotonic()
+            left = max(moved_at, warned_at) + self.seconds - time.monotonic()
             if left <= 0 and (sessions or self._taking_weights):
-                told_at = time.monotonic()
-                warnings.warn(self._message(sessions, told_at - moved_at), stacklevel=1)
+                warned_at = time.monotonic()
+                warnings.warn(self._message(sessions, warned_at - moved_at), stacklevel=1)
             if over.wait(left if left > 0 else self.seconds):
                 return
 

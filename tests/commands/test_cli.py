@@ -421,7 +421,7 @@ WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
     ),
     "constructor of a scorer": (
         {"path": "x", "scorer": {"class_path": "PatternMatch", "init_args": {"pattern": "("}}},
-        ["is no regular expression", "data.init_args.envs[1].scorer.init_args.pattern"],
+        ["is not a regular expression", "data.init_args.envs[1].scorer.init_args.pattern"],
     ),
 }
 

@@ -192,7 +192,7 @@ def test_weights_of_another_model_are_counted() -> None:
     check_weights({name: weight + 1 for name, weight in own.items()}, own)
     with pytest.raises(CheckpointError) as caught:
         check_weights({"a": torch.zeros(3), "d": torch.zeros(2)}, own)
-    assert "it lacks 2 weights such as b, it has besides 1 weights such as d, 1 weights have another shape" in str(
+    assert "it lacks 2 weights such as b, it has 1 more weights such as d, 1 weights have another shape" in str(
         caught.value
     )
     assert "a [3] instead of [2]" in str(caught.value)

@@ -88,7 +88,7 @@ def test_scores(scorer: Scorer, reply: str, score: float) -> None:
 
 def test_a_pattern_alone_asks_for_a_fit() -> None:
     assert [PatternMatch(r"\d+").score("Count.", reply, None) for reply in ("one", "1 2")] == [0, 1]
-    with pytest.raises(ValueError, match=r"the pattern '\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"the pattern '\(' is not a regular expression"):
         PatternMatch("(")
 
 
@@ -108,8 +108,8 @@ def test_an_episode_is_one_task() -> None:
     [
         (None, r"there is no file of tasks '.*' \(key some.key\)"),
         ("", r"is empty \(key some.key\)"),
-        ('\n{"prompt": "a", "answer": "b"}\n{"prompt"\n', r"line 3 of '.*' is no JSON"),
-        ('{"question": "a"}', r'line 1 of .* is no task; write \{"prompt"'),
+        ('\n{"prompt": "a", "answer": "b"}\n{"prompt"\n', r"line 3 of '.*' is not JSON"),
+        ('{"question": "a"}', r'line 1 of .* is not a task; write \{"prompt"'),
         ('{"prompt": "a"}', r"line 1 of .* has no answer, which the scorer compares replies with \(key some.key\)"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_wrong_environment_is_told_in_setup():
         ({"env": WATCHED}, r"names no actions .* RawParser \(key data.init_args.interaction\)"),
         (
             {"env": WATCHED, "interaction": TurnInteraction(4, RawParser())},
-            r"must not hold a thought; set data.init_args.prompt.think to false",
+            r"must not contain a thought; set data.init_args.prompt.think to false",
         ),
         ({"interaction": TurnInteraction(4, RawParser())}, r"data.init_args.prompt.think to false"),
         ({"prompt": PromptFormat(max_prompt_tokens=20)}, r"over the limit of 20; .* raise max_prompt_tokens"),
