@@ -86,8 +86,8 @@ def _refuse_unknown_id(model: str) -> None:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"the model '{model}' is not a folder and not in the cache, and the hub does not have it ({reason}); give a "
-            f"hub id, a local folder or '{DEMO}' (key model.init_args.model)"
+            f"the model '{model}' is not a folder and not in the cache, and the hub does not have it ({reason}); give "
+            f"a hub id, a local folder or '{DEMO}' (key model.init_args.model)"
         ) from error
 
 
