@@ -1,4 +1,4 @@
-"""How far an agent gets without thinking: uniformly random actions, and one action all the time.
+"""Baselines without a model: uniformly random actions, and the same action every turn.
 
 `python -m agentrl_envs.baselines BabyAIText-GoToObjS6-v0 --episodes 200 --set max_turns=12` prints a table. A trained
 agent that is not clearly above it has learned nothing.
@@ -18,7 +18,7 @@ from agentrl_envs.text_env import TextEnv
 
 @dataclass(frozen=True)
 class Baseline:
-    """What one agent reached."""
+    """The results of one baseline agent."""
 
     agent: str
     episodes: int
@@ -28,7 +28,7 @@ class Baseline:
 
 
 def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
-    """A uniformly random agent; its choices are seeded with the episode's seed, so the result is reproducible."""
+    """Play a uniformly random agent; its choices are seeded with the episode's seed, so results are reproducible."""
 
     def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
         names = list(env.actions)
@@ -39,7 +39,7 @@ def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
 
 
 def constant_agent(env_id: str, action: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
-    """An agent that always gives the same action."""
+    """Play an agent that always takes the same action."""
     return _play(action, env_id, seeds, lambda env, seed: lambda: action, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Which environment ids exist and which class and arguments stand behind them."""
+"""The registered environment ids, with the class and arguments of each."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ ENV_IDS: tuple[str, ...] = tuple(_ENVS)
 
 
 def register_all() -> None:
-    """Register every environment of this package; ids that are registered already are left alone."""
+    """Register every environment of this package; ids that are registered already are skipped."""
     for env_id, (entry_point, kwargs) in _ENVS.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs)

@@ -26,7 +26,9 @@ class TextInfo(TypedDict):
 
 
 def normalise(text: str) -> str:
-    """The form in which spoken actions are compared: first line, lower case, single blanks, no final punctuation."""
+    """Return the form in which spoken actions are compared: first line, lower case, single blanks, no final
+    punctuation.
+    """
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
     return " ".join(line.lower().replace("_", " ").split()).rstrip(_TRAILING_PUNCTUATION).strip()
@@ -88,28 +90,30 @@ class TextEnv(gymnasium.Env[str, str], ABC):
 
     @abstractmethod
     def _observe(self) -> tuple[str, str]:
-        """The current long-term text and short-term text (the second may be empty)."""
+        """Return the current long-term text and short-term text (the second may be empty)."""
 
     def success(self) -> bool:
-        """Whether the task of this episode is solved. By default: it ended by itself with a positive reward."""
+        """Return whether the task of this episode is solved; by default, if it ended by itself with a positive
+        reward.
+        """
         return self._won
 
     def progression(self) -> float:
-        """How much of the task is solved, 0 to 1. By default 1 on success and 0 otherwise."""
+        """Return how much of the task is solved, from 0 to 1; by default 1 on success and 0 otherwise."""
         return float(self.success())
 
     def metrics(self) -> dict[str, float]:
-        """Numbers about the episode so far, by name; a trainer logs those of its last turn. None by default."""
+        """Return numbers about the episode so far, by name; a trainer logs those of its last turn. Empty by default."""
         return {}
 
     def extra_info(self) -> dict[str, Any]:
-        """More keys for `info`; none by default."""
+        """Return more keys for `info`; none by default."""
         return {}
 
     # ---- what the base class does --------------------------------------------------------------------------------
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
-        """The action that `text` names, and True; the default action and False if it names none."""
+        """Return the action that `text` names and True, or the default action and False if it names none."""
         said = normalise(text)
         for name in self.actions:
             if said == normalise(name):
@@ -156,7 +160,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}
 
     def _check_data(self) -> None:
-        """Refuse data that could not work, with a sentence that names the fault."""
+        """Raise a ValueError that names the fault in data that cannot work."""
         owner = type(self).__name__
         if self.default_action not in self.actions:
             raise ValueError(f"{owner}: default action {self.default_action!r} is not one of {list(self.actions)}.")

@@ -1,4 +1,4 @@
-"""The BabyAI environment: a level, told in words, played with named actions."""
+"""The BabyAI environment: a level described in words and played with named actions."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,12 +20,13 @@ class BabyAIEnv(TextEnv):
     Args:
         level: name of a level, a key of `LEVELS`.
         reward: on success "binary" gives 1 and "native" gives 1 - 0.9 * turns / max_turns; a failure gives 0.
-        mission_in: where the mission is told: in the "system" prompt, or as first line of every "observation" (then
+        mission_in: where the mission is given: in the "system" prompt, or as first line of every "observation" (then
             the system prompt is the same for all episodes).
         actions: names of the offered actions; by default three words for the small levels, else all six names.
         max_turns: turns after which an episode is truncated; by default the usual limit of the level.
-        num_dists: distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo (default 0).
-        render_mode: "rgb_array" lets `render` draw the room from above, with what the agent sees lit up.
+        num_dists: number of distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo
+            (default 0).
+        render_mode: "rgb_array" makes `render` draw the room from above, with the agent's view highlighted.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012 - declared by gymnasium
@@ -110,15 +111,15 @@ class BabyAIEnv(TextEnv):
         return tuple(told)
 
     def render(self) -> np.ndarray | None:
-        """The room from above as RGB [height, width, 3], uint8; None without `render_mode`."""
+        """Return the room from above as RGB [height, width, 3], uint8; None without `render_mode`."""
         return self._level.get_frame(tile_size=_TILE) if self.render_mode == "rgb_array" else None
 
     def metrics(self) -> dict[str, float]:
-        """Steps forward that led nowhere, as a wall or an object stood there."""
+        """Return the number of steps forward that were blocked by a wall or an object."""
         return {"bumps": float(self._bumps)}
 
     def extra_info(self) -> dict[str, Any]:
-        """The mission."""
+        """Return the mission."""
         return {"mission": self.mission}
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
@@ -141,7 +142,7 @@ class BabyAIEnv(TextEnv):
 
 
 def _action_numbers(names: Sequence[str]) -> dict[str, int]:
-    """Minigrid's number of each offered action name."""
+    """Return Minigrid's number of each offered action."""
     known = {name: number for number, forms in enumerate(words.SPOKEN) for name in forms}
     unknown = [name for name in names if name not in known]
     if unknown:

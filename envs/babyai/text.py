@@ -11,7 +11,7 @@ _UNSEEN, _EMPTY, _WALL, _DOOR = 0, 1, 2, 4
 
 
 def describe_view(view: NDArray[np.integer]) -> list[str]:
-    """The lines of an observation: what is carried, the walls straight ahead, left and right, then every visible thing.
+    """Return the lines of an observation: what is carried, the walls ahead, left and right, then all visible objects.
 
     Args:
         view: the agent's view, `view[column, row] = (type, colour, state)`, the visibility mask applied. The agent is
@@ -30,7 +30,7 @@ def describe_view(view: NDArray[np.integer]) -> list[str]:
 
 
 def _walls(view: NDArray[np.integer], column: int, row: int) -> list[str]:
-    """The wall ahead, to the left and to the right, each unless something stands before it."""
+    """Return the wall ahead, to the left and to the right, each unless something stands in front of it."""
     rays = {
         "forward": view[column, :row][::-1],
         "left": view[:column, row][::-1],

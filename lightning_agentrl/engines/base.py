@@ -1,4 +1,4 @@
-"""Engines: what samples tokens. One small base class; a prompt is a model input, a reply token ids."""
+"""Engines, which sample replies: one small base class. A prompt is a model input, a reply is token ids."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from lightning_agentrl.types.model_input import ModelInput
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """One reply to be sampled.
+    """A request for one reply.
 
-    Sampling uses the whole distribution (no top-p, no top-k), so that log-probs describe what was sampled from.
-    Equal prompt, seed and weights give equal replies, whatever else is sampled at the same time (up to rounding).
+    Sampling uses the whole distribution (no top-p, no top-k), so log-probs describe the distribution that was sampled
+    from. Equal prompts, seeds and weights give equal replies, up to rounding, whatever else is sampled at the same
+    time.
     """
 
     prompt: ModelInput
     max_tokens: int
-    temperature: float  # 0: the most likely token every time
+    temperature: float  # 0: greedy, the most likely token every time
     seed: int
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The sampled ids, the log-probs of exactly those ids after temperature, and whether the reply closed itself."""
+    """The sampled ids, their log-probs after temperature, and whether a stop token ended the reply."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
@@ -52,7 +53,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class PolicyHandle:
-    """What an engine needs of the trainer: the policy in place, its stop tokens, and the precision to run it in.
+    """What an engine needs from the trainer: the policy itself, its stop tokens, and the precision to run it in.
 
     Inside ``gathered()`` this rank holds all weights of the policy; all ranks enter and leave together.
     """
@@ -61,18 +62,18 @@ class PolicyHandle:
     stop_token_ids: Sequence[int]
     precision: Callable[[], AbstractContextManager]
     gathered: Callable[[], AbstractContextManager] = nullcontext
-    max_model_len: int | None = None  # tokens of a prompt and its reply, at most; None: the model's context
-    trained_meanwhile: bool = False  # the policy changes while replies are sampled
+    max_model_len: int | None = None  # most tokens of a prompt with its reply; None: the model's context
+    trained_meanwhile: bool = False  # the policy is trained while replies are sampled
 
     @property
     def window(self) -> int:
-        """Tokens of the longest prompt and its reply."""
+        """The most tokens that a prompt and its reply have together."""
         context = self.policy.context_length
         return min(context, self.max_model_len or context)
 
     @property
     def computes_in(self) -> torch.dtype:
-        """What the trainer scores and trains the policy in."""
+        """The dtype in which the trainer scores and trains the policy."""
         device = self.policy.lm.device.type
         with self.precision():
             return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.policy.lm.dtype
@@ -80,40 +81,40 @@ class PolicyHandle:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes on the policy's device, in this process."""
+    """Memory of an engine on the policy's device, in this process, in bytes."""
 
-    resident: int = 0  # during updates too
-    sampling: int = 0  # given back before an update
+    resident: int = 0  # allocated during updates too
+    sampling: int = 0  # released before an update
 
 
 class Engine(ABC):
-    """Samples replies for many environments at a time."""
+    """A sampler of replies for many environments at a time."""
 
-    own_weights: ClassVar[bool] = False  # samples from a copy where ``PolicyHandle.trained_meanwhile`` is set
+    own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
 
     def check(self) -> None:  # noqa: B027 - most need nothing
-        """Look for what the engine needs, before any weights are read.
+        """Check that what the engine needs is there, before any weights are read.
 
         Raises:
             ImportError: a package is missing.
         """
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
-        """What it takes beside the policy to sample ``concurrency`` replies at once; asked before it starts."""
+        """Return the memory, besides the policy, to sample ``concurrency`` replies at once; called before the start."""
         return EngineMemory()
 
     @abstractmethod
     def start(self, handle: PolicyHandle) -> None:
-        """Called once the strategy is up and the policy is on its device; again after :meth:`stop`."""
+        """Start, once the strategy is set up and the policy is on its device; possible again after :meth:`stop`."""
 
     @abstractmethod
     def sync(self, policy_version: int) -> None:
-        """Take over the current weights of the policy. Called once before each collect, with nothing in flight."""
+        """Load the policy's current weights. Called once before each collection, with no request in flight."""
 
     def collecting(self) -> AbstractContextManager:
-        """Entered and left by all ranks together, around everything that is sampled while the trainer waits for it.
+        """Return a context for all sampling that the trainer waits for; all ranks enter and leave it together.
 
-        Not around a collection that goes on while the policy is trained.
+        It is not used around a collection that continues while the policy is trained.
         """
         return nullcontext()
 
@@ -123,4 +124,4 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Release threads and memory. Harmless when not started."""
+        """Release threads and memory; a no-op if not started."""

@@ -1,4 +1,4 @@
-"""A caller on an event loop that waits for a reply which another thread samples."""
+"""A request of a caller on an event loop, whose reply is sampled in another thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_agentrl.engines.base import Reply, SamplingRequest
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request, and where its answer goes. Make it on the caller's event loop."""
+    """A request and the future for its answer, to be made on the caller's event loop."""
 
     request: SamplingRequest
     loop: asyncio.AbstractEventLoop
@@ -24,7 +24,7 @@ class Waiting:
 
     def tell(self, outcome: Reply | Exception) -> None:
         """Wake the caller, from any thread."""
-        with suppress(RuntimeError):  # the caller's loop was closed: nobody waits any more, and the worker must go on
+        with suppress(RuntimeError):  # the caller's loop is closed: nobody waits, and the worker must go on
             self.loop.call_soon_threadsafe(self._settle, outcome)
 
     def _settle(self, outcome: Reply | Exception) -> None:

@@ -1,4 +1,4 @@
-"""The weights of a policy: under the names of its files, as other engines read them, and a copy of them."""
+"""The weights of a policy: by the names in its files, as other engines read them, and copies."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from lightning_agentrl.models.sharding import units
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by name; one with several names under each of them.
+    """Yield every weight by name; a weight with several names appears under each.
 
-    An output head that is tied to the embedding is named too, since an engine may keep a packed copy of it.
+    An output head tied to the embedding is included, since an engine may keep a packed copy of it.
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
 
 
 def whole(lm: PreTrainedModel) -> PreTrainedModel:
-    """A model as engines without adapters run it: with the adapters, if any, added to what they belong to."""
+    """Return a model as engines without adapters run it: with adapters, if any, merged into its weights."""
     return merge_adapters(lm) if has_adapters(lm) else lm
 
 
 def frozen_copy(policy: LanguageModel) -> LanguageModel:
-    """A policy with trained weights of its own; frozen ones, as below adapters, never change and are shared.
+    """Return a copy of a policy with trained weights of its own; frozen weights never change and are shared.
 
     Raises:
         ValueError: the policy is sharded.
     """
     if units(policy):
         raise ConfigError(
-            "TransformersEngine cannot copy a policy that is sharded over devices, which sampling while it is trained "
+            "TransformersEngine cannot copy a policy that is sharded over devices, which sampling during training "
             "needs (data.init_args.max_staleness above 0); use VLLMEngine (key data.init_args.engine), or 0"
         )
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
-    return copy.deepcopy(policy, shared).requires_grad_(False).eval()  # what the memo has is not copied
+    return copy.deepcopy(policy, shared).requires_grad_(False).eval()  # what is in the memo is not copied
 
 
 @torch.no_grad()
 def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
-    """Bring the weights of a :func:`frozen_copy` up to date."""
+    """Update the weights of a :func:`frozen_copy`."""
     for own, trained in zip(to.parameters(), policy.parameters(), strict=True):
         if own is not trained:
             own.copy_(trained)

@@ -20,8 +20,8 @@ from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
 
 _SCRIPTS = ("format.js", "chunks.js", "curves.js", "list.js", "tokens.js", "detail.js", "page.js")
-_CHUNK_CHARACTERS = 300_000  # of JSON: a few milliseconds to unpack, yet much for gzip to find repeats in
-_DIGITS = 5  # significant ones; colours and read-outs need no more
+_CHUNK_CHARACTERS = 300_000  # of JSON: unpacked in a few milliseconds, yet long enough for gzip to compress well
+_DIGITS = 5  # significant digits; colours and the read-out of a token need no more
 _TEXT = ("observation", "tokens", "reply")  # what the search reads
 _DETAIL = (
     *("iteration", "phase", "turn", "policy_version", "continues", "prompt", "prompt_tokens", "reply_ids"),
@@ -35,20 +35,20 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None) -> P
     """Write the page of a run and return its path.
 
     The page opens from disk and loads nothing. A small index is read at once; turns lie in compressed chunks that the
-    browser unpacks when an episode is opened or searched. That takes a browser with ``DecompressionStream``: Chrome and
+    browser unpacks when an episode is opened or searched. This needs a browser with ``DecompressionStream``: Chrome and
     Edge 111, Firefox 113, Safari 16.4, or newer.
 
     Args:
         run: a run folder, or a version folder inside it; of several versions with turn logs the newest is shown.
         out: the file to write, ``view.html`` in ``run`` when not given.
-        last: iterations to show, the last ones; all when not given. The page and its making grow with them.
+        last: number of iterations to show, the last ones; all when not given. Size and build time grow with it.
 
     Raises:
         ValueError: when there is no turn log below ``run``, a line of it is broken, or ``out`` is a folder.
     """
     found = find_run(run)
     if last is not None and last < 1:
-        raise ValueError(f"the last {last} iterations are none; give a number of at least 1 (argument --last)")
+        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
     turns, notes = read_turns(found.logs, last)
     if not turns:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
@@ -62,7 +62,7 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None) -> P
 
 def _page(found: RunFiles, turns: Sequence[LoggedTurn], notes: Sequence[str]) -> str:
     episodes = group(turns)
-    turns = [turn for episode in episodes for turn in episode.turns]  # each one once
+    turns = [turn for episode in episodes for turn in episode.turns]  # each turn once
     chunks, chunk_of = _chunks(episodes)
     rows = [{**episode.row(), "chunk": chunk} for episode, chunk in zip(episodes, chunk_of, strict=True)]
     iterations = [turn["iteration"] for turn in turns]
@@ -89,9 +89,9 @@ def _page(found: RunFiles, turns: Sequence[LoggedTurn], notes: Sequence[str]) ->
 
 
 def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
-    """Script tags with the turns of neighbouring episodes, and the number of the chunk of each episode.
+    """Return script tags with the turns of neighbouring episodes, and the chunk number of each episode.
 
-    A chunk is two tags, ``text-N`` and ``detail-N``, so that a search unpacks the texts alone.
+    A chunk is two tags, ``text-N`` and ``detail-N``, so that a search unpacks only the texts.
     """
     tags: list[str] = []
     chunk_of: list[int] = []
@@ -104,7 +104,7 @@ def _chunks(episodes: Sequence[Episode]) -> tuple[list[str], list[int]]:
 
 
 def _batches(episodes: Sequence[Episode]) -> Iterator[list[tuple[str, str]]]:
-    """Texts and details of each episode as JSON, in batches of about equal size."""
+    """Yield texts and details of each episode as JSON, in batches of about equal size."""
     batch: list[tuple[str, str]] = []
     size = 0
     for episode in episodes:
@@ -121,7 +121,7 @@ def _batches(episodes: Sequence[Episode]) -> Iterator[list[tuple[str, str]]]:
 def _text(turn: LoggedTurn) -> dict[str, Any]:
     text = {key: turn[key] for key in _TEXT}
     if text["reply"] == "".join(text["tokens"]):
-        del text["reply"]  # the page joins the tokens
+        del text["reply"]  # the page joins the tokens itself
     return text
 
 
@@ -130,7 +130,7 @@ def _detail(turn: LoggedTurn) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """ASCII JSON with short numbers. What JSON has no number for becomes the text that JavaScript's Number() reads."""
+    """Return ASCII JSON with short numbers; NaN and infinities become text that JavaScript's Number() reads."""
     return json.dumps(_short(value), separators=(",", ":"))
 
 
@@ -153,4 +153,4 @@ def _json_file(path: Path | None) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"'{path}' is no JSON ({error}); remove it or write it again") from error
+        raise ValueError(f"'{path}' is not JSON ({error}); remove it or write it again") from error

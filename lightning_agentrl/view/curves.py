@@ -28,9 +28,9 @@ MAIN = (
 
 
 def read_curves(events: Path | None) -> dict[str, Any]:
-    """All logged scalars: ``x`` names the axis, ``main`` the curves to show first, ``series`` holds ``[xs, ys]``.
+    """Return all logged scalars: ``x`` names the axis, ``main`` the curves to show first, ``series`` is ``[xs, ys]``.
 
-    The axis is the iteration, counted from 1, where Lightning logged its epoch; else the logger's step.
+    The axis is the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
     """
     if events is None:
         return {"x": "step", "main": [], "series": {}}

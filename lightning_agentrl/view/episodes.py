@@ -1,4 +1,4 @@
-"""Turns grouped to episodes, and what the list of episodes tells about each."""
+"""Turns grouped into episodes, and the entry of each in the list of episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outcome = Literal["solved", "failed", "running"]
 
 @dataclass(frozen=True)
 class Episode:
-    """The turns of one episode that the log still has, by their number."""
+    """The turns of one episode that are still in the log, in order."""
 
     turns: tuple[LoggedTurn, ...]
 
@@ -23,7 +23,9 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """What the environment reports, else whether the return is positive; "running" without an end in the log."""
+        """As the environment reports, else whether the return is positive; "running" if the log does not hold its
+        end.
+        """
         if not (self.last.get("terminated") or self.last.get("truncated")):
             return "running"
         success = self.last.get("success")
@@ -43,14 +45,14 @@ class Episode:
         return sum(gaps) / len(gaps) if gaps else None
 
     def row(self) -> dict[str, Any]:
-        """Its line in the list."""
+        """Return its line in the list."""
         iterations = [turn["iteration"] for turn in self.turns]
         return {
             "env": self.last["env"],
             "episode": self.last["episode"],
             "first": min(iterations),
             "last": max(iterations),
-            "turns": self.last["turn"] + 1,  # of the episode so far, also if the first ones left the log
+            "turns": self.last["turn"] + 1,  # of the episode so far, even if the first ones are no longer in the log
             "return": self.last.get("episode_return"),
             "outcome": self.outcome,
             "stop": self.last.get("stop"),
@@ -61,7 +63,7 @@ class Episode:
 
 
 def group(turns: Iterable[LoggedTurn]) -> list[Episode]:
-    """Episodes by the iteration they were last played in, then by environment and number."""
+    """Group turns into episodes, sorted by their last iteration, then by environment and number."""
     episodes: dict[tuple[int, int], dict[int, LoggedTurn]] = {}
     for turn in turns:
         episodes.setdefault((turn["env"], turn["episode"]), {})[turn["turn"]] = turn

@@ -13,9 +13,9 @@ _VERSION_NAME = re.compile(r"version_(\d+)")
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What was found. Everything but the logs may be missing."""
+    """The files of a run that were found. Everything but the logs may be missing."""
 
-    name: str  # of the run folder, with the version if it is one of several
+    name: str  # the run folder, with the version if it is one of several
     logs: tuple[Path, ...]  # by rank, then in the order they were written
     events: Path | None  # folder with TensorBoard event files
     summary: Path | None
@@ -25,10 +25,10 @@ class RunFiles:
 
 
 def find_run(run: Path) -> RunFiles:
-    """Find the newest version below ``run`` that has a turn log, and what else is told about it.
+    """Find the newest version below ``run`` that has a turn log, and its other files.
 
     Raises:
-        ValueError: when ``run`` is no folder or no turn log is below it.
+        ValueError: ``run`` is not a folder, or there is no turn log below it.
     """
     if not run.is_dir():
         what = "is a file" if run.exists() else "does not exist"
@@ -62,14 +62,14 @@ def find_run(run: Path) -> RunFiles:
 
 
 def log_order(path: Path) -> tuple[int, int]:
-    """Rank and running number of a log file."""
+    """Return rank and sequence number of a log file."""
     match = LOG_NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2])
 
 
 def _logs(version: Path) -> list[Path]:
-    """TurnLog writes to the folder ``turns`` of a version, or straight into a folder of the user's choice."""
+    """List the turn logs of a version: in its folder ``turns``, or directly in a folder that the user chose."""
     return [
         p for place in (version / "turns", version) for p in place.glob("rank*.jsonl") if LOG_NAME.fullmatch(p.name)
     ]
@@ -81,7 +81,7 @@ def _versions(root: Path) -> set[Path]:
 
 
 def _newest(folders: set[Path]) -> Path:
-    """The highest version number beside the folder that was written last: copying a run changes its times."""
+    """Return the highest version next to the folder that was written last, since copying a run changes its times."""
     if len(folders) == 1:
         return next(iter(folders))
     latest = max(folders, key=lambda f: max((p.stat().st_mtime for p in f.rglob("*") if p.is_file()), default=0.0))
@@ -94,7 +94,7 @@ def _number(folder: Path) -> int:
 
 
 def _above(chosen: Path, root: Path) -> list[Path]:
-    """Folders above a version whose files are about it: none once a newer version has overwritten them."""
+    """Return the folders above a version whose files are about it: none once a newer version has overwritten them."""
     newer = [f for f in chosen.parent.glob("version_*") if _number(f) > _number(chosen) and _logs(f)]
     if newer:
         return []
@@ -107,7 +107,7 @@ def _above(chosen: Path, root: Path) -> list[Path]:
 
 
 def _first(name: str, places: Iterable[Path]) -> Path | None:
-    """The file nearest to the version: anywhere below it, or directly in a folder above."""
+    """Return the file nearest to the version: anywhere below it, or directly in a folder above."""
     for i, place in enumerate(places):
         found = place.rglob(name) if i == 0 else place.glob(name)
         nearest = min(found, key=lambda p: (len(p.parts), str(p)), default=None)

@@ -1,4 +1,4 @@
-"""What reply tokens can be coloured by, on one scale for the whole run."""
+"""Quantities that reply tokens can be coloured by, on one scale for the whole run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from lightning_agentrl.view.read import LoggedTurn
 
-_TAIL = 2.0  # percent of the tokens at each end that share the strongest colour, so that outliers flatten nothing
+_TAIL = (
+    2.0  # percent of the tokens at each end that share the strongest colour, so that outliers do not flatten the scale
+)
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,13 @@ class Quantity:
 
     name: str
     plus: str  # key of the list
-    minus: str | None  # key of the one that is taken off
+    minus: str | None  # key of the list to subtract
     signed: bool  # two colours around zero; otherwise one colour, pale to strong
-    absent: str  # why a run may not have it
+    absent: str  # why a run may lack it
     low_is_strong: bool = False
 
     def of(self, turn: LoggedTurn) -> list[float] | None:
-        """One number per reply token, NaN where it was not finite; None if the turn lacks a list."""
+        """Return one number per reply token, NaN where it was not finite; None if the turn lacks a list."""
         values, other = turn.get(self.plus), turn.get(self.minus) if self.minus else None
         if values is None or (self.minus and other is None):
             return None
@@ -34,7 +36,9 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """The entry of the page: names, colour limits ``low`` and ``high``, and extremes; no limits if it is absent."""
+        """Return the entry on the page: names, colour limits ``low`` and ``high``, and extremes; no limits if
+        absent.
+        """
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,

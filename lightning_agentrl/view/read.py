@@ -25,17 +25,17 @@ PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "ad
 
 
 def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[LoggedTurn], list[str]]:
-    """All turns of all ranks, and sentences about what was left out.
+    """Read all turns of all ranks, and return them with notes about what was left out.
 
-    A resumed run plays some iterations again; only the later account of them is kept. Entries of lists of numbers are
+    A resumed run plays some iterations again; only the later version of them is kept. Entries in lists of numbers are
     None where a number was not finite.
 
     Args:
-        logs: files by rank, then in the order they were written.
-        last: iterations to keep, the last ones of each rank; all when not given.
+        logs: files by rank, then in the order in which they were written.
+        last: number of iterations to keep, the last ones of each rank; all when not given.
 
     Raises:
-        ValueError: when a line is broken that is not the last one of its file.
+        ValueError: a line that is not the last of its file is broken.
     """
     ranks: dict[int, list[LoggedTurn]] = {}
     notes: list[str] = []
@@ -60,24 +60,24 @@ def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[Logg
 def _read_file(path: Path, notes: list[str]) -> Iterator[LoggedTurn]:
     try:
         lines = path.read_bytes().split(b"\n")  # not splitlines: text may hold other line ends
-    except FileNotFoundError:  # a run that is still going on has rotated it away
+    except FileNotFoundError:  # a run that is still going has rotated it away
         return
     while lines and not lines[-1].strip():
         lines.pop()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError as error:  # also of the decoding
+        except ValueError as error:  # also from decoding
             if number == len(lines):
                 notes.append(f"The last line of {path.name} was cut short and is left out.")
                 return
-            raise _broken(path, number, f"it is no JSON ({error})") from error
+            raise _broken(path, number, f"it is not JSON ({error})") from error
         yield _checked(record, path, number)
 
 
 def _checked(record: Any, path: Path, number: int) -> LoggedTurn:
     if not isinstance(record, dict):
-        raise _broken(path, number, "it is no JSON object")
+        raise _broken(path, number, "it is not a JSON object")
     for key, kind in _REQUIRED.items():
         if not isinstance(record.get(key), kind):
             raise _broken(path, number, f"'{key}' is missing or of another type")

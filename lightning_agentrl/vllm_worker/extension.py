@@ -1,11 +1,11 @@
-"""What `agentrl serve` adds to vLLM's workers. Imports nothing, as every worker loads it."""
+"""The extension of vLLM's workers by `agentrl serve`. It imports nothing heavy, since every worker loads it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 EXTENSION = f"{__name__}.TellsSizes"
-RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, where weights come over the network
+RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, if weights are sent over the network
 FORGET_TRAINER = "forget_trainer"  # its method
 SIZES = (
     "model_type",
@@ -22,15 +22,15 @@ SIZES = (
 
 
 class TellsSizes:
-    """A mixin of vLLM's worker."""
+    """A mixin of vLLM's worker that reports the sizes of its model."""
 
     def policy_sizes(self) -> dict[str, Any]:
-        """Of the model that it runs; vLLM itself would cut larger weights to its own sizes without a word."""
+        """Return the sizes of the model that it runs; vLLM would silently truncate larger weights to them."""
         return sizes_of(self.model_config.hf_text_config)  # type: ignore[attr-defined]
 
 
 def sizes_of(config: Any) -> dict[str, Any]:
-    """What of a transformers configuration decides how its weights are used."""
+    """Return the entries of a transformers configuration that determine how its weights are used."""
     sizes = {name: getattr(config, name, None) for name in SIZES}
     rope = getattr(config, "rope_parameters", None) or {}
     theta = rope.get("rope_theta", getattr(config, "rope_theta", None))

@@ -1,4 +1,4 @@
-"""A group of the trainer and the workers of one server, in which the trainer sends tensors over the network by gloo."""
+"""A group of the trainer and one server's workers, in which the trainer sends tensors over the network by gloo."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:  # not in every build of torch
     from torch._C._distributed_c10d import Store, TCPStore
 
 MEET_TIME = timedelta(seconds=60)
-WAIT_TIME = timedelta(seconds=300)  # of one tensor, with the time that the other side takes for the one before
+WAIT_TIME = timedelta(seconds=300)  # for one tensor, and for the other side to finish the previous one
 
 
 class GlooGroup:
-    """A group beside that of ``torch.distributed``; the trainer is number 0. Ends when nothing refers to it.
+    """A group apart from that of ``torch.distributed``; the trainer has rank 0. It ends with its last reference.
 
     Args:
-        store: where members find each other.
-        rank: number of this process.
-        size: members.
-        address: of this machine, where the others reach it.
+        store: store through which members find each other.
+        rank: rank of this process.
+        size: number of members.
+        address: address of this machine that the others can reach.
 
     Raises:
-        RuntimeError: the others have not come in time.
+        RuntimeError: the others did not join in time.
     """
 
     def __init__(self, store: Store, rank: int, size: int, address: str) -> None:
@@ -38,10 +38,10 @@ class GlooGroup:
         self._rank = rank
 
     def broadcast(self, weight: Tensor) -> None:
-        """Send a tensor in main memory from the trainer, or fill one of that shape and type elsewhere.
+        """Send a tensor in main memory from the trainer, or receive into one of equal shape and dtype elsewhere.
 
         Raises:
-            RuntimeError: another member is gone, or did not come to this call in time.
+            RuntimeError: another member is gone, or did not make this call in time.
         """
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
@@ -50,21 +50,21 @@ class GlooGroup:
 
 
 def open_store(address: str) -> TCPStore:
-    """Where a new group meets, in this process, on a free port."""
+    """Open the store of a new group in this process, on a free port."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         address, 0, None, True, timeout=MEET_TIME, wait_for_workers=False
     )
 
 
 def find_store(address: str, port: int) -> TCPStore:
-    """The store that another process has opened."""
+    """Connect to the store that another process has opened."""
     return dist.TCPStore(  # type: ignore[attr-defined]
         address, port, None, False, timeout=MEET_TIME
     )
 
 
 def own_address(towards: str) -> str:
-    """The address of this machine on the way to another one."""
+    """Return the address of this machine as seen from another one."""
     family, kind, protocol, _, there = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as way:
         way.connect(there)  # sends nothing

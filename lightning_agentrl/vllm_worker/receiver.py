@@ -1,6 +1,6 @@
-"""What `agentrl serve --transfer` adds to vLLM's workers: they take weights that the trainer sends over the network.
+"""The extension of vLLM's workers by `agentrl serve --transfer`: they receive weights over the network.
 
-The way of NCCL is vLLM's own; gloo is the same without a GPU. Loaded by vLLM's workers only.
+The transfer by NCCL is vLLM's own; gloo does the same without a GPU. Only vLLM's workers import this.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, own_
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
-    """Where the trainer waits, and of how many members its group is."""
+    """Where the trainer waits, and the size of its group."""
 
     master_address: str
     master_port: int
@@ -37,7 +37,7 @@ class Announcement(WeightTransferUpdateInfo):
 
 
 class GlooReceiver(WeightTransferEngine[Meeting, Announcement]):
-    """Loads what is sent, layer by layer, as vLLM's engine for NCCL does."""
+    """A receiver over gloo that loads weights layer by layer, as vLLM's engine for NCCL does."""
 
     init_info_cls = Meeting
     update_info_cls = Announcement
@@ -60,14 +60,14 @@ class GlooReceiver(WeightTransferEngine[Meeting, Announcement]):
 
     def receive_weights(self, update_info: Announcement) -> None:
         if self._group is None:
-            raise RuntimeError("no trainer has made a group with this server")
+            raise RuntimeError("no trainer has formed a group with this server")
         try:
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
                 weight = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
                 self._group.broadcast(weight)
                 self.model.load_weights([(name, weight)])
         except BaseException:
-            self.shutdown()  # the trainer notices at once
+            self.shutdown()  # so that the trainer notices at once
             raise
 
     def finish_weight_update(self) -> None:
@@ -78,13 +78,13 @@ class GlooReceiver(WeightTransferEngine[Meeting, Announcement]):
 
 
 class ReceivesWeights(TellsSizes):
-    """A mixin of vLLM's worker."""
+    """A mixin of vLLM's worker that receives weights over the network."""
 
     def forget_trainer(self) -> None:
-        """Leave the group with a trainer, and an update that it has not finished.
+        """Leave the group with a trainer, and drop an unfinished update.
 
-        vLLM would go on with half an update at the next one, and take a layer for whole that has the same part twice.
-        The layers in question hold anything afterwards, until they are loaded again.
+        vLLM would continue a half-finished update with the next one, and take a layer with one part twice for complete.
+        The affected layers have undefined content until they are loaded again.
         """
         engine = self.weight_transfer_engine  # type: ignore[attr-defined]
         with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]

@@ -196,7 +196,7 @@ def test_an_engine_that_fails_is_told_to_its_callers() -> None:
             asyncio.run(rank.reply(1))
 
     for error in on_ranks(work)[1]:
-        assert str(error) == "vLLM failed while it sampled (ZeroDivisionError: a bug)"
+        assert str(error) == "vLLM failed while sampling (ZeroDivisionError: a bug)"
 
 
 def test_ranks_that_sampled_different_tokens_stop() -> None:
@@ -210,7 +210,7 @@ def test_ranks_that_sampled_different_tokens_stop() -> None:
             asyncio.run(play())
 
     for error in on_ranks(work)[1]:
-        assert str(error) == "the ranks 0 to 1 of one vLLM have sampled different tokens"
+        assert str(error) == "the ranks 0 to 1 of one vLLM engine have sampled different tokens"
 
 
 def test_a_rank_that_is_stopped_does_not_leave_the_others_waiting() -> None:
@@ -235,7 +235,7 @@ def test_ranks_that_are_gone_are_told() -> None:
             time.sleep(5 * PAUSE)
             rank._barrier.abort()  # BrokenBarrierError is a RuntimeError, as are those of torch.distributed
 
-    assert str(on_ranks(work)[1][0]).startswith("the ranks that share vLLM's weights are out of reach (")
+    assert str(on_ranks(work)[1][0]).startswith("the ranks that share vLLM's weights cannot be reached (")
 
 
 def test_what_is_done_between_collections_is_refused_within_one_and_the_other_way_round() -> None:

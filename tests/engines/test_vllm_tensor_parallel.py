@@ -127,7 +127,7 @@ def test_an_error_in_one_process_reaches_the_other(told):
 
 
 def test_a_process_that_dies_is_told_by_the_other(told):
-    assert told[0]["dies"].startswith("RuntimeError: the ranks that share vLLM's weights are out of reach")
+    assert told[0]["dies"].startswith("RuntimeError: the ranks that share vLLM's weights cannot be reached")
 
 
 @pytest.mark.long

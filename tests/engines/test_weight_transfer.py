@@ -120,7 +120,7 @@ def test_a_server_takes_weights_the_way_it_was_started_for(started: str | None, 
         assert told is None
     else:
         assert told is not None
-        assert f"weights by '{started or 'folder'}', and they are to come by '{transfer}'" in told
+        assert f"weights by '{started or 'folder'}', but the run sends them by '{transfer}'" in told
         assert f"`agentrl serve MODEL --transfer {transfer}`, or set data.init_args.engine" in told
 
 

@@ -144,7 +144,7 @@ def test_effective_share():
         (lambda: RatioRejection(low=0.0), "^RatioRejection: needs 0 < low < 1 < high, got 0.0 and 1.01"),
         (lambda: RatioRejection("row"), "^RatioRejection: level must be one of token, sum, mean, max, got 'row'"),
         (lambda: DivergenceRejection(0.0), "^DivergenceRejection: bound must be above 0, got 0.0"),
-        (lambda: DivergenceRejection(1.0, "k1"), "kind must be k2 or k3, got 'k1'; for k1 take RatioRejection"),
+        (lambda: DivergenceRejection(1.0, "k1"), "kind must be k2 or k3, got 'k1'; for k1 use RatioRejection"),
         (lambda: DivergenceRejection(1.0, level="row"), "^DivergenceRejection: level must be one of"),
         (lambda: importance_ratios(TRAIN, MASK, "row"), "token or sequence, got 'row'"),
         (lambda: at_level(TRAIN, MASK, "row"), "one of token, sum, mean, max, got 'row'"),

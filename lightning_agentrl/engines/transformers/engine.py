@@ -1,7 +1,7 @@
-"""Generation with transformers in the trainer's process: no further package, right on every device, for small models.
+"""Sampling with transformers in the trainer's process: no further package, on any device, for small models.
 
-A worker thread takes the requests that wait at the moment as one batch. What prompts begin with in common is computed
-once per batch, and what all of them begin with is kept until the weights change.
+A worker thread takes all waiting requests as one batch. Common prefixes of prompts are computed once per batch, and
+the prefix common to all of them is kept until the weights change.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lightning_agentrl.types.model_input import check_text_only
 
 
 class TransformersEngine(Engine):
-    """Samples with the policy itself; nothing is copied, so new weights are there at once.
+    """Engine that samples with the policy itself; nothing is copied, so new weights are available at once.
 
-    Where the policy is trained meanwhile (``max_staleness`` of the data module), it samples with a copy of it.
+    If the policy is trained meanwhile (``max_staleness`` of the data module), it samples with a copy.
 
     Args:
-        max_batch: most requests in one batch.
-        gather_seconds: how long a batch waits for one more request before it starts.
+        max_batch: largest number of requests in a batch.
+        gather_seconds: seconds that a batch waits for another request before it starts.
     """
 
     own_weights: ClassVar[bool] = True
@@ -42,14 +42,14 @@ class TransformersEngine(Engine):
         self.max_batch = max_batch
         self.gather_seconds = gather_seconds
         self.policy_version = 0
-        self._handle: PolicyHandle | None = None  # with the policy that samples
-        self._trained: LanguageModel | None = None  # where that is a copy, what it is a copy of
+        self._handle: PolicyHandle | None = None  # holds the policy that samples
+        self._trained: LanguageModel | None = None  # the original, if the sampling policy is a copy
         self._waiting: queue.Queue[Waiting | None] = queue.Queue()
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
-        """Keys and values of one batch of replies; where the policy is trained meanwhile, also its copy."""
+        """Return the keys and values of one batch of replies, plus the policy's copy if it is trained meanwhile."""
         config = handle.policy.lm.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -77,7 +77,7 @@ class TransformersEngine(Engine):
             self._prefill.forget()  # computed with the old weights
 
     def collecting(self) -> AbstractContextManager:
-        """All weights of the policy on this rank, since ranks sample different numbers of batches."""
+        """Gather all weights of the policy on this rank, since ranks sample different numbers of batches."""
         if self._handle is None:
             raise RuntimeError("the engine was not started")
         return self._handle.gathered()
@@ -87,7 +87,7 @@ class TransformersEngine(Engine):
             self._waiting.put(None)
             self._worker.join()
             self._worker = None
-        while not self._waiting.empty():  # came too late: nobody else would ever answer
+        while not self._waiting.empty():  # too late: nobody else would answer them
             if (late := self._waiting.get()) is not None:
                 late.tell(RuntimeError("the engine was stopped"))
         self._prefill = None
@@ -105,7 +105,7 @@ class TransformersEngine(Engine):
         while (batch := self._next_batch()) is not None:
             try:
                 replies = self._generate_batch([waiting.request for waiting in batch])
-            except Exception as error:  # noqa: BLE001 - handed to every caller that waits for this batch
+            except Exception as error:  # noqa: BLE001 - passed to every caller that waits for this batch
                 for waiting in batch:
                     waiting.tell(error)
             else:
@@ -161,7 +161,7 @@ class TransformersEngine(Engine):
 
 
 class _TokenSampler:
-    """Samples one request token by token from its own random stream, so that batching cannot change a reply."""
+    """A token sampler with a random stream per request, so that batching cannot change a reply."""
 
     def __init__(self, request: SamplingRequest) -> None:
         self.request = request

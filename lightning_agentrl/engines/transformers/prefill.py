@@ -1,4 +1,4 @@
-"""Reading a batch of prompts: hidden states of their last tokens, and the keys and values that replies go on from."""
+"""Prefill of a batch of prompts: hidden states of their last tokens, and the key/value cache for their replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_agentrl.types.model_input import ModelInput
 
 @dataclass
 class Prefilled:
-    """B prompts that end in the same column; what is left of the shorter ones is masked."""
+    """B prompts, left-padded and masked, so that they end in the same column."""
 
     hidden: Tensor  # [B, H] of the last tokens
     cache: DynamicCache
@@ -28,9 +28,9 @@ class Prefilled:
 
 
 class TreePrefill:
-    """Prompts as a prefix tree: each common beginning is computed once, that of all prompts once for many batches.
+    """Prefill as a prefix tree: a common prefix is computed once, that of all prompts once for many batches.
 
-    Beginnings are compared by keys. What is read is ids alone, so the engine refuses prompts with images before.
+    Prefixes are compared by keys. What is read is ids alone, so the engine refuses prompts with images before.
     """
 
     def __init__(self, policy: LanguageModel) -> None:
@@ -39,7 +39,7 @@ class TreePrefill:
         self._prefix_cache = DynamicCache()
 
     def forget(self) -> None:
-        """The weights have changed."""
+        """Drop the kept prefix, as the weights have changed."""
         self._prefix, self._prefix_cache = (), DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
@@ -47,8 +47,8 @@ class TreePrefill:
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)  # of text, so these are the ids
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
-        cache = DynamicCache()  # of whole rows, also where layers have windows: a tree is no row
-        for index, layer in enumerate(self._prefix_cache.layers):  # a copy, since the model adds to it
+        cache = DynamicCache()  # of whole rows, even if layers have windows: a tree is not a row
+        for index, layer in enumerate(self._prefix_cache.layers):  # copied, since the model appends to it
             cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
         hidden_N = _read(
             self.policy,
@@ -71,9 +71,9 @@ class TreePrefill:
         return Prefilled(hidden_N[ends], rows, seen.to(torch.int64), lengths[:, None] - 1)
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
-        """Keep the prefix if all prompts begin with it, and it is not far too short; else compute theirs.
+        """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
 
-        At least one token of each prompt stays out, since its hidden state is needed.
+        At least one token of each prompt is left out, since its hidden state is needed.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
@@ -88,13 +88,13 @@ class TreePrefill:
 
 
 class PaddedPrefill:
-    """Prompts beside each other, for models whose layers cannot read a tree."""
+    """Prefill of padded prompts side by side, for models whose layers cannot read a tree."""
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no prefix is kept."""
 
     def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
@@ -109,7 +109,7 @@ class PaddedPrefill:
 
 
 def decode(policy: LanguageModel, prompts: Prefilled, tokens_B: Sequence[int]) -> Tensor:
-    """Read one more token of each row; hidden states [B, H]. Changes ``prompts``."""
+    """Read one more token of each row, which changes ``prompts``, and return hidden states [B, H]."""
     prompts.seen = torch.cat([prompts.seen, prompts.seen.new_ones(len(tokens_B), 1)], 1)
     prompts.positions = prompts.positions + 1
     return _read(

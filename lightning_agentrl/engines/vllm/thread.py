@@ -1,4 +1,4 @@
-"""vLLM's engine in a thread of its own: requests come in and replies go out between two of its steps."""
+"""vLLM's engine in a thread of its own: requests and replies are exchanged between its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Asker(Protocol):
-    """Who asked for a reply."""
+    """A caller that waits for a reply."""
 
     @property
     def request(self) -> SamplingRequest: ...
@@ -28,7 +28,7 @@ class Asker(Protocol):
 
 @dataclass(frozen=True)
 class Ask:
-    """A reply that is wanted."""
+    """A message: sample a reply."""
 
     name: str
     waiting: Asker
@@ -36,45 +36,45 @@ class Ask:
 
 @dataclass(frozen=True)
 class Abort:
-    """A reply that nobody wants any more."""
+    """A message: abort a request."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Call:
-    """Something to be done with the engine."""
+    """A message: call a function with the engine."""
 
     do: Callable[[Any], Any]
     result: Future[Any]
 
 
 class Ended(Exception):
-    """Raised in the thread to end it; the words are for those who wait."""
+    """Raised in the thread to end it; waiting callers get the message."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """What the thread does with the engine."""
+    """The functions with which the thread operates the engine."""
 
-    build: Callable[[], Any]  # gives the `LLMEngine`
-    add: Callable[[Any, str, SamplingRequest], None]  # hands a request under a name to the engine
-    read: Callable[[Any], Reply]  # the reply in a finished output
+    build: Callable[[], Any]  # returns the `LLMEngine`
+    add: Callable[[Any, str, SamplingRequest], None]  # adds a named request to the engine
+    read: Callable[[Any], Reply]  # returns the reply in a finished output
     close: Callable[[Any], None]  # at the end
 
 
 class VLLMThread:
-    """Builds vLLM's engine, steps it while requests are in flight, and closes it.
+    """A thread that builds vLLM's engine, steps it while requests are in flight, and closes it.
 
     Args:
-        handling: how all of that is done.
-        prefix: begins the names of requests.
+        handling: functions that operate the engine.
+        prefix: prefix of the names of requests.
     """
 
     def __init__(self, handling: Handling, prefix: str = "") -> None:
         self._handling, self._prefix = handling, prefix
         self._mail: queue.SimpleQueue[Ask | Abort | Call | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # of `_ended`: after it is set, nobody would read the mail
+        self._lock = threading.Lock()  # guards `_ended`: once it is set, nobody reads the mailbox
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
         self._in_flight: dict[str, Asker] = {}
@@ -83,21 +83,21 @@ class VLLMThread:
         self._thread.start()
 
     def wait_until_built(self) -> None:
-        """Raises what the building raised."""
+        """Wait until the engine is built; raise what building it raised."""
         self._built.result()
 
     def call(self, do: Callable[[Any], T]) -> T:
-        """Let the thread do something with the engine while nothing is sampled; gives its result."""
+        """Run ``do`` with the engine in the thread while nothing is sampled, and return its result."""
         result: Future[T] = Future()
         self._post(Call(do, result))
         return result.result()
 
     def collecting(self) -> AbstractContextManager:
-        """Around everything that is asked for between two changes of the weights."""
+        """Return a context for all requests between two changes of the weights."""
         return nullcontext()
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply; a caller that is cancelled takes its request back."""
+        """Sample one reply; if the caller is cancelled, its request is aborted."""
         waiting = Waiting.for_reply(request)
         with self._lock:
             self._asked += 1
@@ -110,7 +110,7 @@ class VLLMThread:
                 self._mail.put(Abort(name))
 
     def close(self) -> None:
-        """End the thread after its running step; requests in flight are told."""
+        """End the thread after its current step; requests in flight fail with an error."""
         self._mail.put(None)
         self._thread.join()
 
@@ -123,7 +123,7 @@ class VLLMThread:
     def _run(self) -> None:
         try:
             engine = self._handling.build()
-        except BaseException as error:  # noqa: BLE001 - raised where the engine was asked for
+        except BaseException as error:  # noqa: BLE001 - raised in `wait_until_built`
             self._end(RuntimeError("vLLM could not be started"))
             self._built.set_exception(error)
             return
@@ -137,8 +137,8 @@ class VLLMThread:
         except Ended as told:
             reason = RuntimeError(str(told))
             reason.__cause__ = told.__cause__
-        except Exception as error:  # noqa: BLE001 - handed to every caller
-            reason = RuntimeError(f"vLLM failed while it sampled ({type(error).__name__}: {one_line(str(error))})")
+        except Exception as error:  # noqa: BLE001 - passed to every caller
+            reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
         self._end(reason)
         self._handling.close(engine)
@@ -147,7 +147,7 @@ class VLLMThread:
         return self._handling.read(output)
 
     def _read_mail(self, engine: Any) -> bool:
-        """Take everything that has come, and wait for something if there is nothing to sample; False: the end."""
+        """Take all messages, and wait for one if there is nothing to sample; False: the thread must end."""
         while True:
             try:
                 item = self._mail.get(block=not self._in_flight)
@@ -169,7 +169,7 @@ class VLLMThread:
     def _begin(self, engine: Any, ask: Ask) -> None:
         try:
             self._handling.add(engine, ask.name, ask.waiting.request)
-        except Exception as error:  # noqa: BLE001 - this request is refused, the others go on
+        except Exception as error:  # noqa: BLE001 - only this request is refused
             ask.waiting.tell(error)
         else:
             self._in_flight[ask.name] = ask.waiting
@@ -183,7 +183,7 @@ class VLLMThread:
             call.result.set_exception(error)
 
     def _end(self, reason: Exception) -> None:
-        """Tell all who wait, also those whose request was not read yet."""
+        """Fail all waiting callers, even those whose requests were not read yet."""
         with self._lock:
             self._ended = reason
         for waiting in self._in_flight.values():

@@ -1,4 +1,4 @@
-"""What a vLLM server answers: whether it fits the policy, and the reply in an answer. Nothing here waits for one."""
+"""Answers of a vLLM server: whether it fits the policy, and the reply in an answer. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Literal
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import GET, KEY, NEWEST, is_supported
 
-Transfer = Literal["folder", "nccl", "gloo"]  # how weights come to a server
-MODE = "processed_logprobs"  # of the distribution that is sampled from, after temperature
-NO_LOGP = -9998.0  # vLLM gives -9999 where there is none
-NO_VERSION = "default"  # of the weights that a server started with
-LOADING = "loading "  # before the version that is being loaded
+Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
+MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
+NO_LOGP = -9998.0  # vLLM returns -9999 if there is none
+NO_VERSION = "default"  # version of the weights that a server started with
+LOADING = "loading "  # prefix of the version that is being loaded
 
 
 class Lost(Exception):
-    """A server did not answer, or not to the end. Asked again, it or another one may."""
+    """A server did not answer, or not completely; another attempt may succeed."""
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What a running server tells about itself."""
+    """What a running server reports about itself."""
 
     vllm: str  # its version
     model: str
@@ -31,13 +31,13 @@ class ServerFacts:
     max_model_len: int  # tokens of a prompt and its reply
     dtype: str
     logprobs_mode: str
-    transfer: str | None  # over the network, that it was started for
+    transfer: str | None  # the network transfer it was started for
 
 
 def read_facts(
     version: Mapping[str, Any], models: Mapping[str, Any], info: Mapping[str, Any], sizes: Mapping[str, Any]
 ) -> ServerFacts:
-    """Out of ``/version``, ``/v1/models``, ``/server_info`` and what the first worker tells."""
+    """Read the facts from ``/version``, ``/v1/models``, ``/server_info`` and the report of the first worker."""
     (model, *_) = models["data"]
     config = info["vllm_config"]["model_config"]
     transfer = info["vllm_config"].get("weight_transfer_config") or {}
@@ -55,27 +55,27 @@ def read_facts(
 def complaint(
     facts: ServerFacts, sizes: Mapping[str, Any], max_model_len: int, transfer: Transfer = "folder"
 ) -> str | None:
-    """Why a server cannot be used, with what to do; None if it can.
+    """Return why a server cannot be used, and the remedy; None if it can.
 
-    A server may have been started with other weights, since it gets those of the policy.
+    The weights that a server was started with do not matter, since it gets those of the policy.
 
     Args:
-        facts: of the server.
-        sizes: of the policy; those that both tell are compared.
-        max_model_len: tokens that a prompt and its reply have at most.
-        transfer: how weights are to come to it.
+        facts: facts of the server.
+        sizes: sizes of the policy; those that both report are compared.
+        max_model_len: most tokens of a prompt with its reply.
+        transfer: how weights are to be transferred to it.
     """
     if not is_supported(facts.vllm):
         known = ".".join(map(str, NEWEST))
-        return f"runs vLLM {facts.vllm}, and version {known} is needed there; get it with {GET}"
+        return f"runs vLLM {facts.vllm}, but version {known} is needed there; get it with {GET}"
     if facts.logprobs_mode != MODE:
         return (
-            f"gives log-probs in the mode '{facts.logprobs_mode}', which are not of what is sampled; start it with "
-            f"`agentrl serve`, or with --logprobs-mode {MODE}"
+            f"gives log-probs in the mode '{facts.logprobs_mode}', which are not those of the sampled distribution; "
+            f"start it with `agentrl serve`, or with --logprobs-mode {MODE}"
         )
     if (found := facts.transfer or "folder") != transfer:
         return (
-            f"was started to take weights by '{found}', and they are to come by '{transfer}'; start it with "
+            f"was started to take weights by '{found}', but the run sends them by '{transfer}'; start it with "
             f"`agentrl serve MODEL --transfer {transfer}`, or set {KEY}.transfer to {found}"
         )
     if other := [name for name in sizes if facts.sizes.get(name, sizes[name]) != sizes[name]]:
@@ -100,18 +100,18 @@ def read_reply(
     label: str,
     policy_version: int,
 ) -> Reply:
-    """The reply in an answer of ``/inference/v1/generate``; what is not whole must not be trained on.
+    """Return the reply in an answer of ``/inference/v1/generate``; an incomplete one must not be trained on.
 
     Args:
-        answer: as it came.
-        request: what was asked for.
+        answer: decoded JSON.
+        request: the request.
         stop_token_ids: tokens that end a reply.
-        label: version of the weights that it has to be sampled with.
-        policy_version: of the same weights, for the reply.
+        label: version of the weights that must have sampled it.
+        policy_version: version of the same weights, for the reply.
 
     Raises:
-        Lost: the server has broken it off, or was started again and has the weights of its start.
-        ValueError: it lacks ids or log-probs, or comes from other weights; what the server is to be blamed for.
+        Lost: the server aborted the reply, or was restarted and has its initial weights.
+        ValueError: ids or log-probs are missing, or the reply is from other weights: the fault of the server.
     """
     (choice,) = answer.get("choices") or [{}]
     reason = choice.get("finish_reason")
@@ -119,9 +119,9 @@ def read_reply(
     content = (choice.get("logprobs") or {}).get("content") or ()
     versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
     if reason == "abort":
-        raise Lost(f"it broke a reply off after {len(ids)} tokens")
+        raise Lost(f"it aborted a reply after {len(ids)} tokens")
     if versions and all(version == NO_VERSION or version.startswith(LOADING) for version in versions):
-        raise Lost("it was started again and has the weights of its start")
+        raise Lost("it was restarted and has its initial weights")
     if versions != {label}:
         found = ", ".join(sorted(versions)) or "none"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Threads of their own: one event loop that several other loops and plain code wait for, and plain code for a loop."""
+"""Background threads: an event loop that other loops and plain code wait for, and plain code that a loop waits for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Runs coroutines until it is stopped.
+    """An event loop in a thread of its own, which runs coroutines until it is stopped.
 
     Args:
-        name: of its thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,11 +24,11 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin; the result can be waited for from anywhere."""
+        """Start a coroutine; any thread can wait for its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result in plain code; an interrupt cancels the coroutine."""
+        """Run a coroutine and wait for its result in plain code; an interrupt cancels it."""
         future = self.submit(coroutine)
         try:
             return future.result()
@@ -37,7 +37,7 @@ class BackgroundLoop:
             raise
 
     def stop(self) -> None:
-        """Cancel what runs, and end the thread."""
+        """Cancel what is running, and end the thread."""
         self.run(_cancel_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -45,10 +45,10 @@ class BackgroundLoop:
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Begin plain code that may wait for ever, in a thread that does not keep the process."""
+    """Start plain code that may wait for ever, in a thread that does not keep the process alive."""
     outcome: Future[T] = Future()
 
-    outcome.set_running_or_notify_cancel()  # it cannot be taken back
+    outcome.set_running_or_notify_cancel()  # it cannot be cancelled
 
     def run() -> None:
         try:

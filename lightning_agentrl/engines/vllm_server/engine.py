@@ -27,21 +27,21 @@ THREAD = "vllm-servers"
 
 
 class VLLMServerEngine(Engine):
-    """Samples with one or more vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; vLLM is needed there only.
+    """Engine that samples with vLLM servers over HTTP. ``agentrl serve MODEL`` starts one; only it needs vLLM.
 
     Before each collection the weights are written once into a folder that the servers read, or sent to each of them
-    over the network, those of a policy with LoRA with the adapters added. Each server tells the version of its weights,
-    and so does each reply. A request goes to the server that has read the most of its prompt, unless that one is much
-    busier. A server that dies is dropped with a warning, its requests go to the others, and it is used again when it is
-    back; while none is there, requests wait. All processes of a run share the servers.
+    over the network; LoRA adapters are merged into them. Servers and replies report the version of the weights. A
+    request goes to the server with the longest cached prefix of its prompt, unless that one is much busier. A server
+    that dies is dropped with a warning, its requests go to the others, and it is used again when it is back; with no
+    server left, requests wait. All processes of a run share the servers.
 
     Args:
-        urls: addresses of the servers, as http://127.0.0.1:8001. Each run needs servers of its own.
-        weights_folder: where weights are written, a folder that the servers see under the same path; by default a
-            folder for temporary files, for servers on the trainer's machine.
-        transfer: how weights come to the servers, which must be started with the same ``--transfer``: ``folder``;
-            ``nccl``, over the network from GPU to GPU, with vLLM beside the trainer too; ``gloo``, the same between
-            main memories. The latter two keep a copy of the weights in the trainer's main memory.
+        urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own.
+        weights_folder: folder for weights that the servers see under the same path; by default a temporary folder, for
+            servers on the trainer's machine.
+        transfer: how weights get to the servers, which must be started with the same ``--transfer``: ``folder``;
+            ``nccl``, over the network from GPU to GPU, which needs vLLM on the trainer's side too; ``gloo``, the same
+            between main memories. Both keep a copy of the weights in the trainer's main memory.
     """
 
     own_weights: ClassVar[bool] = True
@@ -64,17 +64,17 @@ class VLLMServerEngine(Engine):
         self.weights_folder = weights_folder
         self.transfer: Transfer = transfer
         self.policy_version = 0
-        self.dtype = "auto"  # what the servers compute in, once they were asked
+        self.dtype = "auto"  # dtype of the servers, once known
         self._handle: PolicyHandle | None = None
         self._loop: BackgroundLoop | None = None
         self._pool: ServerPool | None = None
         self._weights: SharedWeights | SentWeights | None = None
         self._minding: asyncio.Task[None] | None = None
-        self._run = ""  # begins all versions of weights, so that those of another run are told apart
+        self._run = ""  # prefix of all versions of weights, different for each run
         self._updates = 0
 
     def check(self) -> None:
-        """Raises ConfigError when no server answers, or one does not fit; its model is looked at when it starts."""
+        """Raise a ConfigError if no server answers or one does not fit; its model is checked at the start."""
         if self.transfer == "nccl":
             _check_vllm()
         loop = BackgroundLoop(THREAD)
@@ -84,7 +84,7 @@ class VLLMServerEngine(Engine):
             loop.stop()
 
     def start(self, handle: PolicyHandle) -> None:
-        """Raises ConfigError when no server answers, or one does not fit the policy."""
+        """Connect to the servers, or raise a ConfigError if none answers or one does not fit the policy."""
         if self._loop is not None:
             return
         (self._run, *_) = all_gather(uuid.uuid4().hex[:12])
@@ -98,7 +98,7 @@ class VLLMServerEngine(Engine):
             raise
 
     def sync(self, policy_version: int) -> None:
-        """Raises ConfigError when servers answer and none takes the weights."""
+        """Update the servers' weights, or raise a ConfigError if servers answer and none takes the weights."""
         loop, pool, handle = self._started()
         self._updates += 1
         version, delivery, fault = f"{self._run}-{self._updates}", None, None
@@ -108,11 +108,11 @@ class VLLMServerEngine(Engine):
                     delivery = self._weights.deliver(handle.policy.lm, version)
             if delivery is not None:
                 loop.run(pool.update(Weights(version, policy_version, delivery)))
-        except ConfigError as error:  # raised on all ranks, which would wait for this one
+        except ConfigError as error:  # raised on all ranks, which would otherwise wait for this one
             fault = error
         if told := next(filter(None, all_gather(fault)), None):
             raise told
-        if self._weights is None:  # another rank has told the servers
+        if self._weights is None:  # another rank has updated the servers
             loop.run(pool.update(Weights(version, policy_version, None)))
         self.policy_version = policy_version
 
@@ -123,13 +123,13 @@ class VLLMServerEngine(Engine):
         check_request(request, pool.max_model_len, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
         ids = request.prompt.engine_ids
-        if not 0 <= min(ids) <= max(ids) < vocabulary:  # it would end the server
-            raise ConfigError(f"a prompt has ids outside of the {vocabulary} tokens of the model")
+        if not 0 <= min(ids) <= max(ids) < vocabulary:  # it would crash the server
+            raise ConfigError(f"a prompt has ids outside the {vocabulary} tokens of the model")
         reply = loop.submit(pool.ask(request))
         try:
             return await asyncio.wrap_future(reply)
         except asyncio.CancelledError:
-            if self._loop is not loop:  # and not the caller's own wish
+            if self._loop is not loop:  # and not cancelled by the caller
                 raise RuntimeError("the engine was stopped") from None
             raise
 
@@ -182,13 +182,13 @@ class VLLMServerEngine(Engine):
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
-    """Until the loop is stopped, which cancels it together with all requests."""
+    """Look after the servers until the loop is stopped, which cancels this together with all requests."""
     async with session:
         await pool.mind()
 
 
 def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
-    """Warn of servers that do not compute as the trainer does: they sample from another distribution."""
+    """Warn of servers with another precision than the trainer's: they sample from a different distribution."""
     own = str(handle.computes_in).removeprefix("torch.")
     if _first() and (others := sorted({server.dtype for server in facts} - {own})):
         warnings.warn(
@@ -206,5 +206,5 @@ def _check_vllm() -> None:
 
 
 def _first() -> bool:
-    """Whether this rank delivers the weights."""
+    """Return whether this rank delivers the weights."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

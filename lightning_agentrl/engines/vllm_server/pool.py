@@ -1,4 +1,4 @@
-"""Several servers as one: requests go to those that are there with the right weights, and wait while there are none."""
+"""Several servers as one: requests go to those with the right weights, and wait while there are none."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from lightning_agentrl.engines.vllm_server.routing import block_keys, choose, co
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from lightning_agentrl.errors import ConfigError
 
-LOOK_SECONDS = 2.0  # between two looks at servers that are not used
-TRIES = 5  # of a request that fails although a server is there
+LOOK_SECONDS = 2.0  # between checks of servers that are not in use
+TRIES = 5  # attempts at a request that fails although a server answers
 
 
 class Delivery(Protocol):
-    """A way of weights to servers."""
+    """A way to deliver weights to servers."""
 
     @property
     def needs(self) -> str:
-        """What a server must have for it, for those who read that one took no weights."""
+        """What a server needs for it, as the end of an error message."""
 
     async def bring(self, server: VLLMServer, before: str) -> None:
-        """Let a server load them, whose weights have the version ``before``. Raises Lost or ValueError."""
+        """Make a server, whose weights have the version ``before``, load them. Raises Lost or ValueError."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights that all servers have to have."""
+    """The weights that all servers must have."""
 
     version: str
     policy_version: int
-    delivery: Delivery | None  # None: another process lets the servers load them
+    delivery: Delivery | None  # None: another process delivers them
 
 
 @dataclass(eq=False)
 class Replica:
-    """A server, and what is known of it."""
+    """A server and its state."""
 
     server: VLLMServer
-    used: bool = False  # it is there, fits the policy and has the weights
+    used: bool = False  # it answers, fits the policy and has the weights
     in_flight: int = 0
-    read: set[int] = field(default_factory=set)  # block keys of the prompts it was given since the last update
-    why: Exception | None = None  # it is not used
+    read: set[int] = field(default_factory=set)  # block keys of the prompts it has read since the last update
+    why: Exception | None = None  # why it is not used
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ServerPool:
-    """All of it runs on one event loop.
+    """A pool of servers. All of it runs on one event loop.
 
     Args:
-        servers: at least one.
-        sizes: of the policy, see :func:`complaint`; none to take any model.
-        max_model_len: tokens of a prompt and its reply, at most.
+        servers: the servers, at least one.
+        sizes: sizes of the policy, see :func:`complaint`; empty to accept any model.
+        max_model_len: most tokens of a prompt with its reply.
         stop_token_ids: tokens that end a reply.
-        transfer: how weights come to them.
+        transfer: how weights get to them.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class ServerPool:
         self._told_waiting = False
 
     async def inspect(self) -> list[ServerFacts]:
-        """Look at all servers; some need not answer.
+        """Inspect all servers, of which some need not answer.
 
         Raises:
-            ConfigError: none answers, or one does not fit; with what to do.
+            ConfigError: none answers, or one does not fit; with the remedy.
         """
         facts, silent = [], []
         for replica, found in zip(
@@ -109,7 +109,7 @@ class ServerPool:
         return facts
 
     async def update(self, weights: Weights) -> None:
-        """Let all servers that are there take new weights; the others get them when they are back.
+        """Update the weights of all servers that answer; the others get them when they are back.
 
         Raises:
             ConfigError: no server takes them, though one answers.
@@ -124,10 +124,10 @@ class ServerPool:
                 raise refusal
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply, on another server if one fails; wait while there is none.
+        """Sample one reply, on another server if one fails; wait while there is no server.
 
         Raises:
-            ConfigError: a server's answer is no whole reply, or the request has failed too often.
+            ConfigError: a server's answer is not a complete reply, or the request has failed too often.
         """
         keys, faults = block_keys(request.prompt), list[Lost]()
         while True:
@@ -148,13 +148,13 @@ class ServerPool:
                 replica.in_flight -= 1
             if len(faults) >= TRIES:
                 raise ConfigError(
-                    f"a reply has failed {TRIES} times, at last on the server {replica.server.url} ({faults[-1]}); "
-                    "look at what it writes"
+                    f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({faults[-1]}); "
+                    "look at its output"
                 ) from faults[-1]
             await self._look_after(replica, faults)
 
     async def mind(self) -> None:
-        """Take servers in use that are back, for ever."""
+        """Keep putting servers that are back into use, for ever."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if self._weights is not None:
@@ -171,16 +171,16 @@ class ServerPool:
         return used[choose(len(keys), common, [replica.in_flight for replica in used])]
 
     async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
-        """After a fault: drop a server that is gone or lost its weights, else give it a moment."""
+        """Drop a server that is gone or lost its weights after a fault; else give it a moment."""
         if not await replica.server.is_healthy():
             self._drop(replica, faults[-1])
         elif self._weights and await _has(replica.server, self._weights.version):
             await asyncio.sleep(back_off(len(faults)))
         else:
-            self._drop(replica, Lost("it was started again and has the weights of its start"))
+            self._drop(replica, Lost("it was restarted and has its initial weights"))
 
     async def _facts(self, replica: Replica) -> ServerFacts:
-        """Raises ConfigError when the server does not fit."""
+        """Return the facts of a server, or raise a ConfigError if it does not fit."""
         try:
             facts = await replica.server.facts()
         except ValueError as error:
@@ -190,13 +190,13 @@ class ServerPool:
         return facts
 
     async def _admit(self, replica: Replica) -> None:
-        """Give a server the weights and use it; one that is not there is dropped.
+        """Deliver the weights to a server and use it; drop it if it does not answer.
 
         Raises:
-            ConfigError: it does not fit, or does not take the weights.
+            ConfigError: it does not fit, or refuses the weights.
         """
         async with replica.admitting:
-            if replica.used:  # somebody else was first, and replies are being sampled
+            if replica.used:  # put into use meanwhile: replies are being sampled
                 return
             weights = self._weights
             assert weights is not None
@@ -212,7 +212,7 @@ class ServerPool:
             except ConfigError as error:
                 self._drop(replica, error)
                 raise
-            if weights is not self._weights:  # newer ones have come, and whoever brought them waits for the lock
+            if weights is not self._weights:  # there are newer ones, whose delivery waits for the lock
                 return
             replica.read.clear()
             if replica.why is not None:
@@ -234,11 +234,11 @@ class ServerPool:
     async def _try_again(self, replica: Replica) -> None:
         try:
             await self._admit(replica)
-        except Exception as error:  # noqa: BLE001 - told; others go on, and this one may be started anew
+        except Exception as error:  # noqa: BLE001 - reported; the others go on, and this one may be restarted
             self._drop(replica, error)
 
     def _drop(self, replica: Replica, why: Exception) -> None:
-        """Use a server no longer. Said once until it is used again or something else is wrong with it."""
+        """Stop using a server, with one warning until it is used again or fails for another reason."""
         before, replica.used, replica.why = replica.why, False, why
         gone = isinstance(before, Lost) and isinstance(why, Lost)
         if gone or str(before) == str(why):
@@ -254,7 +254,7 @@ class ServerPool:
 
 
 def back_off(faults: int) -> float:
-    """Seconds before a request is tried again on a server that is there; doubled with every fault, 2 at most."""
+    """Return the seconds before a request is retried; doubled with every fault, at most 2."""
     return min(0.1 * 2**faults, 2.0)
 
 
@@ -266,5 +266,5 @@ async def _has(server: VLLMServer, version: str) -> bool:
 
 
 def _warn(text: str) -> None:
-    """With the time, since Python shows equal warnings once."""
+    """Warn with the time, since Python shows equal warnings only once."""
     warnings.warn(f"{time.strftime('%H:%M:%S')} {text}", stacklevel=3)

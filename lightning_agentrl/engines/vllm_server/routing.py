@@ -1,4 +1,4 @@
-"""Which of several servers samples a reply: the one where least is left to do, given what it has read before."""
+"""Routing of requests to servers: to the one with the least work, given the prefixes it has cached."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 
 from lightning_agentrl.types.model_input import ModelInput
 
-BLOCK = 32  # tokens; servers keep what they have read in blocks too
-IN_FLIGHT = 4  # blocks that a reply in flight counts for: as much as reading that many
+BLOCK = 32  # tokens; servers cache prefixes in blocks too
+IN_FLIGHT = 4  # a reply in flight counts as much as reading this many blocks
 
 
 def block_keys(prompt: ModelInput) -> list[int]:
-    """One number for each whole block of a prompt, of the block and all that stands before it."""
+    """Return one number per complete block of a prompt, a hash of the block and all that precedes it."""
     keys, key = [], 0
     for end in range(BLOCK, len(prompt) + 1, BLOCK):
         key = hash((key, *prompt.keys[end - BLOCK : end]))
@@ -20,20 +20,20 @@ def block_keys(prompt: ModelInput) -> list[int]:
 
 
 def common_blocks(keys: Sequence[int], read: Collection[int]) -> int:
-    """How many blocks from the beginning of a prompt are among those that were read."""
+    """Return how many leading blocks of a prompt were read already."""
     return next((count for count, key in enumerate(keys) if key not in read), len(keys))
 
 
 def choose(blocks: int, common: Sequence[int], in_flight: Sequence[int]) -> int:
-    """The place of the server that has least to do for a prompt; of equal ones, the first.
+    """Return the index of the server with the least work for a prompt; the first one wins ties.
 
-    An episode whose prompts grow stays where its past was read, unless that server is much busier. Prompts that have
-    only a short beginning in common spread evenly.
+    An episode whose prompts grow stays on the server that read its past, unless that is much busier. Prompts with only
+    a short common prefix spread evenly.
 
     Args:
-        blocks: of the prompt.
-        common: of those, how many each server has read.
-        in_flight: replies that each server is sampling.
+        blocks: number of blocks of the prompt.
+        common: how many of them each server has read.
+        in_flight: number of replies that each server is sampling.
     """
     work = [blocks - had + IN_FLIGHT * others for had, others in zip(common, in_flight, strict=True)]
     return work.index(min(work))

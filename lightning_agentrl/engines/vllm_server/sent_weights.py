@@ -1,4 +1,4 @@
-"""The weights of a policy as a copy in main memory that is sent to servers, each in a group with the trainer."""
+"""A copy of a policy's weights in main memory, sent to servers, each of which is in a group with the trainer."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from lightning_agentrl.vllm_worker.gloo_group import own_address
 T = TypeVar("T")
 
 SENDERS: dict[str, Callable[[Rendezvous, Calls, WeightSource], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
-ANSWER_SECONDS = 5.0  # that a server may take to say why a transfer has failed, or this side to notice that it has
-LEAVE_SECONDS = 30.0  # for leaving the groups at the end
+ANSWER_SECONDS = 5.0  # for a server to report why a transfer failed, or for this side to notice
+LEAVE_SECONDS = 30.0  # to leave the groups at the end
 
 
 @dataclass(frozen=True)
 class Sent:
-    """The weights of one version."""
+    """One version of the weights, to be sent."""
 
     version: str
     weights: Mapping[str, Tensor]
@@ -47,13 +47,13 @@ class Sent:
 
 
 class SentWeights:
-    """Sends copies of weights, whenever a server needs them: while they are trained, or after it was started again.
+    """Copies of weights, sent when a server needs them: during training, or after its restart.
 
-    A group has fixed members. With one for each server, a server that dies or comes back touches no other.
+    A group has fixed members. With one group per server, a server that dies or comes back affects no other.
 
     Args:
         transfer: how tensors are sent.
-        device: of the policy.
+        device: device of the policy.
     """
 
     def __init__(self, transfer: Literal["nccl", "gloo"], device: torch.device) -> None:
@@ -62,18 +62,18 @@ class SentWeights:
         self._links: dict[str, _Link] = {}
 
     def deliver(self, lm: PreTrainedModel, version: str) -> Sent:
-        """Copy all weights, with adapters added to what they belong to, to be sent."""
+        """Copy all weights, with adapters merged, to be sent."""
         return Sent(version, _copied(whole(lm)), self)
 
     async def send(self, server: VLLMServer, before: str, sent: Sent) -> None:
-        """Send weights to a server, which has those of the version ``before``.
+        """Send weights to a server that has the version ``before``.
 
         Raises:
-            Lost: the transfer was broken off.
+            Lost: the transfer was aborted.
             ValueError: the server refuses it.
         """
         link = self._links.pop(server.url, None)
-        if link is not None and link.version != before:  # the server was started again, or an update was broken off
+        if link is not None and link.version != before:  # the server was restarted, or an update was aborted
             link.close()
             link = None
         if link is None:
@@ -83,13 +83,13 @@ class SentWeights:
         self._links[server.url] = link
 
     def remove(self) -> None:
-        """Leave all groups. A process that ends while a thread is still leaving one would be aborted."""
+        """Leave all groups. A process that ends while a thread is still leaving one would crash."""
         wait([left for link in self._links.values() if (left := link.close())], timeout=LEAVE_SECONDS)
         self._links.clear()
 
 
 class _Link:
-    """A group with one server, and the version that went through it last."""
+    """A group with one server, and the version last sent through it."""
 
     def __init__(self, server: VLLMServer, device: torch.device) -> None:
         self.version = ""
@@ -109,11 +109,13 @@ class _Link:
         self.version = sent.version
 
     def close(self) -> Future[None] | None:
-        """Begin to leave the group, which takes some seconds with NCCL, and longer inside a transfer."""
+        """Start leaving the group, which takes a few seconds with NCCL, and longer during a transfer."""
         return None if self._sender is None else in_thread(self._sender.shutdown, THREAD)
 
     async def _watched(self, work: Callable[[], T]) -> T:
-        """What plain code gives. If the server refuses or dies, that is raised, though the code may wait on for it."""
+        """Return the result of plain code. If the server refuses or dies, raise that, though the code may go on
+        waiting.
+        """
         working = asyncio.wrap_future(in_thread(work, THREAD))
         refused = asyncio.ensure_future(self._calls.refused.wait())
         both: set[asyncio.Future[Any]] = {working, refused}
@@ -122,7 +124,7 @@ class _Link:
             if not working.done() or working.exception() is not None:
                 await asyncio.wait(both, timeout=ANSWER_SECONDS)
                 fault = working.exception() if working.done() else None
-                raise self._calls.why or Lost(f"the transfer of weights was broken off: {fault}") from fault
+                raise self._calls.why or Lost(f"the transfer of weights was aborted: {fault}") from fault
             return working.result()
         except BaseException:
             self.close()
@@ -133,7 +135,7 @@ class _Link:
 
 
 def _copied(lm: nn.Module) -> dict[str, Tensor]:
-    """Weights by name in main memory, in pages that a GPU reads directly; one with several names is copied once."""
+    """Return weights by name in main memory, in pinned pages; a weight with several names is copied once."""
     weights, copies = dict[str, Tensor](), dict[object, Tensor]()
     for name, weight in named_weights(lm):
         place = (weight.data_ptr(), weight.shape, weight.stride())

@@ -1,4 +1,4 @@
-"""One running vLLM server: what is asked of it over HTTP."""
+"""Requests to one running vLLM server over HTTP."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lightning_agentrl.vllm_worker.extension import TellsSizes
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
 CONNECT_SECONDS = 30.0
-ANSWER_SECONDS = 30.0  # of what a server knows; sampling and loading take as long as they take
-KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # in a minute a vanished machine is noticed
+ANSWER_SECONDS = 30.0  # for what a server knows already; sampling and loading have no limit
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a vanished machine is noticed within a minute
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Connections to any number of servers. Each request has its own, as servers close idle ones at any time."""
+    """Open a session for any number of servers, with a connection per request: servers close idle ones at any time."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_kept_alive)
     return aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
@@ -40,11 +40,11 @@ def _kept_alive(address: Any) -> socket.socket:
 
 
 class VLLMServer:
-    """A server by its address. It need not run.
+    """A server at an address, running or not.
 
     Args:
-        url: as http://127.0.0.1:8001.
-        session: the connections to use.
+        url: address such as http://127.0.0.1:8001.
+        session: the HTTP session to use.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
@@ -52,7 +52,7 @@ class VLLMServer:
         self._session = session
 
     async def is_healthy(self) -> bool:
-        """Whether it runs and its engine too."""
+        """Return whether the server and its engine are running."""
         try:
             await self._call("GET", "/health", ANSWER_SECONDS)
         except (Lost, ValueError):
@@ -60,7 +60,7 @@ class VLLMServer:
         return True
 
     async def facts(self) -> ServerFacts:
-        """What it tells about itself; of a server that was not started to take weights, an error says so."""
+        """Return what the server reports about itself, or raise an error if it was not started to take weights."""
         version, models, info = [
             await self._call("GET", path, ANSWER_SECONDS)
             for path in ("/version", "/v1/models", "/server_info?config_format=json")
@@ -70,29 +70,29 @@ class VLLMServer:
         except Lost as error:
             if not await self.is_healthy():
                 raise
-            raise ValueError(f"tells no sizes of its model ({error}); start it with `agentrl serve`") from error
+            raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         try:
             return read_facts(version, models, info, sizes)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"tells its settings in another form than vLLM ({type(error).__name__}: {error}); start it with "
+                f"reports its settings in another form than vLLM ({type(error).__name__}: {error}); start it with "
                 "`agentrl serve`"
             ) from error
 
     async def weight_version(self) -> str:
-        """The version of its weights, as it was last told."""
+        """Return the version of its weights that was set last."""
         return str((await self._call("GET", "/weight_info", ANSWER_SECONDS)).get("weight_version"))
 
     async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
-        """Let it take weights, forget what it computed with the old ones, and check the version.
+        """Make it load weights and drop its prefix cache, and check the version.
 
         Args:
-            bring: gives it the weights; called with the server and the version that it has before.
-            version: of the weights.
+            bring: delivers the weights; called with the server and its current version.
+            version: version of the weights.
 
         Raises:
             Lost: it went away meanwhile.
-            ValueError: it cannot take them, or has others afterwards.
+            ValueError: it cannot load them, or has others afterwards.
         """
         before, loading = await self.weight_version(), f"{LOADING}{version}"
         await self._post("/update_weight_version", {"new_version": loading})
@@ -107,11 +107,11 @@ class VLLMServer:
         await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
 
     async def workers(self) -> int:
-        """How many processes of it hold weights."""
+        """Return how many of its processes hold weights."""
         return int((await self._call("GET", "/get_world_size", ANSWER_SECONDS))["world_size"])
 
     async def transfer(self, step: str, told: dict[str, Any]) -> None:
-        """A step of vLLM's transfer of weights, by the name of its route."""
+        """Perform a step of vLLM's weight transfer, given the name of its route."""
         await self._post(f"/{step}", told)
 
     async def generate(
@@ -120,15 +120,15 @@ class VLLMServer:
         """Sample one reply.
 
         Raises:
-            Lost: it went away or was started again meanwhile; ask again.
-            ValueError: it refused, or its answer is no whole reply.
+            Lost: it went away or was restarted meanwhile; try again.
+            ValueError: it refused, or its answer is not a complete reply.
         """
         params = {
             "temperature": request.temperature,
             "seed": request.seed,
             "max_tokens": request.max_tokens,
             "stop_token_ids": list(stop_token_ids),
-            "ignore_eos": True,  # the ids above, and none out of the model's folder
+            "ignore_eos": True,  # only the ids above, none from the model's folder
             "logprobs": 0,  # of the sampled token only
             "detokenize": False,
         }
@@ -138,12 +138,12 @@ class VLLMServer:
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
-        for wait in (0.1, 0.5, 2.0, 0.0):  # requests that were taken back may still be ending
+        for wait in (0.1, 0.5, 2.0, 0.0):  # aborted requests may still be ending
             if (await self._post("/reset_prefix_cache", {})).get("success"):
                 return
             await asyncio.sleep(wait)
         raise ValueError(
-            "keeps its prefix cache, whose keys and values are of the old weights; something else samples from it: "
+            "keeps its prefix cache, with keys and values of the old weights; something else samples from it: "
             "give each run servers of its own"
         )
 
@@ -173,7 +173,7 @@ class VLLMServer:
         try:
             told = json.loads(text or "{}")
         except json.JSONDecodeError as error:
-            raise ValueError(f"answered {path} with something else than JSON: {_shortened(text)}") from error
+            raise ValueError(f"answered {path} with something other than JSON: {_shortened(text)}") from error
         return told if isinstance(told, dict) else {}
 
 

@@ -1,4 +1,4 @@
-"""The weights of a policy as files that servers load: each version in a folder of its own, whole once it is there."""
+"""Weights of a policy as files for servers: each version in a folder of its own, which appears once complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_agentrl.errors import ConfigError, one_line
 
 @dataclass(frozen=True)
 class Written:
-    """Weights in a folder."""
+    """One version of the weights, in a folder."""
 
     folder: Path
 
@@ -33,13 +33,13 @@ class Written:
 
 
 class SharedWeights:
-    """Folders of weights, of which the newest is kept.
+    """Folders of weights, of which only the newest is kept.
 
     Args:
-        parent: where they are made; None for a folder for temporary files.
+        parent: folder for them; None for a temporary folder.
 
     Raises:
-        ConfigError: nothing can be made there.
+        ConfigError: no folder can be created there.
     """
 
     def __init__(self, parent: str | None) -> None:
@@ -52,16 +52,16 @@ class SharedWeights:
             raise _no_place(parent, error) from error
 
     def deliver(self, lm: PreTrainedModel, version: str) -> Written:
-        """Write all weights, for servers to load. Raises ConfigError as :meth:`write` does."""
+        """Write all weights for servers to load. Raises ConfigError as :meth:`write` does."""
         return Written(self.write(lm, version))
 
     def write(self, lm: PreTrainedModel, version: str) -> Path:
-        """Write all weights, with adapters added to what they belong to; gives the folder to load.
+        """Write all weights, with adapters merged, and return the folder to load.
 
-        Servers that still load the version before can finish: open files stay readable.
+        Servers that are still loading the previous version can finish: open files stay readable.
 
         Raises:
-            ConfigError: the folder is full or gone.
+            ConfigError: the disk is full, or the folder is gone.
         """
         draft = self.folder / f".{version}"
         try:
@@ -87,7 +87,7 @@ def _no_place(folder: object, error: Exception) -> ConfigError:
 
 
 def _apart(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights by name in main memory; one with several names is there under each, as a file cannot share them."""
+    """Return weights by name in main memory, one with several names copied for each: a file cannot share them."""
     weights, seen = dict[str, Tensor](), set[int]()
     for name, weight in named_weights(lm):
         own = weight.cpu().contiguous()

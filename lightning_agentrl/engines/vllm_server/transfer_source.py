@@ -1,4 +1,4 @@
-"""What vLLM's code for sending weights is given, in its own form: the weights, and a server that it calls."""
+"""The arguments of vLLM's code for sending weights, in its own form: the weights, and a server to call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_agentrl.engines.vllm_server.server import VLLMServer
 
 @dataclass(frozen=True)
 class WeightForm:
-    """A weight without its numbers."""
+    """A weight without its values: name, dtype and shape."""
 
     name: str
     dtype: torch.dtype
@@ -26,7 +26,7 @@ class WeightForm:
 class WeightSource:
     """Weights that are sent again and again, each time with other values; a ``WeightSource`` of vLLM."""
 
-    device: torch.device  # that they are sent from
+    device: torch.device  # from which they are sent
     weights: Mapping[str, Tensor] = field(default_factory=dict)
 
     def metadata(self) -> list[WeightForm]:
@@ -40,7 +40,7 @@ class WeightSource:
 class Calls:
     """The steps of a transfer on one server; vLLM calls it a ``VLLMWeightSyncClient``.
 
-    Made on the event loop of the server; steps are taken in other threads, and wait there for the answer.
+    To be made on the event loop of the server; steps run in other threads, which wait for the answer.
     """
 
     def __init__(self, server: VLLMServer) -> None:
@@ -58,7 +58,7 @@ class Calls:
         self._take("update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """The version is set when prefixes are forgotten too."""
+        """Do nothing more: the version is set together with the drop of the prefix cache."""
         self._take("finish_weight_update", {})
 
     def _take(self, step: str, told: dict[str, Any]) -> None:
@@ -74,10 +74,10 @@ class Calls:
 
 
 class Sender(Protocol):
-    """What vLLM calls a ``TrainerWeightTransferEngine``."""
+    """The sending side of a transfer; vLLM calls it a ``TrainerWeightTransferEngine``."""
 
     def send_weights(self) -> None:
-        """All of the source, with the steps around it; waits until the server has loaded them."""
+        """Send all weights of the source, with the steps around it; wait until the server has loaded them."""
 
     def shutdown(self) -> None:
         """Leave the group with the server."""

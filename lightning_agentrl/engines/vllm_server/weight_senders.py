@@ -1,4 +1,4 @@
-"""Two ways of tensors over the network: NCCL, which is vLLM's own, and gloo, the same steps between main memories."""
+"""Two ways to send tensors over the network: NCCL, by vLLM's own code, and gloo, the same between main memories."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ THREAD = "weights"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where a new group meets, and who comes."""
+    """Where a new group meets, and its size."""
 
-    address: str  # of the trainer, on the way to the server
+    address: str  # of the trainer, as seen from the server
     workers: int  # processes of the server that hold weights
 
 
 class GlooSender:
-    """Makes a group with a server; what vLLM's own code does with NCCL, without vLLM.
+    """A sender over gloo: does what vLLM's own code does with NCCL, without vLLM.
 
     Raises:
         Lost: the server is gone.
         ValueError: it refuses.
-        RuntimeError: it has not come in time.
+        RuntimeError: it did not join in time.
     """
 
     def __init__(self, rendezvous: Rendezvous, calls: Calls, source: WeightSource) -> None:
@@ -51,7 +51,7 @@ class GlooSender:
             "shapes": [list(form["shape"]) for form in forms],
         }
         self._calls.start_weight_update()
-        answered = in_thread(partial(self._calls.update_weights, announced), THREAD)  # it waits for what follows
+        answered = in_thread(partial(self._calls.update_weights, announced), THREAD)  # the server waits for the tensors
         for _, weight in self._source:
             self._group.broadcast(weight)
         answered.result()
@@ -62,7 +62,7 @@ class GlooSender:
 
 
 class NCCLSender:
-    """Makes a group with a server by vLLM's own code; needs vLLM beside the trainer, and a GPU on both sides.
+    """A sender over NCCL by vLLM's own code; needs vLLM on the trainer's side, and a GPU on both sides.
 
     Raises what :class:`GlooSender` does.
     """
@@ -78,7 +78,7 @@ class NCCLSender:
             master_address=rendezvous.address,
             master_port=_free_port(rendezvous.address),
             world_size=1 + rendezvous.workers,
-            packed=False,  # buffers would take gigabytes of the trainer's GPU
+            packed=False,  # packing buffers would take gigabytes of GPU memory
             rank=0,
         )
         self._sender: Sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
