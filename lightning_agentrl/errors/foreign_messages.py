@@ -99,18 +99,18 @@ def _of_several_forms(fault: str, forms: Sequence[type], key: str, options: Sequ
 
     The form that is meant has all keys that another form lacks; of equal ones, the one with a key of a similar name.
     """
-    head = re.match(r".*\nSubtypes: \[<.*\nErrors:\n *- (.*)", fault)  # of the union itself, not of a list of it
+    head = re.match(r".*\nSubtypes: \[<.*\nErrors:\n( *- )(.*)", fault)  # of the union itself, not of a list of it
     if head is None or len(forms) < 2 or not all(map(dataclasses.is_dataclass, forms)):
         return None
-    if "dot import path string" in head[1]:
+    if "dot import path string" in head[2]:
         shown = " or ".join(sorted(f"{{{keys_of(form)[0]}: ...}}" for form in forms))
         return Problem(f"{key} takes mappings, as {shown}", key=key)
     problems: dict[type, Problem] = {}
-    for form, block in zip(forms, re.split(r"\n *- (?=Problem with given class_path)", fault)[1:], strict=False):
+    for form, block in zip(forms, fault.split(f"\n{head[1]}")[1:], strict=False):
         lines = [line.strip("- ") for line in block.splitlines()]
         end = next((i for i, line in enumerate(lines) if line.startswith(("Option", "Expected", "the following"))), 0)
         lacking = re.match(r"Option '([^']+)'", lines[end])
-        if not (lacking and any(lacking[1] in keys_of(other) for other in forms if other is not form)):
+        if not (lacking and any(lacking[1].split(".")[0] in keys_of(other) for other in forms if other is not form)):
             problems[form] = _read(lines[: end + 1], options, key)
     if forms[0] in problems and not any(problem.suggestion for problem in problems.values()):
         return None  # the complaints that follow are about the first form
