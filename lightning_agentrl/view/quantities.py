@@ -11,9 +11,7 @@ import numpy as np
 
 from lightning_agentrl.view.read import LoggedTurn
 
-_TAIL = (
-    2.0  # percent of the tokens at each end that share the strongest colour, so that outliers do not flatten the scale
-)
+_TAIL = 2.0  # percent of the tokens at each end that share the strongest colour, against outliers
 
 
 @dataclass(frozen=True)
