@@ -34,9 +34,7 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """Return the entry on the page: names, colour limits ``low`` and ``high``, and extremes; no limits if
-        absent.
-        """
+        """Return the entry on the page: names, colour limits ``low`` and ``high``, extremes; no limits if absent."""
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,
