@@ -91,7 +91,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
         """Return the current long-term text and short-term text (the second may be empty)."""
 
     def success(self) -> bool:
-        """Return whether the task of this episode is solved; by default, if it ended with a positive reward."""
+        """Return whether the task of this episode is solved; by default, if it terminated with a positive reward."""
         return self._won
 
     def progression(self) -> float:
