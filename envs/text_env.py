@@ -26,9 +26,7 @@ class TextInfo(TypedDict):
 
 
 def normalise(text: str) -> str:
-    """Return the form in which spoken actions are compared: first line, lower case, single blanks, no final
-    punctuation.
-    """
+    """Return a text as spoken actions are compared: first line, lower case, single blanks, no final punctuation."""
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
     return " ".join(line.lower().replace("_", " ").split()).rstrip(_TRAILING_PUNCTUATION).strip()
@@ -93,9 +91,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
         """Return the current long-term text and short-term text (the second may be empty)."""
 
     def success(self) -> bool:
-        """Return whether the task of this episode is solved; by default, if it ended by itself with a positive
-        reward.
-        """
+        """Return whether the task of this episode is solved; by default, if it terminated with a positive reward."""
         return self._won
 
     def progression(self) -> float:

@@ -78,9 +78,7 @@ def dual_discount_gae(
 
 
 def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tensor) -> Tensor:
-    """Return the value [N] of the state after each episode: 0 where its last row is terminated, else the bootstrap
-    value.
-    """
+    """Return the value [N] of the state after each episode: 0 if its last row is terminated, else bootstrapped."""
     for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
         if x_B.shape != layout.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(layout.mask_BT.shape[:1])}, got {list(x_B.shape)}")

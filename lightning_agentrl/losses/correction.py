@@ -67,9 +67,7 @@ def normalised_weights(weights_BT: Tensor, keep_BT: Tensor, level: WeightLevel, 
 
 @torch.no_grad()
 def effective_share(weights_BT: Tensor, mask_BT: Tensor, reduce: Reduce | None = None) -> float:
-    """Return the effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks; 0 if all w
-    are 0.
-    """
+    """Return the effective sample size as a share of the tokens: ``mean(w)^2 / mean(w^2)`` over all ranks, or 0."""
     w_M = weights_BT[mask_BT.bool()].double()
     sums = torch.stack([w_M.new_tensor(float(len(w_M))), w_M.sum(), w_M.square().sum()])
     count, total, squares = (sums if reduce is None else reduce(sums)).tolist()

@@ -44,9 +44,7 @@ def group_scores(
 
 
 def spread_of(scores: list[float]) -> float:
-    """Return the standard deviation (n - 1) of the scores of a group, 0 for a single one; exactly 0 where they are
-    equal.
-    """
+    """Return the standard deviation (n - 1) of the scores of a group, exactly 0 for equal scores or a single one."""
     return 0.0 if min(scores) == max(scores) else statistics.stdev(scores)
 
 

@@ -53,9 +53,7 @@ def ratio_inside(log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, l
 def divergence_below(
     log_ratio_BT: Tensor, mask_BT: Tensor, level: RejectionLevel, kind: Literal["k2", "k3"], bound: float
 ) -> Tensor:
-    """Return [B, T] bool: whether the statistic of ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3) is at most the
-    bound.
-    """
+    """Return [B, T] bool: whether the statistic of ``(log r)^2 / 2`` (k2) or ``r - 1 - log r`` (k3) is within bound."""
     if kind == "k2":
         x_BT = log_ratio_BT.square() / 2
     elif kind == "k3":

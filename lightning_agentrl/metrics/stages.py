@@ -84,9 +84,7 @@ class StageClock:
         self._tokens[name] += tokens
 
     def count_packed(self, held: int, computed: int, padding: int) -> None:
-        """Count the tokens of an update's micro-batch: those its rows hold, those computed, and the padding in
-        these.
-        """
+        """Count the tokens of an update's micro-batch: held by its rows, computed, and padding among these."""
         self._packed.update(held=held, computed=computed, padding=padding)
 
     def read(self, world_size: int = 1) -> dict[str, Number]:

@@ -74,9 +74,7 @@ class TextMetrics(Metric):
 
 
 def mean_distance(members_Q2: Tensor) -> float | None:
-    """Return the mean Jaccard distance over all pairs of sets, given as rows of (set, member); None for fewer than two
-    sets.
-    """
+    """Return the mean Jaccard distance over all pairs of sets, given as rows (set, member); None for fewer than 2."""
     sets, row = members_Q2[:, 0].unique(return_inverse=True)
     if len(sets) < 2:
         return None

@@ -55,9 +55,7 @@ class Critic(nn.Module, ABC):
 
     @abstractmethod
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
-        """Create the weights. ``load(None)`` loads the actor's model again, with LoRA as adapters on its frozen
-        base.
-        """
+        """Create the weights. ``load(None)`` loads the actor's model, with LoRA as adapters on its frozen base."""
 
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:

@@ -114,9 +114,7 @@ class PrefixTree:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The branches as blocks, with neighbouring small subtrees in one: a masked call is cheaper than one for
-        each.
-        """
+        """The branches as blocks, neighbouring small subtrees as one: a masked call is cheaper than several."""
         blocks: list[Block] = []
         small: list[Branch] = []  # tops of neighbouring small subtrees
 

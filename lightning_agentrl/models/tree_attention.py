@@ -1,7 +1,7 @@
 """Attention over a prefix tree, exact, and without the N x N scores of a dense mask.
 
 The function is registered with transformers as the attention implementation ``tree``. Models pass it the tree as the
-keyword ``tree`` of their forward pass; without it (generation, single rows) it is transformers' ``sdpa``.
+keyword ``tree`` of their forward pass; without it (sampling, single rows) it is transformers' ``sdpa``.
 """
 
 from __future__ import annotations

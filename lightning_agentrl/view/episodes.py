@@ -23,9 +23,7 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """As the environment reports, else whether the return is positive; "running" if the log does not hold its
-        end.
-        """
+        """As the environment reports, else whether the return is positive; "running" if the log lacks its end."""
         if not (self.last.get("terminated") or self.last.get("truncated")):
             return "running"
         success = self.last.get("success")

@@ -11,9 +11,7 @@ import numpy as np
 
 from lightning_agentrl.view.read import LoggedTurn
 
-_TAIL = (
-    2.0  # percent of the tokens at each end that share the strongest colour, so that outliers do not flatten the scale
-)
+_TAIL = 2.0  # percent of the tokens at each end that share the strongest colour, against outliers
 
 
 @dataclass(frozen=True)
@@ -36,9 +34,7 @@ class Quantity:
         return [math.nan if a is None or b is None else a - b for a, b in pairs]
 
     def scale(self, turns: Sequence[LoggedTurn]) -> dict[str, Any]:
-        """Return the entry on the page: names, colour limits ``low`` and ``high``, and extremes; no limits if
-        absent.
-        """
+        """Return the entry on the page: names, colour limits ``low`` and ``high``, extremes; no limits if absent."""
         entry: dict[str, Any] = {
             "name": self.name,
             "plus": self.plus,

@@ -65,7 +65,7 @@ class LockstepThread(VLLMThread):
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Yield collect with all ranks of the group, which enter and leave together; an error on one reaches all.
+        """Collect with all ranks of the group, which enter and leave together; an error on one reaches all.
 
         Raises:
             RuntimeError: another rank has failed.

@@ -113,9 +113,7 @@ class _Link:
         return None if self._sender is None else in_thread(self._sender.shutdown, THREAD)
 
     async def _watched(self, work: Callable[[], T]) -> T:
-        """Return the result of plain code. If the server refuses or dies, raise that, though the code may go on
-        waiting.
-        """
+        """Return the result of plain code. If the server refuses or dies, raise that while the code still waits."""
         working = asyncio.wrap_future(in_thread(work, THREAD))
         refused = asyncio.ensure_future(self._calls.refused.wait())
         both: set[asyncio.Future[Any]] = {working, refused}

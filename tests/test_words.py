@@ -1,0 +1,91 @@
+"""One word per idea: no class name is used twice, and words that the project gave up do not come back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "lightning_agentrl"
+
+# A word that is not used, as a pattern; what is used in its place; and the files that may use it, with the reason.
+BANNED: dict[str, tuple[str, dict[str, str]]] = {
+    "trajector(y|ies)": (
+        "episode",
+        {f"{PACKAGE}/types/plain.py": "the name of a field in older checkpoints"},
+    ),
+    "collectors?": (
+        "collection",
+        {
+            f"{PACKAGE}/prompts/renderer.py": "to be mended",
+            f"{PACKAGE}/prompts/memory.py": "to be mended",
+        },
+    ),
+    "completions?|generations?|responses?": (
+        "reply, or sampling",
+        {f"{PACKAGE}/view/chunks.js": "a class of browsers"},
+    ),
+    "read-outs?": (
+        "logit position",
+        {
+            f"{PACKAGE}/view/build.py": "the box with the numbers of a token",
+            f"{PACKAGE}/view/tokens.js": "the box with the numbers of a token",
+            f"{PACKAGE}/view/curves.js": "the box with the numbers of a point",
+            f"{PACKAGE}/commands/plan.py": "to be mended",
+        },
+    ),
+    "close_ids": ("stop_token_ids", {}),
+    "digits?": (
+        "precision",
+        {
+            f"{PACKAGE}/models/demo.py": "characters that a tokenizer splits",
+            f"{PACKAGE}/view/build.py": "of printed numbers",
+            f"{PACKAGE}/view/format.js": "of printed numbers",
+            f"{PACKAGE}/callbacks/turn_record.py": "of printed numbers",
+            f"{PACKAGE}/advantages/diagnostics.py": "rounding in the last digit",
+            f"{PACKAGE}/commands/verify_engine.py": "to be mended",
+            "docs/troubleshooting.md": "to be mended",
+            "docs/engines.md": "to be mended",
+        },
+    ),
+    "foretells?|foretold": ("predict", {"docs/troubleshooting.md": "to be mended"}),
+    "(is|are) no (file|folder|json)s?": (
+        "is not a file",
+        {
+            f"{PACKAGE}/errors/complaints.py": "to be mended",
+            f"{PACKAGE}/episodes/tasks.py": "to be mended",
+        },
+    ),
+    "nobody waits for any more": ("after training ended", {f"{PACKAGE}/rollout/data_module.py": "to be mended"}),
+    "come home": ("are complete", {"docs/architecture.md": "to be mended"}),
+}
+
+
+def texts() -> dict[str, str]:
+    """Return what readers see, by path: package, environments, configs and docs, without recorded results."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/guides/**/*.md"), *ROOT.glob("docs/*.py")]
+    for folder in (PACKAGE, "envs", "configs"):
+        found += [path for kind in ("py", "js", "html", "yaml") for path in (ROOT / folder).rglob(f"*.{kind}")]
+    history = ROOT / "CHANGELOG.md"
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in found if path != history}
+
+
+@pytest.mark.parametrize("word", BANNED)
+def test_words_that_were_given_up_stay_away(word: str) -> None:
+    instead, exceptions = BANNED[word]
+    pattern = re.compile(rf"\b({word})\b", re.IGNORECASE)
+    found = {path for path, text in texts().items() if pattern.search(text)}
+    assert found == set(exceptions), f"say '{instead}', and drop exceptions that are no longer needed"
+
+
+def test_a_class_name_is_used_once() -> None:
+    places = defaultdict(list)
+    for path in (ROOT / PACKAGE).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(ROOT).as_posix())
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
