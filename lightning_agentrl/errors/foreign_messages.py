@@ -1,6 +1,6 @@
-"""What others say in prose only, read for its facts: the parser of configs, allocators, torch's writer, Lightning.
+"""Facts read from messages of others, where they are in prose only: config parser, allocators, torch, Lightning.
 
-A test provokes each pattern by the real thing.
+For each pattern, a test provokes the real message.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from lightning_agentrl.errors.unknown import (
 
 OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run")
 TRAINER = "lightning.pytorch.Trainer"
-_NARROWER = {
-    "trainer.precision": "'32-true', '64-true', 'bf16-mixed'"
-}  # what Lightning would take, but the run would not
+_NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
 _TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
 
 
@@ -41,18 +39,18 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def explain(message: str, error: BaseException | None = None, options: Sequence[str] = OPTIONS) -> Problem:
-    """Make one problem of a complaint of the parser, or return its first line where nothing is recognised.
+    """Return the problem behind a message of the parser, or the message's first line if nothing is recognised.
 
-    The parser nests its complaints: each is raised from the one about what is inside it, a union from its first member.
+    The parser nests its errors: each is raised from the one about what is inside it, a union from its first member.
 
     Args:
-        message: what the parser says.
-        error: what it says it of.
+        message: of the parser.
+        error: the exception behind the message.
         options: what the command takes, without dashes.
     """
     key, owner, union, faults = "", None, "", [message.strip()]
     faults += [str(cause).strip() for cause in causes(error)]
-    for fault, _ in itertools.groupby(faults):  # what an inner parser raises is said twice
+    for fault, _ in itertools.groupby(faults):  # an inner parser's error appears twice
         if match := re.match(r'Parser key "([^"]+)":', fault):
             key, union = f"{key}.{match[1]}".lstrip("."), ""
         elif match := re.match(r"Problem with given class_path '([^']+)':", fault):
@@ -110,11 +108,11 @@ _FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is fre
 
 
 def out_of_memory(error: BaseException) -> tuple[str, str] | None:
-    """Return on which device memory ran out, and what was told of how much; None of other errors."""
+    """Return the device whose memory ran out, and what the error says of the amount; None for other errors."""
     text = str(error)
     of_torch = type(error).__name__ == "OutOfMemoryError"  # by its name, since torch takes seconds to import
-    told = isinstance(error, RuntimeError) and _NO_MEMORY.search(text)
-    if not (of_torch or told or isinstance(error, MemoryError)):
+    worded_so = isinstance(error, RuntimeError) and _NO_MEMORY.search(text)
+    if not (of_torch or worded_so or isinstance(error, MemoryError)):
         return None
     facts = []
     if tried := _TRIED.search(text):
@@ -126,12 +124,12 @@ def out_of_memory(error: BaseException) -> tuple[str, str] | None:
 
 
 def cut_short(error: BaseException) -> bool:
-    """Whether torch's writer of archives could not write a file to its end; it does not say why."""
+    """Return whether torch's archive writer could not finish a file; its error does not say why."""
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
 def lacks_actor_state(error: BaseException) -> bool:
-    """Whether a sharded optimizer misses the state of the actor, which has none inside the critic warm-up."""
+    """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
     return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
 
 
