@@ -25,7 +25,7 @@ class TurnLog(RolloutCallback):
         file_mb: a file is full at this many megabytes.
         keep_files: full files kept for each process; the oldest are removed. A turn takes about 4 kB with a short reply
             and 60 kB with 500 tokens.
-        every: write one in so many iterations, for large rollouts.
+        every: iterations from one that is written to the next, for large rollouts.
     """
 
     def __init__(self, folder: str | None = None, file_mb: float = 50.0, keep_files: int = 20, every: int = 1) -> None:

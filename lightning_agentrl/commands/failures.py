@@ -28,7 +28,7 @@ _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDI
 
 
 def explained(error: BaseException, stage: str = "") -> ConfigError | None:
-    """Return a sentence for an error that a user can fix; None for all others, whose traceback is needed.
+    """Return a sentence for an error that a user can fix; None for all others, which need their traceback.
 
     Args:
         error: what ended the run, not a ConfigError.

@@ -330,7 +330,7 @@ def run(args: ArgsType = None) -> AgentCLI:
     return AgentCLI(args)
 
 
-def verify_engine(args: ArgsType = None) -> None:
+def verify_engine(args: ArgsType) -> None:
     """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
     if not VerifyCLI(args).verify():
         raise SystemExit(1)

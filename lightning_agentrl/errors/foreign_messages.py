@@ -158,7 +158,7 @@ def trainer_problem(error: BaseException) -> Problem:
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 
 
-def missing_package(error: ImportError, user: str, key: str = "") -> Problem:
+def missing_package(error: ImportError, user: str, key: str) -> Problem:
     """Describe a class that needs a package which is not installed."""
     required = re.search(r"Requirement '([^']+)' not met", str(error))
     if required is None:
