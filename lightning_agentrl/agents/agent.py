@@ -133,7 +133,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def takes_kl_from_rewards(self) -> bool:
-        """Whether :meth:`shape_rewards` subtracts a KL, so that scores may fall below 0."""
+        """Whether :meth:`shape_rewards` subtracts a KL, so that returns may fall below 0."""
         return False
 
     @abstractmethod
@@ -283,7 +283,7 @@ class Agent(L.LightningModule, ABC):
         return replace(rollout, picked=self.pick_tokens(rollout, current))
 
     def _allowed(self, attempt: Attempt) -> bool:
-        """Ask the guards; the one place where a step can be skipped, on all ranks together."""
+        """Ask the guards; return whether to step. The one place where a step can be skipped, on all ranks together."""
         verdict, reason = decide(self.trainer, (c for c in self._callbacks if isinstance(c, StepGuard)), attempt)
         if verdict is Verdict.STOP:
             raise RuntimeError(f"stopped before optimizer step {attempt.number + 1}: {reason}")

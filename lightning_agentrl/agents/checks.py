@@ -59,8 +59,8 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
 def check_groups(
     advantage: AdvantageEstimator,
     groups: GroupRollout | None,
-    group_filter: GroupFilter | None = None,
-    aggregation: AggregationMode = "token-mean",
+    group_filter: GroupFilter | None,
+    aggregation: AggregationMode,
 ) -> None:
     """Refuse estimators, filters and means that compare episodes where rollouts have nothing to compare.
 

@@ -74,8 +74,8 @@ def build_models(
     with_reference: bool,
     lora: LoRA | None,
     compute: Compute,
-    precision: str | None = None,
-    mesh: DeviceMesh | None = None,
+    precision: str | None,
+    mesh: DeviceMesh | None,
 ) -> Models:
     """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 

@@ -38,7 +38,7 @@ class KL:
     Args:
         reward: coefficient of the KL in the reward, fixed or adaptive.
         reward_kind: estimator of that KL.
-        loss: weight of the KL in the policy loss, beside the one in the reward.
+        loss: weight of the KL in the policy loss, in addition to the one in the reward.
         loss_kind: estimator of that KL; ``k1+`` and ``k3+`` have the value of k1 and k3 and the gradient of k2.
     """
 

@@ -34,7 +34,7 @@ class Losses:
     Args:
         policy: loss of the actor; None: the actor is not trained.
         values: loss of the critic, given the current values.
-        metrics: what is logged beside the losses.
+        metrics: what is logged besides the losses.
     """
 
     policy: Callable[[Rollout, CurrentScores], Tensor] | None

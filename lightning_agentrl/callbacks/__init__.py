@@ -1,4 +1,4 @@
-"""What is not the algorithm."""
+"""What a run does besides learning: warm-up, progress, logs and summaries."""
 
 from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.progress import StageProgress

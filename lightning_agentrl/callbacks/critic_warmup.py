@@ -17,17 +17,17 @@ from lightning_agentrl.types import Rollout, rollout_from_plain
 
 
 class CriticWarmup(L.Callback, RolloutSource):
-    """Collect rollouts with the frozen policy, then fit the critic on samples of them in rounds.
+    """A warm-up that collects rollouts with the frozen policy and fits the critic on samples of them in rounds.
 
     Each round recomputes values and targets of all data with the current critic and trains once on a sample drawn
-    without replacement. The actor does not move and its optimizer state stays empty. A round spans as many epochs as
+    without replacement. The actor does not change and its optimizer state stays empty. A round spans as many epochs as
     its sample has iterations' worth of turns, so warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``.
 
     Args:
         rollouts: iterations' worth of turns to collect.
         rounds: how often targets are recomputed.
-        fraction: share of the data that each round trains on; gives a whole number of iterations.
-        min_explained_variance: below it, a warning says that the critic has not converged as the actor starts.
+        fraction: share of the data that each round trains on; must give a whole number of iterations.
+        min_explained_variance: below it, a warning says that the critic has not converged when the actor starts.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.done_epochs = min(trainer.current_epoch + 1, self.total_epochs)
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
-        """The next portion of the round's sample; collects before the first round."""
+        """Return the next portion of the round's sample; collect the data before the first round."""
         if self.done_epochs == self.total_epochs:
             return self._hand_over(stream)
         if self.buffer is None:
@@ -99,7 +99,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         if portion == 0 or self.prepared is None:
             prepared = stream.learner.prepare(self.buffer)
             self.prepared, metrics = prepared.rollout, prepared.metrics
-            self.buffer = self.buffer.union(scores=self.prepared.scores)  # log-probs stay; values are made anew
+            self.buffer = self.buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
         envs = [sample.turns[0].env for sample in self.prepared.samples]
         places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))
         return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)
@@ -123,7 +123,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         return prepared
 
     def state_dict(self) -> dict[str, Any]:
-        """A checkpoint taken inside the warm-up holds the data of all ranks."""
+        """Return the warm-up's progress and, while it lasts, the data of all ranks."""
         return {"done_epochs": self.done_epochs, "buffer": pooled(self.buffer), "prepared": pooled(self.prepared)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

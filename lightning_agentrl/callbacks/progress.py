@@ -28,12 +28,12 @@ UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
 
 
 class StageProgress(ProgressBar):
-    """Iteration, phase and stage and how far each is, the main numbers of the last iteration, and the time left.
+    """Progress of iteration, phase and stage, the main numbers of the last iteration, and the time left.
 
     ``success`` is that of the last 100 episodes.
 
     Args:
-        line_seconds: where there is no terminal, seconds from one line inside an iteration to the next.
+        line_seconds: without a terminal, seconds from one line inside an iteration to the next.
     """
 
     def __init__(self, line_seconds: float = 30.0) -> None:
@@ -43,7 +43,7 @@ class StageProgress(ProgressBar):
         self._enabled = True
         self._clock: StageClock | None = None
         self._listener: Callable[[str, int, int], None] = lambda name, done, total: None
-        self._moved = 0.0  # when the bars moved last
+        self._moved = 0.0  # when the bars last moved
         self._bars: Progress | None = None
         self._run_bar = self._stage_bar = 0
         self._last_line = time.monotonic()
@@ -99,7 +99,7 @@ class StageProgress(ProgressBar):
             self._clock.listeners.remove(self._listener)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Lightning prints results of validation with it."""
+        """Print as Lightning asks for, such as results of validation."""
         if self._enabled:
             self.console.print(*args)
 
@@ -164,7 +164,7 @@ class StageProgress(ProgressBar):
         return " ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
 
     def _time_left(self, trainer: L.Trainer, done: int) -> str:
-        """By the median of the last iterations; empty before the first one and where the end is not known."""
+        """Estimate the time left by the median of the last iterations; empty before the first and without an end."""
         epochs = total_epochs(trainer)
         if not self._durations or not epochs or self._iteration_started is None:
             return ""
@@ -179,7 +179,7 @@ def _unit(agent: Agent, stage: str) -> str:
 
 
 def total_epochs(trainer: L.Trainer) -> int | None:
-    """Epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end."""
+    """Return the epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end."""
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         return trainer.max_epochs
     steps = cast(Any, trainer).datamodule.steps_per_iteration

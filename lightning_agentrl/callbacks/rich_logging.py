@@ -35,6 +35,6 @@ def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float]
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(name, np.asarray(numbers, dtype=np.float64), step)
         elif isinstance(logger, WandbLogger):
-            import wandb  # is there, or the logger could not have been made
+            import wandb  # installed, since the logger needs it
 
             cast(Any, logger).log_metrics({name: wandb.Histogram(list(numbers))}, step=step)

@@ -1,4 +1,4 @@
-"""What the agent did, to look at: a few episodes as text, histograms, and pictures where the environment draws them."""
+"""What the agent did: a few episodes as text, histograms, and pictures where the environment draws them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ FRAMES = 8  # of a strip of pictures
 
 
 class RolloutReport(RolloutCallback):
-    """Logs readable episodes, histograms and pictures of each rollout, where the logger can show them.
+    """A log of readable episodes, histograms and pictures of each rollout, where the logger can show them.
 
     Args:
-        episodes: episodes as text in each iteration, those that ended first; of the first process.
-        turns: the most turns shown of an episode, the last ones.
-        histograms: turns of an episode, tokens of a reply and reward of a turn, over all processes.
+        episodes: number of episodes shown as text in each iteration, ended ones first, from the first process.
+        turns: number of turns shown of an episode, at most; the last ones.
+        histograms: show turns per episode, tokens per reply and reward per turn, over all processes.
         every: iterations from one report to the next.
     """
 
@@ -69,7 +69,7 @@ def _distributions(rollout: Rollout) -> dict[str, list[float]]:
 
 
 def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
-    """The turns of ``count`` episodes: ended ones before running ones, solved and failed in turn, else as they come."""
+    """Return the turns of ``count`` episodes: ended ones before running ones, solved and failed ones alternating."""
     episodes: dict[tuple[int, int], list[Turn]] = {}
     for turn in turns:
         episodes.setdefault((turn.env, turn.episode), []).append(turn)
@@ -83,7 +83,7 @@ def pick_episodes(turns: Sequence[Turn], count: int) -> list[list[Turn]]:
 
 
 def episode_text(turns: Sequence[Turn]) -> str:
-    """An episode as a person reads it."""
+    """Return an episode as readable text."""
     last = turns[-1]
     end = f"{'solved' if succeeded(last) else 'failed'}, {last.stop}" if last.done else "goes on"
     lines = [
@@ -91,7 +91,7 @@ def episode_text(turns: Sequence[Turn]) -> str:
         f"return {last.episode_return:g}"
     ]
     for turn in turns:
-        note = "" if turn.valid else "   (the reply names no action, the default ran)"
+        note = "" if turn.valid else "   (the reply names no action, the default was taken)"
         capped = "   (cut by the token cap)" if turn.hit_token_cap else ""
         lines += [
             f"--- turn {turn.index}",
@@ -103,7 +103,7 @@ def episode_text(turns: Sequence[Turn]) -> str:
 
 
 def filmstrip(frames: Sequence[bytes]) -> np.ndarray:
-    """PNGs side by side as one picture [H, W, 3], the smaller ones filled up with black."""
+    """Return PNGs side by side as one picture [H, W, 3], the smaller ones padded with black."""
     images = [np.asarray(Image.open(io.BytesIO(frame)).convert("RGB")) for frame in frames]
     height = max(image.shape[0] for image in images)
     return np.concatenate([np.pad(i, ((0, height - i.shape[0]), (0, 2), (0, 0))) for i in images], axis=1)

@@ -1,4 +1,4 @@
-"""Where a run keeps its files."""
+"""The folder in which a run keeps its files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """The folder of this run: beside the logger's files and the checkpoints; without a logger the trainer's root.
+    """Return the folder of this run: that of the logger's files and checkpoints; without a logger the trainer's root.
 
-    Every rank must ask, since the ranks agree on the answer of the first.
+    Every rank must call it, and gets the answer of the first.
     """
     logger = trainer.logger
     folder = Path(trainer.default_root_dir)

@@ -32,7 +32,7 @@ PACKAGES = (
 
 
 class RunRecord(SaveConfigCallback):
-    """Saves the config, as LightningCLI does, hands it to loggers that keep one, and writes ``run.json``.
+    """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
 
     ``run.json`` holds the command, seed, versions, device, precision, the model with its number of parameters, and the
     sizes of the rollout.
@@ -46,7 +46,7 @@ class RunRecord(SaveConfigCallback):
         self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those keep the file beside their events
+            if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events
                 logger.log_hyperparams(self.config.as_dict())
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -60,7 +60,7 @@ class RunRecord(SaveConfigCallback):
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
-    """What a reader has to know to repeat a run."""
+    """Return what one has to know to repeat a run."""
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
@@ -114,7 +114,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Commit of the folder that the run was started in, marked when files differ from it; empty outside git."""
+    """Return the commit of the folder that the run was started in, marked if files differ; empty outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],

@@ -19,10 +19,10 @@ KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "val
 
 
 class RunSummary(L.Callback):
-    """Plays the held-out episodes before and after training; writes and prints ``summary.json``.
+    """A summary of held-out episodes played before and after training, printed and written to ``summary.json``.
 
-    A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint that is named
-    holds the weights that played the last episodes.
+    A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint in the summary
+    has the weights that played the last episodes.
 
     Args:
         path: the file to write; ``summary.json`` in the trainer's ``default_root_dir`` when not given.

@@ -1,4 +1,4 @@
-"""One JSON line for every turn, for `agentrl view` and for scripts of one's own."""
+"""One JSON line for every turn, for `agentrl view` and for your own scripts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lightning_agentrl.types import Rollout
 
 
 class TurnLog(RolloutCallback):
-    """Writes every turn that is trained on, with its tokens, scores and advantages, as one line of JSON.
+    """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
     Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next.
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
         file_mb: a file is full at this many megabytes.
-        keep_files: full files that are kept for each process; the oldest are removed. A turn takes about 4 kB with a
-            short reply and 60 kB with 500 tokens.
+        keep_files: full files kept for each process; the oldest are removed. A turn takes about 4 kB with a short reply
+            and 60 kB with 500 tokens.
         every: iterations from one that is written to the next, for large rollouts.
     """
 
@@ -72,6 +72,6 @@ class TurnLog(RolloutCallback):
         return self._folder / f"rank{rank}-{number:06d}.jsonl"
 
     def _numbers(self, rank: int) -> list[int]:
-        """Of the files there are."""
+        """Return the sorted numbers of the files of a rank."""
         found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)

@@ -18,9 +18,9 @@ DIGITS = 7  # significant ones of every number
 def turn_records(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """One dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed.
+    """Yield one dictionary for each turn. Lists of numbers have one entry per token of the reply; None: not computed.
 
-    ``texts`` keeps the texts of tokens from call to call.
+    ``texts`` caches the texts of tokens from call to call.
     """
     texts = {} if texts is None else texts
     for row, sample in enumerate(rollout.samples):
@@ -44,7 +44,7 @@ def turn_records(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], texts: dict[int, str]) -> list[str]:
-    """Text of each id by itself, special tokens too; a character cut in two shows as its replacement."""
+    """Return the text of each id by itself, special tokens too; a part of a character shows as U+FFFD."""
     new = [i for i in dict.fromkeys(ids) if i not in texts]
     if new:
         decoded = tokenizer.batch_decode([[i] for i in new], clean_up_tokenization_spaces=False)

@@ -1,5 +1,5 @@
-"""The config files of a command, looked at before the parser: it takes seconds to import, does not say which file is
-wrong, and drops keys that are given twice.
+"""Checks of config files before the parser reads them: it takes seconds to import, does not say which file is wrong,
+and drops keys that are given twice.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _FURTHER_KEYS = (
 
 
 def check_files(arguments: Sequence[str]) -> None:
-    """Refuse config files that are not there or wrong, and files that lack model or data.
+    """Refuse config files that are missing or wrong, and files that lack model or data.
 
     Raises:
         ConfigError: about the first of them.
     """
-    given, partly = set(), False  # the keys at the top that are given somewhere; whether there may be more
+    given, partly = set(), False  # the top-level keys that are given; whether there may be more
     for name, value in options(arguments):
         if name not in ("c", "config"):
             given.add(name.split(".")[0])
             partly = partly or name in ("h", "help", "print_config")
-        elif "{" in value:  # the parser takes a whole config in place of a path, too
+        elif "{" in value:  # the parser also takes a whole config in place of a path
             partly = True
         elif not Path(value).exists():
             raise ConfigError(f"the file '{value}' does not exist (argument --config)")
@@ -45,13 +45,13 @@ def check_files(arguments: Sequence[str]) -> None:
 
 
 def check_file(path: Path) -> set[str]:
-    """Refuse a config file that cannot be read, is no YAML, gives a key twice, or has unknown keys at the top.
+    """Refuse a config file that cannot be read, is not YAML, gives a key twice, or has unknown top-level keys.
 
     Returns:
-        The keys at the top.
+        The top-level keys.
 
     Raises:
-        ConfigError: with the file and the place in it.
+        ConfigError: with the file and the line in it.
     """
     root = tree_of(path)
     if not isinstance(root, yaml.MappingNode):
@@ -67,7 +67,7 @@ def check_file(path: Path) -> set[str]:
 
 
 def _given_twice(node: yaml.Node, above: str, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    """Yield keys that stand twice in one mapping, with their lines; anchored nodes are looked at once."""
+    """Yield keys that appear twice in one mapping, with their lines; anchored nodes are visited once."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))

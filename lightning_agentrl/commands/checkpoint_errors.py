@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be read or written, told by type, whatever strategy does it and with whatever it does it."""
+"""Errors by type for checkpoints that cannot be read or written, whichever strategy does it and however it does it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _OTHER = "give model.init_args.model and model.init_args.critic as they were, or
 
 
 def name_checkpoint_errors(strategy: Strategy, training: bool) -> None:
-    """Let a strategy raise :class:`CheckpointError` and :class:`CheckpointNotSavedError` where it reads and writes.
+    """Make a strategy raise :class:`CheckpointError` and :class:`CheckpointNotSavedError` when it reads and writes.
 
     Args:
         strategy: of a trainer.
-        training: a checkpoint is read in order to train on.
+        training: whether checkpoints are read to continue training.
     """
     changed = cast(Any, strategy)
     changed.load_checkpoint = partial(
@@ -43,9 +43,9 @@ def _load(
     try:
         checkpoint = load(checkpoint_path, **kwargs)
     except OSError as error:
-        damaged = error.errno == errno.EINVAL  # the file ends before a place that is looked for in it
-        told = _NOT_OURS if damaged else f"cannot be read: {error.strerror or one_line(str(error))}"
-        raise CheckpointError(told) from error
+        damaged = error.errno == errno.EINVAL  # the file ends before a position that is read
+        reason = _NOT_OURS if damaged else f"cannot be read: {error.strerror or one_line(str(error))}"
+        raise CheckpointError(reason) from error
     except _UNREADABLE as error:
         if out_of_memory(error):
             raise
@@ -64,7 +64,7 @@ def _load(
         raise CheckpointError(_NOT_OURS)
     if training and "lr_schedulers" not in checkpoint:
         raise CheckpointError(
-            "holds weights only, so training cannot go on from it",
+            "has weights only, so training cannot continue from it",
             "save with save_weights_only false of ModelCheckpoint, or leave ckpt_path out",
         )
     return checkpoint
@@ -76,7 +76,7 @@ def _save(save: Callable[..., None], checkpoint: dict[str, Any], filepath: Any, 
     except (OSError, RuntimeError, CheckpointException) as error:
         faults = [fault for fault, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
         if any(_disk_full(fault) for fault in faults):
-            raise CheckpointNotSavedError(filepath) from error  # by itself it may name a temporary file, or none
+            raise CheckpointNotSavedError(filepath) from error  # the error itself may name a temporary file, or none
         raise
 
 

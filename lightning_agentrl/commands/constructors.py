@@ -1,4 +1,4 @@
-"""Errors that constructors raise while the parser makes objects of a config: which class it was, and its key."""
+"""Errors that constructors raise while the parser makes the objects of a config, with the class and its key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_agentrl.errors.names import keys_of
 
 
 class ConstructorError(ValueError):
-    """What the constructor of a class raised, its cause."""
+    """An error of a class's constructor, which is its cause."""
 
     def __init__(self, owner: type) -> None:
         super().__init__(f"{owner.__name__} cannot be made")
@@ -23,7 +23,7 @@ class ConstructorError(ValueError):
 
 
 def naming_its_class(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function that makes an object of a class say which class it was, when its constructor refuses."""
+    """Wrap a function that makes an object of a class, so that errors of the constructor name the class."""
 
     @functools.wraps(make)
     def named(class_type: type, *args: Any, **kwargs: Any) -> Any:
@@ -40,11 +40,11 @@ def construct(class_type: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError | None:
-    """Return the sentence of what a constructor raised, with its key; None where it was no constructor.
+    """Return the sentence of a constructor's error, with its key; None if no constructor raised it.
 
     Args:
         error: what the parser raised from it.
-        config: the parsed config, which tells the key of the class.
+        config: the parsed config, in which the class is looked up.
     """
     refused = [cause for cause in causes(error) if isinstance(cause, ConstructorError)]
     if not refused:
@@ -67,7 +67,7 @@ def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError |
 
 
 def _keys_of_class(name: str, node: Any, key: str) -> Iterator[str]:
-    """Yield the keys below which a config names a class."""
+    """Yield the keys under which a config names a class."""
     if isinstance(node, list):
         for index, item in enumerate(node):
             yield from _keys_of_class(name, item, f"{key}[{index}]")

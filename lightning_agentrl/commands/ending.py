@@ -18,12 +18,12 @@ _BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 @contextmanager
 def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
-    """End wrong input with its sentence and exit code 2, an environment's error with 1, Ctrl-C with 130.
+    """Exit with a sentence and code 2 on wrong input, 1 on an environment's error, 130 on Ctrl-C.
 
     Bugs keep their traceback.
 
     Args:
-        arguments: of the command, which tell where a wrong key was given; those of the process if None.
+        arguments: of the command, in which a wrong key is looked up; those of the process if None.
     """
     try:
         yield
@@ -31,9 +31,9 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         _write([f"agentrl: {str(stop) or 'stopped'}"])
         sys.exit(130)
     except Exception as error:
-        told = error if isinstance(error, ConfigError) else explained(error)
-        if told is not None:
-            _show(told, sys.argv[1:] if arguments is None else arguments)
+        wrong_input = error if isinstance(error, ConfigError) else explained(error)
+        if wrong_input is not None:
+            _show(wrong_input, sys.argv[1:] if arguments is None else arguments)
             sys.exit(2)
         if not isinstance(error, EnvError):
             raise
@@ -53,7 +53,7 @@ def _show(error: ConfigError, arguments: Sequence[str]) -> None:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Return what was added to an error and its causes on their way, each once."""
+    """Return the notes of an error and its causes, each once."""
     return list(dict.fromkeys(note for cause in causes(error) for note in getattr(cause, "__notes__", ())))
 
 

@@ -19,7 +19,7 @@ from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, frozen_weights
 
-METADATA = "meta.pt"  # in a folder that ModelParallelStrategy wrote, what is not a tensor
+METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
 PREFIX = "actor."  # of the policy's weights in a checkpoint
 
 
@@ -29,13 +29,13 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
     Args:
         checkpoint: file or, of a sharded run, folder that a run saved.
         folder: to be made, or an empty one.
-        merge: of adapters, add them to the model and write all of it (None means so too), or write them alone; not
-            to be given when the checkpoint has none.
-        model: hub id or folder of the model that the run started from, when it is not where the run found it.
+        merge: whether adapters are merged into the model (True or None) or written alone (False); None if the
+            checkpoint has none.
+        model: hub id or folder of the model that the run started from, if it is not where the run found it.
 
     Raises:
-        ValueError: one sentence; a file that is missing or not such a checkpoint, a folder with something in it, or
-            ``merge`` without adapters.
+        ValueError: one sentence; the file is missing or not such a checkpoint, the folder is not empty, or ``merge`` is
+            given without adapters.
         ImportError: the checkpoint has adapters, and peft is not installed.
     """
     saved = _read(checkpoint)
@@ -73,7 +73,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _read_folder(checkpoint: Path) -> dict[str, Any]:
-    """The actor's weights put together from the shares that each process wrote; nothing else is read."""
+    """Assemble the actor's weights from the shares that each process wrote; nothing else is read."""
     saved = torch.load(checkpoint / METADATA, map_location="cpu", weights_only=True)
     reader = FileSystemReader(checkpoint)
     weights = {
@@ -96,7 +96,7 @@ def _load(model: str, settings: dict[str, Any] | None) -> PreTrainedModel:
 
 
 def _take_weights(policy: LanguageModel, weights: dict[str, Tensor]) -> None:
-    """Load the actor's weights in their dtype; all that are not frozen have to be there."""
+    """Load the actor's weights in their dtype; all but the frozen ones have to be there."""
     own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
     policy.to(next(iter(own.values())).dtype)
     policy.load_state_dict(frozen_weights(policy) | own)

@@ -22,17 +22,17 @@ _LESS_MEMORY = {  # by the stage in which it ran out
     "update": f"lower {_TOKENS}, set model.init_args.compute.gradient_checkpointing to true, or {_LESS_MODEL}",
     "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
 }
-_LESS_MEMORY_ANYWHERE = f"while playing, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
+_LESS_MEMORY_ANYWHERE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def explained(error: BaseException, stage: str = "") -> ConfigError | None:
-    """Return what to say about an error that a user can fix; None for all others, whose traceback is needed.
+    """Return a sentence for an error that a user can fix; None for all others, which need their traceback.
 
     Args:
-        error: what ended the run, no sentence yet.
-        stage: that it came in, a stage of :class:`StageClock` or ``load``; empty where that is not known.
+        error: what ended the run, not a ConfigError.
+        stage: where it was raised, a stage of :class:`StageClock` or ``load``; empty if that is not known.
     """
     if isinstance(error, EnvError):
         return _raised_from(error, Problem(str(error))) if error.kind == "contract" else None
@@ -43,9 +43,9 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
 
 
 def _raised_from(error: BaseException, problem: Problem) -> ConfigError:
-    told = ConfigError(problem)
-    told.__cause__ = error
-    return told
+    config_error = ConfigError(problem)
+    config_error.__cause__ = error
+    return config_error
 
 
 def _memory(error: BaseException, stage: str) -> Problem | None:
@@ -58,7 +58,7 @@ def _memory(error: BaseException, stage: str) -> Problem | None:
 
 
 def _disk(error: BaseException) -> Problem | None:
-    """A file cannot be written: the disk is full, or the place may not be used."""
+    """Describe a file that cannot be written: the disk is full, or its folder may not be used."""
     if not isinstance(error, OSError):
         return None
     path = str(error.filename or "")

@@ -32,7 +32,7 @@ from lightning_agentrl.commands.constructors import construct, constructor_error
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
-from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
+from lightning_agentrl.commands.verify_engine import BOUND, ROUGH_BOUND, EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
@@ -44,7 +44,7 @@ _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a n
 
 
 class AgentParser(LightningArgumentParser):
-    """Complains in one sentence, and takes no abbreviated options."""
+    """A parser with errors in one sentence and without abbreviated options."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -59,8 +59,8 @@ class AgentParser(LightningArgumentParser):
         self.makers.append((naming_its_class(instantiator), class_type, subclasses))
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Make objects, each by a function that names the class whose constructor refuses."""
-        if self.makers:  # those of the command's parser hold for the parsers in it
+        """Make the objects of a config; an error of a constructor names its class."""
+        if self.makers:  # those of the command's parser also apply to the parsers in it
             kwargs["instantiators"] = [*self.makers, (naming_its_class(construct), object, True)]
         return super().instantiate(*args, **kwargs)
 
@@ -94,7 +94,7 @@ class AgentCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Look at the config files first, since the parser does not say which of them is wrong."""
+        """Check the config files first, since the parser does not say which of them is wrong."""
         given = args if isinstance(args, list) else sys.argv[1:]
         for name, value in options(given):
             if name in ("c", "config") and Path(value).is_file():
@@ -116,14 +116,14 @@ class AgentCLI(LightningCLI):
 
     @property
     def settings(self) -> Any:
-        """The parsed keys, those of the subcommand if there is one."""
+        """The parsed keys; those of the subcommand if there is one."""
         return self.config if self.subcommand is None else self.config[self.subcommand]
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what would work against us or fail late."""
+        """Refuse settings that conflict with ours or would fail late."""
         if self.settings.get("dry_run") and self.subcommand != "fit":
             raise ConfigError(
-                f"a dry run shows the plan of a training; give --dry-run to fit, not to {self.subcommand}"
+                f"a dry run shows the plan of a training run; give --dry-run to fit, not to {self.subcommand}"
             )
         if self.settings.trainer.get("fast_dev_run"):
             raise ConfigError(
@@ -146,7 +146,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Progress by stage and a report of each rollout, unless the config has its own; quiet and dry runs."""
+        """Add progress by stage and a report of rollouts, unless the config has its own; heed quiet and dry runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -171,7 +171,7 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there in words of their own."""
+        """Refuse strategies before they start processes, since some would fail there with messages of their own."""
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
@@ -182,7 +182,11 @@ class AgentCLI(LightningCLI):
         self._guarded(subcommand, lambda: run(subcommand))
 
     def _guarded(self, stage: str, run: Callable[[], object]) -> None:
-        """Run. Before the first rollout, a ValueError of ours is about the config. An error ends all threads."""
+        """Run, and after an error stop engine and environments, so that no thread is left.
+
+        Raises:
+            ConfigError: an error that a user can fix; before the first rollout every ValueError of ours is one.
+        """
         data = cast(RolloutDataModule, self.datamodule)
         try:
             run()
@@ -197,19 +201,19 @@ class AgentCLI(LightningCLI):
             if interrupted:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
-            if told := self._told(error, playing):
-                raise told from error
+            if config_error := self._config_error(error, playing):
+                raise config_error from error
             raise
 
-    def _told(self, error: BaseException, playing: bool) -> ConfigError | None:
-        """Return the sentence of an error that has none yet, where a user can do something about it."""
+    def _config_error(self, error: BaseException, playing: bool) -> ConfigError | None:
+        """Return the sentence of an error that a user can fix; None for others, and for one that has a sentence."""
         agent, path = cast(Agent, self.model), cast(Any, self.trainer).ckpt_path
         if isinstance(error, ConfigError):
             return None
         if isinstance(error, CheckpointError):
             return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
-        if told := explained(error, agent.clock.failed_in or ("" if playing else "load")):
-            return told
+        if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
+            return config_error
         if isinstance(error, MisconfigurationException):
             return ConfigError(trainer_problem(error))
         if isinstance(error, ValueError | ImportError) and not playing and raised_by_us(error):
@@ -218,7 +222,7 @@ class AgentCLI(LightningCLI):
 
 
 class VerifyCLI(AgentCLI):
-    """`agentrl verify-engine`: the config of a run, of which models and engine are built and nothing is trained."""
+    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
 
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(args, run=False)
@@ -232,17 +236,17 @@ class VerifyCLI(AgentCLI):
             "--bound",
             type=float | None,
             default=None,
-            help="Largest gap of log-probs that is accepted; by default 0.001, without float32 on both sides 0.5.",
+            help=f"Largest accepted gap of log-probs; by default {BOUND:g}, or {ROUGH_BOUND:g} below float32.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Those behind the name of the command; ``sys.argv`` stays as it is, since DDP starts processes with it."""
+        """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
             super().parse_arguments(parser, args)
 
     def verify(self) -> bool:
-        """Whether the bound was kept."""
+        """Compare engine and trainer; return whether the gap is within the bound."""
         trainer = cast(Any, self.trainer)
         trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound)], []
         kept = False
@@ -260,8 +264,8 @@ class VerifyCLI(AgentCLI):
 
 
 def _refuse_foreign_knobs(trainer: Any) -> None:
-    """The Trainer's clipping and accumulation would work beside ours; say which keys do it here."""
-    if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would take another one
+    """Refuse the Trainer's own clipping and accumulation, and name the keys that do it here."""
+    if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would replace it
         raise ConfigError(
             f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
             f"one of {', '.join(PRECISIONS)}"
@@ -274,14 +278,14 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             )
     if trainer.get("accumulate_grad_batches") not in (None, 1):
         raise ConfigError(
-            "trainer.accumulate_grad_batches cannot be used, a mini-batch is cut into micro-batches by itself here: "
+            "trainer.accumulate_grad_batches cannot be used, mini-batches are split into micro-batches here: "
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
 
 
 def _refuse_no_end(trainer: Any) -> None:
-    """Lightning would make 1000 epochs of it."""
+    """Refuse a run without an end, for which Lightning would take 1000 epochs."""
     ends = ("max_epochs", "max_steps", "max_time", "fast_dev_run")
     if all(trainer.get(key) in (None, -1, False) for key in ends) and trainer.get("max_epochs") is None:
         raise ConfigError(
@@ -295,7 +299,7 @@ def _refuse_no_end(trainer: Any) -> None:
 
 
 def _refuse_override_of_one(args: Sequence[str]) -> None:
-    """An option for one of several sources does not say for which, and the parser would take the last."""
+    """Refuse an option for one of several sources, since it does not say which and the parser would take the last."""
     for name, _ in options(args):
         key = ".".join(part for part in name.split(".") if part != "init_args")
         if re.match(r"data\.envs[.\[]", key):
@@ -322,11 +326,11 @@ def _stopped(trainer: L.Trainer) -> str:
 
 
 def run(args: ArgsType = None) -> AgentCLI:
-    """Parse the arguments and run; for use from Python, without any handling of errors."""
+    """Parse the arguments and run; for use from Python, where errors are raised as they are."""
     return AgentCLI(args)
 
 
-def verify_engine(args: ArgsType = None) -> None:
-    """Compare engine and trainer; exits with 1 when they differ by more than the bound."""
+def verify_engine(args: ArgsType) -> None:
+    """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
     if not VerifyCLI(args).verify():
         raise SystemExit(1)

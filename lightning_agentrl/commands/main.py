@@ -1,4 +1,4 @@
-"""The command `agentrl`: which commands there are, and what happens around each of them."""
+"""The command `agentrl`: its subcommands, and what happens around each of them."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ commands
   agentrl fit --quiet         warnings and results only
   agentrl --version
 """
-FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags alone, for the parser a key with its value
+FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags as the parser takes them
 
 
 def view(run: str, out: str | None = None, last: int | None = None) -> None:
     """Write one self-contained page of a run's episodes, turn by turn.
 
     Args:
-        run: folder of the run; the callback TurnLog must have been there.
-        out: the page; view.html in the folder of the run when not given.
-        last: show only so many of the last iterations, for large logs.
+        run: folder of the run, which must have had the callback TurnLog.
+        out: file of the page; view.html in the folder of the run when not given.
+        last: show only this many of the last iterations, for large logs.
     """
     from lightning_agentrl.view import build_page
 
@@ -54,9 +54,9 @@ def export(checkpoint: str, folder: str, merge: bool | None = None, model: str |
 
     Args:
         checkpoint: a checkpoint of `agentrl fit`.
-        folder: where to write; must be empty or not there.
-        merge: of a model with adapters, whether they are merged into it (default) or written apart.
-        model: hub id or folder of the model that the run started from, when it is not where the run found it.
+        folder: where to write; must be empty or not exist.
+        merge: whether adapters are merged into the model (default) or written alone.
+        model: hub id or folder of the model that the run started from, if it is not where the run found it.
     """
     from lightning_agentrl.commands.export import export_checkpoint
 
@@ -71,14 +71,14 @@ def serve(
     transfer: Literal["folder", "nccl", "gloo"] = "folder",
     options: Sequence[str] = (),
 ) -> None:
-    """Start a vLLM server for VLLMServerEngine; options behind -- go to vLLM, as -- --tensor-parallel-size 2.
+    """Start a vLLM server for VLLMServerEngine; options after -- go to vLLM, such as -- --tensor-parallel-size 2.
 
     Args:
         model: hub id or folder of the model, or demo, as in the config of the run.
         port: where it listens.
-        host: where it listens. Whoever reaches it can run methods of its workers and give it weights, so let it be
-            this machine or a network that is yours alone.
-        transfer: how weights come to it, as data.init_args.engine.init_args.transfer of the run says.
+        host: where it listens. Whoever reaches it can call methods of its workers and send it weights, so use this
+            machine or a private network.
+        transfer: how weights are sent to it; the same as data.init_args.engine.init_args.transfer of the run.
         options: of vLLM.
     """
     from lightning_agentrl.commands.serve import serve_model
@@ -89,11 +89,11 @@ def serve(
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY = "verify-engine"  # takes the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {"view": view, "export": export, "serve": serve}
-OPTIONS = "options"  # of another program, behind --
+OPTIONS = "options"  # of another program, after --
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command of this process."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")
@@ -102,7 +102,7 @@ def main() -> None:
         print(f"agentrl {__version__}")
         return
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a module of the user's own stands where the command is given
+        sys.path.append(os.getcwd())  # a user's own module is where the command is run
     with one_line_errors():
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])

@@ -1,4 +1,4 @@
-"""Where a key was given: which file and line, or the command line. Says nothing where it cannot be sure."""
+"""Where a key was given: file and line, or the command line. Nothing is returned where it is not certain."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 
 from lightning_agentrl.errors.problem import COMMAND_LINE, ConfigError, Place, Problem, one_line
 
-SUBCOMMANDS = ("fit", "validate")  # the keys of a command may stand below its name
+SUBCOMMANDS = ("fit", "validate")  # the keys of a command may be below its name
 _FILES = (".yaml", ".yml", ".json")
 _YAML_FIXES = {
-    "'\\t'": "indent with blanks, not with tabs",
-    "mapping values are not allowed here": "indent all keys of a level alike, and quote a value that holds ': '",
+    "'\\t'": "indent with spaces, not with tabs",
+    "mapping values are not allowed here": "indent all keys of a level alike, and quote a value that contains ': '",
     "found character '@'": "quote the value",
     "found character '`'": "quote the value",
 }
@@ -32,17 +32,17 @@ def options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def tree_of(path: Path) -> yaml.Node | None:
-    """Read a config file without making values of its nodes, which know their lines.
+    """Return the node tree of a config file, whose nodes have their line numbers.
 
     Raises:
-        ConfigError: it cannot be read, or is no YAML.
+        ConfigError: it cannot be read, or is not YAML.
     """
     try:
         return yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(f"the config file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the config file '{path}' is no text: {error.reason}") from None
+        raise ConfigError(f"the config file '{path}' is not text: {error.reason}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or one_line(str(error))
@@ -60,7 +60,7 @@ class _Hit:
     key: str = ""
     line: int = 1
     owner: str = ""  # short name of the class whose argument it is
-    hidden: bool = False  # it would be in a further file, which stands here
+    hidden: bool = False  # it would be in another file, which is named here
 
     @property
     def place(self) -> Place:
@@ -85,7 +85,7 @@ def _given(arguments: Sequence[str]) -> Iterator[_Hit]:
     """Yield the roots of config files and options, in their order."""
     for name, value in options(arguments):
         if name in ("c", "config"):
-            with suppress(ConfigError):  # what cannot be read is told elsewhere
+            with suppress(ConfigError):  # what cannot be read is reported elsewhere
                 if (root := tree_of(Path(value))) is not None:
                     yield _Hit(root, value)
                     yield from (_Hit(node, value) for key, node in _pairs(root) if key.value in SUBCOMMANDS)
@@ -111,7 +111,7 @@ def _split(key: str) -> list[str]:
 
 
 def _find(problem: Problem, given: Sequence[_Hit]) -> Place | None:
-    """Find the key of a problem; what should hold it, if it is missing."""
+    """Find the key of a problem; if it is missing, the key above it."""
     parts = _split(problem.key)
     if problem.classless:
         return _find_classless([hit for root in given for hit in _walk(root, parts)])
@@ -119,12 +119,12 @@ def _find(problem: Problem, given: Sequence[_Hit]) -> Place | None:
         for root in reversed(given):
             hits = [hit for hit in _walk(root, parts[:count]) if _fits(hit, problem, whole=count == len(parts))]
             if hits:
-                return hits[0].place if len(hits) == 1 and not hits[0].hidden else None  # of several there is no saying
+                return hits[0].place if len(hits) == 1 and not hits[0].hidden else None  # not certain among several
     return None
 
 
 def _find_classless(hits: Sequence[_Hit]) -> Place | None:
-    """Find a value in place of a class, wrong anywhere, or arguments given before any class was."""
+    """Find a value where a class belongs, or arguments given without a class."""
     values = [hit for hit in hits if isinstance(hit.node, yaml.ScalarNode)]
     if wrong := [hit for hit in values if not hit.node.tag.endswith(("str", "null"))]:
         return wrong[-1].place
@@ -163,7 +163,7 @@ def _walk(here: _Hit, parts: Sequence[str]) -> Iterator[_Hit]:
 
 
 def _pairs(node: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Yield keys and values of a mapping; what `<<` merges into it comes after its own."""
+    """Yield keys and values of a mapping; those that `<<` merges into it come after its own."""
     if not isinstance(node, yaml.MappingNode):
         return
     merged: list[yaml.Node] = []
@@ -181,14 +181,14 @@ def _line(node: yaml.Node) -> int:
 
 
 def _fits(hit: _Hit, problem: Problem, whole: bool) -> bool:
-    """Whether a hit can be what a problem speaks of."""
+    """Return whether a hit can be what a problem is about."""
     if problem.owner and hit.owner and hit.owner != problem.owner:
         return False
     return hit.hidden or not whole or problem.value is None or _equals(hit.node, problem.value)
 
 
 def _equals(node: yaml.Node, text: str) -> bool:
-    """Whether a node holds the value that a complaint shows."""
+    """Return whether a node has the value that an error message shows."""
     with suppress(yaml.YAMLError):
         return node.value == text or str(yaml.safe_load(yaml.serialize(node))) == text
     return False

@@ -1,4 +1,4 @@
-"""What a run would do: sizes, memory and one prompt, told by `agentrl fit --dry-run` once everything is built."""
+"""What a run would do: sizes, memory and one prompt, printed by `agentrl fit --dry-run` once everything is built."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PROBE_TOKENS = (64, 128, 256)  # lengths at which activations are measured
 
 
 class PlanShown(Exception):
-    """Raised once the plan was printed, so that nothing is trained."""
+    """The end of a dry run, raised after the plan so that nothing is trained."""
 
 
 class DryRun(L.Callback):
-    """Prints the plan of a run in place of its start. Make it before models are loaded: it sees what was there."""
+    """The plan of a run, printed in place of its start. Make it before models are loaded: it measures memory first."""
 
     def __init__(self) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -52,7 +52,7 @@ class DryRun(L.Callback):
 
 
 def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
-    """The plan as a person reads it. ``program_bytes`` is the memory of the process without models."""
+    """Return the plan as readable text. ``program_bytes`` is the memory of the process without models."""
     data = agent.datamodule
     prompts = data.first_prompts()
     sections = {
@@ -112,7 +112,7 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
 def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
     sizes, groups, ahead = data.sizes, data.groups, []
     if data.max_staleness:
-        ahead = [("collected", f"while the iteration before trains; turns at most {data.max_staleness} iterations old")]
+        ahead = [("collected", f"while the previous one trains; turns at most {data.max_staleness} iterations old")]
     if groups is None:
         turns = f"{sizes.num_envs} environments * {sizes.turns_per_env} turns = {sizes.turns_per_rollout}{per_process}"
         steps = f"{sizes.steps_per_iteration}, each on {sizes.mini_batch_turns} turns"
@@ -133,7 +133,7 @@ def _growth(data: RolloutDataModule) -> str:
 
 
 def step_turns(data: RolloutDataModule, world: int) -> int:
-    """Turns of an optimizer step on each process; with groups the fewest that there can be, one per episode."""
+    """Return the turns of an optimizer step on each process; with groups the fewest possible, one per episode."""
     turns = (
         data.sizes.mini_batch_turns
         if data.groups is None
@@ -161,7 +161,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 
 
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
-    """``turns`` rows with the prompts there are and replies of the longest kind, all of them different."""
+    """Return ``turns`` different rows with the given prompts and replies of full length."""
     reply = data.interaction.max_reply_tokens
     rows = []
     for i in range(turns):
@@ -176,15 +176,15 @@ def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataMod
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one process at the peak of an update."""
+    """Memory of one process at the peak of an update, in bytes."""
 
-    program: int  # what was there before: interpreter and libraries, on a CPU only
+    program: int  # interpreter and libraries, on a CPU only
     weights: int  # of actor, critic and reference
     gradients: int
     optimizer: int  # two moments of every trained parameter
     activations: int  # of one micro-batch at its token budget
     engine: int  # what it holds all the time
-    sampling: int  # the engine's memory of a rollout, a sharded policy put together; not during the update
+    sampling: int  # of the engine while it samples, with the gathered weights of a sharded policy; not in the update
 
     @property
     def peak(self) -> int:
@@ -197,7 +197,7 @@ class MemoryPlan:
 
 
 def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput], program_bytes: int) -> MemoryPlan:
-    """Weights are counted, activations measured on short rows and drawn out to the longest micro-batch."""
+    """Count weights, measure activations on short rows, and extrapolate them to the longest micro-batch."""
     modules = [module for module in (agent.actor, agent.critic) if module is not None]
     frozen = [] if agent.models.reference is None else list(agent.models.reference.parameters())
     every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
@@ -221,17 +221,17 @@ def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelIn
 
 
 def _copies_gradients(trainer: L.Trainer) -> bool:
-    """DDP keeps a second copy of all gradients in its buckets, unless they are views of these."""
+    """Return whether DDP keeps a second copy of all gradients in its buckets, as it does unless they are views."""
     strategy = trainer.strategy
     return isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
 
 
 def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
-    """What one micro-batch keeps for its backward pass, the larger of actor and separate critic.
+    """Return the bytes that one micro-batch keeps for its backward pass, the larger of actor and separate critic.
 
-    The parabola through three measurements: what does not grow with the tokens (weights cast by autocast), what grows
-    with them, and what grows with their square (attention, where it is dense). The scores of the read-outs grow by
-    themselves, up to one chunk of them if logits are recomputed. Tensors of a moment, within one layer, are left out.
+    A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
+    and one that grows with their square (attention, where it is dense). The scores of the read-outs are counted apart,
+    up to one chunk of them if logits are recomputed. Temporary tensors within one layer are left out.
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
@@ -246,7 +246,7 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
 
 
 def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
-    """Bytes that one forward pass keeps for the backward pass; parameters themselves are not counted."""
+    """Return the bytes that one forward pass keeps for the backward pass, parameters not counted."""
     with gathered(agent.actor), gathered(agent.critic or agent.actor):
         return _saved_by_whole_models(agent, critic, tokens, reads)
 
@@ -275,7 +275,7 @@ def _saved_by_whole_models(agent: Agent, critic: Critic | None, tokens: int, rea
 
 
 def _gathered_bytes(actor: LanguageModel) -> int:
-    """The whole policy beside this rank's share of it, where it is sharded."""
+    """Return the bytes of the whole policy, which is gathered beside this rank's share; 0 if it is not sharded."""
     if not units(actor):
         return 0
     with gathered(actor):
@@ -291,9 +291,10 @@ def _size(count: int) -> str:
 
 
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
-    """Tokens of system text, worked examples, history, and the current message with all headers; in sum the prompt.
+    """Return the tokens of system text, worked examples, history, and the current message with all headers.
 
-    A part is what the prompt shrinks by without it, since a template may refuse a conversation that lacks more.
+    They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
+    conversation that lacks more.
     """
     parts = renderer.messages(
         session.contract.system_prompt,

@@ -1,4 +1,4 @@
-"""Leave out of the terminal what libraries say and no user of this one can act on."""
+"""A terminal without messages of libraries that a user of this one cannot act on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from transformers.utils import logging as transformers_logging
 _WARNINGS = (
     r".*isinstance\(treespec, LeafSpec\).*",  # between lightning and torch
     r".*is not supported by the model summary.*",
-    r".*does not have many workers.*",  # the stream is no DataLoader
+    r".*does not have many workers.*",  # the stream is not a DataLoader
     r".*It is recommended to use `self\.log.*sync_dist=True.*",  # what is logged is summed over ranks already
     r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
 )
-
-
 _LOG_LINES = ("litlogger", "litmodels", "`weights_only` was not set")
 
 

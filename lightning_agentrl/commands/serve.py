@@ -23,15 +23,15 @@ KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
 def server_command(
     model: str, port: int, host: str, options: Sequence[str], on_cpu: bool, transfer: Transfer = "folder"
 ) -> list[str]:
-    """The command of a server; later options win over earlier ones.
+    """Return the command line of a server; later options win over earlier ones.
 
     Args:
         model: folder or hub id.
         port: to listen on.
         host: to listen on.
-        options: further ones of ``vllm serve``.
-        on_cpu: whether it has no GPU.
-        transfer: how weights come to it.
+        options: further options of ``vllm serve``.
+        on_cpu: whether it runs without a GPU.
+        transfer: how weights are sent to it.
     """
     sent = transfer != "folder"
     fixed = ["--host", host, "--port", str(port), "--enable-scale-out", "--logprobs-mode", MODE]
@@ -45,7 +45,7 @@ def server_command(
 
 
 def _entry(model: str) -> list[str]:
-    """``vllm serve`` as a module, or its server alone: the command itself does not run in the build for CPUs."""
+    """Return ``vllm serve`` as a module, or its server alone, since the command does not run in the build for CPUs."""
     try:
         metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -54,16 +54,16 @@ def _entry(model: str) -> list[str]:
 
 
 def serve_model(model: str, port: int, host: str, options: Sequence[str], transfer: Transfer) -> None:
-    """Become the server; does not come back.
+    """Replace this process by the server; does not return.
 
     Raises:
-        ImportError: vLLM is not there.
-        ValueError: it has another version than was tested, or weights cannot come that way.
+        ImportError: vLLM is not installed.
+        ValueError: its version was not tested, or weights cannot be sent that way.
     """
     check_installed("agentrl serve")
     on_cpu = not torch.cuda.is_available()
     if on_cpu and transfer == "nccl":
-        raise ValueError("--transfer nccl needs a GPU, and there is none; take gloo, or folder")
+        raise ValueError("--transfer nccl needs a GPU, and there is none; use gloo or folder")
     command = server_command(resolve_model(model), port, host, options, on_cpu, transfer)
     print(f"{DEV_MODE}=1 {shlex.join(command)}", flush=True)
     os.execve(command[0], command, os.environ | {DEV_MODE: "1"})

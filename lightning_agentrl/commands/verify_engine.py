@@ -1,8 +1,8 @@
-"""`agentrl verify-engine`: whether the engine samples from the weights that are trained, and says so truthfully.
+"""`agentrl verify-engine`: whether the engine samples from the weights that are trained, with correct log-probs.
 
-Every trained weight is moved, the engine takes the new weights over and samples, and the log-probs that it gives with
-the sampled tokens are compared with the trainer's own of the same tokens. A weight that an update leaves out, or that
-an engine keeps an old copy of, shows as a gap that no rounding explains.
+Every trained weight is moved, the engine loads the new weights and samples, and the log-probs that it gives with the
+sampled tokens are compared with the trainer's own. A weight that an update leaves out, or of which an engine keeps an
+old copy, shows as a gap that rounding does not explain.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ROUNDS = 3
 REPLIES = 16  # of a round
 TOKENS = 32  # of a reply, at most
 SHARE = 0.02  # how far weights are moved, as a share of their size
-BOUND, ROUGH_BOUND = 1e-3, 0.8  # largest gap in float32, and where one side computes in fewer digits
+BOUND, ROUGH_BOUND = 1e-3, 0.8  # largest gap in float32, and where one side computes at a lower precision
 
 
 class EngineVerified(Exception):
-    """Raised once all rounds are over, so that nothing else is done; says whether the bound was kept."""
+    """The end of a verification, raised after all rounds so that nothing else is done."""
 
     def __init__(self, ok: bool) -> None:
         super().__init__("ok" if ok else "FAILED")
@@ -56,7 +56,7 @@ class Gaps:
 
     @property
     def largest(self) -> float:
-        """NaN if any distance is."""
+        """The largest distance; NaN if any distance is."""
         return math.nan if any(map(math.isnan, self.distances)) else max(self.distances)
 
     @property
@@ -65,7 +65,7 @@ class Gaps:
 
     @property
     def ratios(self) -> list[float]:
-        """Probability under the trainer by that under the engine."""
+        """Probabilities under the trainer, divided by those under the engine."""
         return [math.exp(min(b - a, 700.0)) for a, b in zip(self.engine, self.trainer, strict=True)]
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Gaps:
 
 
 class VerifyEngine(L.Callback):
-    """Measures the gap of a connected agent when a validation begins, and ends it.
+    """The gap of a connected agent, measured when a validation begins, which is then ended.
 
     Args:
         bound: largest gap that is accepted; None for 0.001, or 0.8 where engine or trainer do not compute in float32.
@@ -94,28 +94,31 @@ class VerifyEngine(L.Callback):
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
         bound = default_bound(trainer, agent.datamodule.engine) if self.bound is None else self.bound
-        tell = rank_zero_only(print)
-        tell(f"{type(agent.datamodule.engine).__name__} with {agent.model}, trainer in {trainer.precision}", flush=True)
+        show = rank_zero_only(print)
+        show(f"{type(agent.datamodule.engine).__name__} with {agent.model}, trainer in {trainer.precision}", flush=True)
         rounds = []
         for number in range(ROUNDS):
             rounds.append(Gaps.together(all_gather(measure(agent, number))))
-            tell(f"round {number + 1}: {rounds[-1]}", flush=True)
+            show(f"round {number + 1}: {rounds[-1]}", flush=True)
         every = Gaps.together(rounds)
         ok = every.largest <= bound
         if not ok:
-            tell(f"the largest gap is above the bound of {bound:g}: the engine samples from other weights or digits")
-        tell(f"gap_max={every.largest:.3g} gap_mean={every.mean:.3g} {'ok' if ok else 'FAILED'}", flush=True)
+            show(
+                f"the largest gap is above the bound of {bound:g}: the engine samples from different weights or at a "
+                "lower precision"
+            )
+        show(f"gap_max={every.largest:.3g} gap_mean={every.mean:.3g} {'ok' if ok else 'FAILED'}", flush=True)
         raise EngineVerified(ok)
 
 
 def default_bound(trainer: L.Trainer, engine: Engine) -> float:
-    """Rounding alone stays well below it."""
+    """Return the default bound, which rounding alone stays well below."""
     rough_engine = isinstance(engine, VLLMEngine | VLLMServerEngine) and engine.dtype not in ("auto", "float32")
     return ROUGH_BOUND if rough_engine or "16" in str(trainer.precision) else BOUND
 
 
 def measure(agent: Agent, number: int) -> Gaps:
-    """One round on this rank: move, sync, sample, and read the same tokens as in training."""
+    """Run one round on this rank: move, sync, sample, and read the same tokens as in training."""
     data = agent.datamodule
     prompts = data.first_prompts(REPLIES)
     tokens = min(TOKENS, data.interaction.max_reply_tokens)
@@ -147,7 +150,7 @@ async def _sample(engine: Engine, requests: Sequence[SamplingRequest]) -> list[R
 
 @torch.no_grad()
 def move(module: nn.Module, seed: int, share: float = SHARE) -> None:
-    """Add noise to every trained weight, ``share`` of its root mean square large; weights that are all 0 move too."""
+    """Add noise to every trained weight, of scale ``share`` times its root mean square; weights of all 0 move too."""
     random = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         if not parameter.requires_grad:

@@ -72,12 +72,12 @@ class EnvWorker:
     # What an interaction waits for
 
     async def reset(self, start: Start) -> Answer:
-        """Begin an episode."""
+        """Begin an episode and return its first answer."""
         with _noting_where(start):
             return self._begun(start, (), await self._run("reset", lambda: self._reset(start)))
 
     async def step(self, action: str) -> Answer:
-        """Take one action in the environment."""
+        """Take one action and return the answer."""
         with _noting_where(self._started, self.actions, action):
             self.answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
             self.actions.append(action)
@@ -95,7 +95,7 @@ class EnvWorker:
     # The same without an event loop
 
     def reset_now(self, start: Start, actions: Sequence[str] = (), observation: str | None = None) -> Answer:
-        """Begin an episode and replay its actions.
+        """Begin an episode, replay its actions and return the last answer.
 
         Args:
             start: of the episode.
@@ -136,7 +136,7 @@ class EnvWorker:
         return answer
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
-        """Run a call where the environment lives. A cancelled one is ended, where that is possible."""
+        """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""
         self.call, self.moved_at, self._given_up = call, time.monotonic(), False
         try:
             if self.executor is None:

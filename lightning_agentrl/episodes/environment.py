@@ -136,13 +136,13 @@ class Environment:
             self.contract = read_contract(self.env, begun=False)
 
     def reset(self, seed: int) -> Answer:
-        """Begin the episode of this seed."""
+        """Begin the episode of this seed and return its first answer."""
         with naming_errors():
             observation, info = _values("reset", self.env.reset(seed=seed))
             return self._answer(observation, info)
 
     def step(self, action: str) -> Answer:
-        """Take one action."""
+        """Take one action and return the answer."""
         with naming_errors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, SupportsFloat):

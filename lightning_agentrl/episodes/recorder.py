@@ -90,7 +90,7 @@ class EpisodeRecorder(Recorder):
         self._samples = [(list(sample.segments), list(sample.turns)) for sample in samples]
 
     def go_on(self, turns: int | None) -> None:
-        """Begin a part of at most so many turns; None: until the episode ends."""
+        """Begin a part of at most ``turns`` turns; None: until the episode ends."""
         self._part_left = turns
 
     @property

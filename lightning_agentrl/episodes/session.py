@@ -115,7 +115,7 @@ class Session:
         self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
 
     async def step(self, action: str) -> StepResult:
-        """Take one action in the environment."""
+        """Take one action in the environment and return what came of it."""
         started = time.perf_counter()
         answer = await self.worker.step(action)
         self._see(answer)

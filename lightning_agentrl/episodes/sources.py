@@ -90,8 +90,8 @@ class EnvConfig:
     def start(self, device: torch.device) -> None:
         """Do nothing; see :class:`Source`."""
 
-    def make(self, held_out: bool = False) -> gymnasium.Env:
-        """Build the environment; held-out episodes differ by their seeds only.
+    def make(self) -> gymnasium.Env:
+        """Build the environment.
 
         Raises:
             ValueError: gymnasium does not know the id or the arguments; with the key to change.
@@ -99,7 +99,7 @@ class EnvConfig:
         return self._recipe.make()
 
     def make_worker(self, executor: Executor | None = None, held_out: bool = False) -> EnvWorker:
-        """Build the environment where it is to run.
+        """Build the environment where it is to run; held-out episodes differ by their seeds only.
 
         Raises:
             ValueError: the environment cannot be made, or cannot run there; with the key to change.

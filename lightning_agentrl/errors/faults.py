@@ -9,7 +9,7 @@ import os
 class EnvError(RuntimeError):
     """An environment raised, hung, ended its process, or broke its contract.
 
-    Which environment, episode, seed, turn and action it was stands in the notes of the error.
+    The notes of the error name environment, episode, seed, turn and action.
 
     Args:
         kind: type name of what the environment raised, or ``timeout``, ``died``, ``contract``.
@@ -27,7 +27,7 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be continued from.
 
     Args:
-        reason: the rest of a sentence that begins with the checkpoint.
+        reason: the rest of a sentence that begins with "the checkpoint".
         fix: what to do.
     """
 

@@ -1,6 +1,6 @@
-"""What others say in prose only, read for its facts: the parser of configs, allocators, torch, vLLM, Lightning.
+"""Facts read from messages of others, where they are in prose only: config parser, allocators, torch, vLLM.
 
-A test provokes each pattern by the real thing.
+For each pattern, a test provokes the real message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ from lightning_agentrl.errors.unknown import (
 
 OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run")
 TRAINER = "lightning.pytorch.Trainer"
-_NARROWER = {
-    "trainer.precision": "'32-true', '64-true', 'bf16-mixed'"
-}  # what Lightning would take, but the run would not
+_NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
 _TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
 
 
@@ -42,26 +40,26 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def explain(message: str, error: BaseException | None = None, options: Sequence[str] = OPTIONS) -> Problem:
-    """Make one problem of a complaint of the parser, or return its first line where nothing is recognised.
+    """Return the problem behind a message of the parser, or the message's first line if nothing is recognised.
 
-    The parser nests its complaints: each is raised from the one about what is inside it, a union from its first member.
+    The parser nests its errors: each is raised from the one about what is inside it, a union from its first member.
 
     Args:
-        message: what the parser says.
-        error: what it says it of.
+        message: of the parser.
+        error: the exception behind the message.
         options: what the command takes, without dashes.
     """
     faults = [message.strip(), *(str(cause).strip() for cause in causes(error))]
-    return _read([fault for fault, _ in itertools.groupby(faults)], options)  # an inner parser's is said twice
+    return _read([fault for fault, _ in itertools.groupby(faults)], options)  # an inner parser's appears twice
 
 
 def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: type | None = None) -> Problem:
-    """Make one problem of complaints, the outermost first.
+    """Return one problem of several messages, the outermost first.
 
     Args:
-        faults: what is complained of.
+        faults: the messages.
         options: what the command takes.
-        key: that the first complaint is about, if not about all.
+        key: that the first message is about, empty for all keys.
         owner: the class whose key that is.
     """
     union, fault = "", ""
@@ -148,11 +146,11 @@ _FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is fre
 
 
 def out_of_memory(error: BaseException) -> tuple[str, str] | None:
-    """Return on which device memory ran out, and what was told of how much; None of other errors."""
+    """Return the device whose memory ran out, and what the error says of the amount; None for other errors."""
     text = str(error)
     of_torch = type(error).__name__ == "OutOfMemoryError"  # by its name, since torch takes seconds to import
-    told = isinstance(error, RuntimeError) and _NO_MEMORY.search(text)
-    if not (of_torch or told or isinstance(error, MemoryError)):
+    worded_so = isinstance(error, RuntimeError) and _NO_MEMORY.search(text)
+    if not (of_torch or worded_so or isinstance(error, MemoryError)):
         return None
     facts = []
     if tried := _TRIED.search(text):
@@ -164,12 +162,12 @@ def out_of_memory(error: BaseException) -> tuple[str, str] | None:
 
 
 def cut_short(error: BaseException) -> bool:
-    """Whether torch's writer of archives could not write a file to its end; it does not say why."""
+    """Return whether torch's archive writer could not finish a file; its error does not say why."""
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
 def lacks_actor_state(error: BaseException) -> bool:
-    """Whether a sharded optimizer misses the state of the actor, which has none inside the critic warm-up."""
+    """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
     return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
 
 
@@ -210,7 +208,7 @@ def trainer_problem(error: BaseException) -> Problem:
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 
 
-def missing_package(error: ImportError, user: str, key: str = "") -> Problem:
+def missing_package(error: ImportError, user: str, key: str) -> Problem:
     """Describe a class that needs a package which is not installed."""
     required = re.search(r"Requirement '([^']+)' not met", str(error))
     if required is None:

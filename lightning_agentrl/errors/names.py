@@ -17,7 +17,7 @@ _NOT_FOR_CONFIGS = ("DryRun", "RunRecord")  # the command adds them itself
 
 
 def raised_by_us(error: BaseException) -> bool:
-    """Whether a module of ours raised an error, and not another package or a user's own code."""
+    """Return whether a module of ours raised an error, not another package or a user's own code."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__")).split(".")[0] in OWN_PACKAGES
 
@@ -34,7 +34,7 @@ def import_class(dotted: str) -> type | None:
     module, _, name = dotted.rpartition(".")
     try:
         found = getattr(import_module(module), name, None) if module else None
-    except Exception:  # noqa: BLE001 - a module may raise anything; `import_fault` tells it
+    except Exception:  # noqa: BLE001 - a module may raise anything; `import_fault` reports it
         return None
     return found if isinstance(found, type) else None
 
@@ -54,7 +54,7 @@ def import_fault(module: str) -> str:
 
 
 def keys_of(owner: type | None) -> list[str]:
-    """Return the arguments that a config may give to a class, also those that it hands on to its base."""
+    """Return the arguments that a config may give to a class, also those that it passes on to its base."""
     if owner is None:
         return []
     from jsonargparse import ArgumentParser  # slow

@@ -1,4 +1,4 @@
-"""What is wrong with an input, in parts, and how that reads: as one sentence, or as labelled lines on a terminal."""
+"""What is wrong with an input, in parts, and its text: one sentence, or labelled lines on a terminal."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 COMMAND_LINE = "command line"
 LABELS = ("where", "when", "did you mean", "fix")
 _LABEL_WIDTH = 14
-_SHORT_LIST = 8  # names that a sentence lists although it says which of them was meant
+_SHORT_LIST = 8  # names that a sentence lists although it suggests one of them
 _KEY = re.compile(r"\b(?:(?:model|data|trainer)\.\w[\w.\[\]]*|ckpt_path\b|seed_everything\b)")
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something was given: a line of a file or the command line."""
+    """A line of a file, or the command line, where something was given."""
 
     where: str
-    key: str = ""  # what stands there, with the numbers of list items
+    key: str = ""  # the key there, with the numbers of list items
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The parts of a complaint. A complaint that comes as a sentence is all in `what`.
+    """The parts of an error message. One that comes as a sentence is all in `what`.
 
     Args:
-        what: the fault; holds the value that was given.
+        what: the fault, with the value that was given.
         key: the dotted key that is wrong.
         owner: short name of the class that the key belongs to, which tells the items of a list apart.
         value: what was given as text, which tells several files apart.
-        missing: the key is not there; what should hold it is looked for.
-        classless: the key holds something else than a class.
+        missing: the key is not there; its place is that of the section it belongs to.
+        classless: the value of the key is not a class.
         suggestion: what was probably meant.
         fix: what to do.
-        known: names that could be used.
-        place: where it is, for those who know it without looking for the key.
+        known: names that are allowed.
+        place: where it is, if that is known without searching for the key.
     """
 
     what: str
@@ -97,7 +97,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Input that cannot be run; its text is one sentence for the user."""
+    """Input that cannot be used; its text is one sentence for the user."""
 
     def __init__(self, problem: Problem | str) -> None:
         self.problem = Problem(problem) if isinstance(problem, str) else problem

@@ -1,4 +1,4 @@
-"""What is said of keys, classes, arguments and commands that are not known, or not there."""
+"""Problems of keys, classes, arguments and commands that are unknown or missing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def unknown_key(key: str, above: str, owner: type | None, known: Sequence[str] =
 
     Args:
         key: the last part of it.
-        above: what is before it.
+        above: the part before it.
         owner: the class that has no such key.
-        known: keys that it has, where they are not those of the class.
-        class_name: the class that the key is written below, if that is not the owner.
+        known: the keys that are allowed, if they are not those of the class.
+        class_name: the class below which the key is written, if that is not the owner.
     """
     first = key.split(".")[0]
     if instead := getattr(owner, "old_keys", {}).get(first):
@@ -47,7 +47,7 @@ def _meant(key: str, owner: type | None, known: Sequence[str]) -> str:
 
 
 def unknown_top_key(key: str, place: Place | None = None) -> Problem:
-    """Describe a key that the command itself does not have, and where it may belong."""
+    """Describe an unknown key at the top of a config, and where it may belong."""
     head, _, rest = key.partition(".")
     if head == "trainer" and rest and place is None:
         return unknown_key(rest.split(".")[0], head, import_class(_CLASSES[head]))
@@ -62,7 +62,7 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
 
 
 def below(key: str) -> str:
-    """Return the full name of a key that was given without what is above it; empty if there is none of that name."""
+    """Return the full name of a key that was given without the part above it; empty if there is none of that name."""
     for above, dotted in _CLASSES.items():
         owner = import_class(dotted)
         if key in keys_of(owner) or key in keys_inside(owner):
@@ -72,7 +72,7 @@ def below(key: str) -> str:
 
 
 def missing_keys(names: Sequence[str], above: str = "", owner: type | None = None) -> Problem:
-    """Describe keys that have to be given; without those at the top there is no run."""
+    """Describe required keys that were not given."""
     full = [f"{above}.{name}" if above else name for name in names]
     many, whose = len(full) > 1, f" of {owner.__name__}" if owner else ""
     what = f"the key{'s' * many} {' and '.join(full)}{whose} {'are' if many else 'is'} missing"
@@ -82,7 +82,7 @@ def missing_keys(names: Sequence[str], above: str = "", owner: type | None = Non
 
 
 def unknown_class(name: str, key: str, bases: Sequence[type]) -> Problem:
-    """Describe a class that is not there: misspelt, moved, of another kind, or in a module that cannot be imported."""
+    """Describe a class that is not found: misspelt, moved, of another kind, or in a module that cannot be imported."""
     kind = next((base.__name__ for base in bases), "class")
     module, _, short = name.rpartition(".")
     fault = import_fault(module)
@@ -128,7 +128,7 @@ def unknown_argument(argument: str, options: Sequence[str]) -> Problem:
 
 
 def unknown_command(name: str, known: Sequence[str]) -> Problem:
-    """Describe a command that does not exist; perhaps it was left out."""
+    """Describe a command that does not exist or was left out."""
     if name.startswith("-"):
         return Problem("the command is missing", suggestion=f"agentrl {known[0]} {name} ...", known=tuple(known))
     return Problem(f"there is no command '{name}'", known=tuple(known), suggestion=closest(name, known))

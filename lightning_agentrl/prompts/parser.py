@@ -62,7 +62,7 @@ class RawParser(ActionParser):
 
 
 class TolerantParser(ActionParser):
-    """Finds one of a fixed set of actions, however the reply is decorated.
+    """A parser that finds one of a fixed set of actions, however the reply is decorated.
 
     Reads the first non-empty line after the last action key (``ACTION:``, ``**Action** -``, ``<action>`` …; without a
     key, of the whole reply after a closed ``<think>`` block). Case, punctuation, markdown, quotes, brackets,

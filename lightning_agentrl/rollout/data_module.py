@@ -386,7 +386,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._maker.end(session, kind)
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
-        """Play one whole episode for each seed with the current weights; training environments stay untouched."""
+        """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):

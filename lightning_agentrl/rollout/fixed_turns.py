@@ -32,7 +32,7 @@ class FixedTurns:
         return len(self.sessions) * self.turns_per_env
 
     async def collect(self, player: Player) -> Rollout:
-        """Play ``turns_per_env`` turns of each session; no session waits for another."""
+        """Play ``turns_per_env`` turns of each session and return them; no session waits for another."""
         recorders = [Recorder(self.turns_per_env, player.grows, player.advance) for _ in self.sessions]
         async with asyncio.TaskGroup() as tasks:
             for session, recorder in zip(self.sessions, recorders, strict=True):

@@ -90,7 +90,7 @@ class WholeGroups:
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
     async def collect(self, player: Player) -> Rollout:
-        """Play the next groups to their end; samples are by group and episode.
+        """Play the next groups to their end; return their samples by group and episode.
 
         Greedy episodes are played with the weights that end their group.
         """
@@ -132,7 +132,7 @@ class WholeGroups:
         player.advance()
 
     async def _play(self, group: int, number: int, turns: int | None, player: Player) -> None:
-        """Play at most so many turns of an episode; None: to its end."""
+        """Play at most ``turns`` turns of an episode; None: to its end."""
         member = self._member(group, number)
         if member.over():
             return

@@ -304,7 +304,7 @@ def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, t
         texts.append(plan_text(trainer, agent, 0))
         plans.append(memory_plan(agent, data, data.first_prompts(), program_bytes=0))
         data.teardown("fit")
-    told = "while the iteration before trains; turns at most 1 iterations old"
+    told = "while the previous one trains; turns at most 1 iterations old"
     assert [told in text for text in texts] == [False, True]
     weights = sum(p.nbytes for p in agent.actor.parameters())
     assert (plans[0].engine, plans[1].sampling) == (0, 0)

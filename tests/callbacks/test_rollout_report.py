@@ -58,7 +58,7 @@ def test_an_episode_reads_as_text() -> None:
         "a wall",
         "a door",
         ">> hm",
-        "action: wait   reward: -0.1   (the reply names no action, the default ran)",
+        "action: wait   reward: -0.1   (the reply names no action, the default was taken)",
         "--- turn 4",
         "a door",
         ">> ACTION: open",

@@ -37,7 +37,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         ),
         ("model: {}\ndata: {}\nmodel: {}\n", ["the key model is given twice", "lines 1 and 3"]),
         ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "a.yaml, line 2, column 1", "not with tabs"]),
-        ("trainer:\n  a: b: c\n", ["not valid YAML", "line 2", "quote a value that holds ': '"]),
+        ("trainer:\n  a: b: c\n", ["not valid YAML", "line 2", "quote a value that contains ': '"]),
         ("model: {}\nlr_actor: 1\n", ["no key 'lr_actor'", "a.yaml, line 2", "mean model.init_args.optim.lr_actor?"]),
         ("trainer.max_epochs: 3\n", ["did you mean trainer: {max_epochs: ...}?"]),
         ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
@@ -61,7 +61,7 @@ def test_files_are_looked_at_before_anything_is_imported(write: Callable[..., No
         ("a.yaml", "the key data is missing; give a config file"),
         ("a.yaml c.yaml", r"did you mean --config c.yaml\?"),
         (".", "'.' cannot be read: Is a directory"),
-        ("noise.yaml", "is no text"),
+        ("noise.yaml", "is not text"),
     ):
         with pytest.raises(ConfigError, match=part):
             check_files(["--config", *given.split()])

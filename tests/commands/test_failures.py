@@ -76,7 +76,7 @@ def test_the_stage_in_which_memory_ran_out_tells_which_keys_to_lower(
 
 def test_memory_that_ran_out_in_no_stage_names_the_keys_of_all() -> None:
     told = str(explained(MemoryError()))
-    assert told.startswith("out of memory on the CPU; while playing, lower")
+    assert told.startswith("out of memory on the CPU; while collecting, lower")
     assert "in training, lower" in told
 
 
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_checkpoint_is_told(
         ("text", "cannot be read: it was not saved by agentrl fit, or is damaged"),
         ("weights", "cannot be read: it was not saved by agentrl fit, or is damaged"),
         ("folder", "cannot be read: Is a directory"),
-        ("here", "holds weights only, so training cannot go on from it"),
+        ("here", "has weights only, so training cannot continue from it"),
     ):
         path = tmp_path / f"{name}.ckpt"
         told = sentence(agentrl(config=changed(changed(config, "ckpt_path", str(path)), "trainer.max_epochs", 2)))
