@@ -20,10 +20,7 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "collectors?": (
         "collection",
-        {
-            f"{PACKAGE}/prompts/renderer.py": "to be mended",
-            f"{PACKAGE}/prompts/memory.py": "to be mended",
-        },
+        {},
     ),
     "completions?|generations?|responses?": (
         "reply, or sampling",
@@ -35,7 +32,6 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
             f"{PACKAGE}/view/build.py": "the box with the numbers of a token",
             f"{PACKAGE}/view/tokens.js": "the box with the numbers of a token",
             f"{PACKAGE}/view/curves.js": "the box with the numbers of a point",
-            f"{PACKAGE}/commands/plan.py": "to be mended",
         },
     ),
     "close_ids": ("stop_token_ids", {}),
@@ -47,21 +43,18 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
             f"{PACKAGE}/view/format.js": "of printed numbers",
             f"{PACKAGE}/callbacks/turn_record.py": "of printed numbers",
             f"{PACKAGE}/advantages/diagnostics.py": "rounding in the last digit",
-            f"{PACKAGE}/commands/verify_engine.py": "to be mended",
-            "docs/troubleshooting.md": "to be mended",
-            "docs/engines.md": "to be mended",
+            "docs/troubleshooting.md": "the last digits of sums",
         },
     ),
-    "foretells?|foretold": ("predict", {"docs/troubleshooting.md": "to be mended"}),
+    "foretells?|foretold": ("predict", {}),
     "(is|are) no (file|folder|json)s?": (
         "is not a file",
         {
-            f"{PACKAGE}/errors/complaints.py": "to be mended",
-            f"{PACKAGE}/episodes/tasks.py": "to be mended",
+            f"{PACKAGE}/episodes/tasks.py": "there is none",
         },
     ),
-    "nobody waits for any more": ("after training ended", {f"{PACKAGE}/rollout/data_module.py": "to be mended"}),
-    "come home": ("are complete", {"docs/architecture.md": "to be mended"}),
+    "nobody waits for any more": ("after training ended", {}),
+    "come home": ("are complete", {}),
 }
 
 

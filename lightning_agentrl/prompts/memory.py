@@ -120,7 +120,7 @@ class ClearingMemory(Memory):
 
 
 class FullMemory(Memory):
-    """The whole episode, append-only: the collector builds one growing sample per episode."""
+    """The whole episode, append-only: the recorder builds one growing sample per episode."""
 
     grows = True
 

@@ -82,7 +82,7 @@ class ChatRenderer:
         other.format, other._heading = replace(self.format, think=False), ""
         return other
 
-    # What the collector asks for
+    # What sessions ask for
 
     def render(
         self,
