@@ -156,8 +156,9 @@ class ActorCritic(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(self, checkpoint)
-        self._saved_weights = checkpoint["state_dict"]
-        check_weights(self._saved_weights, self.state_dict())
+        if "state_dict" in checkpoint:  # sharded strategies have read the weights already
+            self._saved_weights = checkpoint["state_dict"]
+            check_weights(self._saved_weights, self.state_dict())
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:
