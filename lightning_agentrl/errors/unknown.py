@@ -54,8 +54,9 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
 def below(key: str) -> str:
     """Return the full name of a key that was given without what is above it; empty if there is none of that name."""
     for above, dotted in _CLASSES.items():
-        if key in keys_of(import_class(dotted)):
-            return f"{above}.{key}"
+        owner = import_class(dotted)
+        if name := key if key in keys_of(owner) else inside(owner, key):
+            return f"{above}.{name}"
     head, _, rest = key.partition(".")
     return f"{head}: {{{rest}: ...}}" if rest and head in TOP_KEYS else ""
 
