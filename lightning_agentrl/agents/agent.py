@@ -371,8 +371,9 @@ class Agent(L.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
-        self._saved_weights = checkpoint["state_dict"]
-        check_weights(self._saved_weights, self.state_dict())
+        if "state_dict" in checkpoint:  # sharded strategies have read the weights already
+            self._saved_weights = checkpoint["state_dict"]
+            check_weights(self._saved_weights, self.state_dict())
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
 

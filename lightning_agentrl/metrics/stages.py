@@ -24,7 +24,7 @@ class StageClock:
     def __init__(self) -> None:
         self.listeners: list[Callable[[str, int, int], None]] = []
         self.running = ""  # the stage entered last
-        self.failed_in = ""  # the stage that an error ended
+        self.failed_in = ""  # that stage, if an error ended it
         self._done = self._total = 0
         self._read_at = time.perf_counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -38,7 +38,7 @@ class StageClock:
         """Time the block as part of stage ``name``, which is complete once ``total`` items are done; 0: unknown."""
         if name not in STAGES:
             raise ValueError(f"stage '{name}' is none of {STAGES}")
-        self.running, self._done, self._total = name, done, total
+        self.running, self.failed_in, self._done, self._total = name, "", done, total
         self._tell()
         started = time.perf_counter()
         try:

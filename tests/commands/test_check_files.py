@@ -39,6 +39,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         ("trainer:\n\tmax_epochs: 3", ["not valid YAML", "a.yaml, line 2, column 1", "not with tabs"]),
         ("trainer:\n  a: b: c\n", ["not valid YAML", "line 2", "quote a value that contains ': '"]),
         ("model: {}\nlr_actor: 1\n", ["no key 'lr_actor'", "a.yaml, line 2", "mean model.init_args.optim.lr_actor?"]),
+        ("think: true\n", ["no key 'think'", "a.yaml, line 1", "mean data.init_args.prompt.think?"]),
         ("trainer.max_epochs: 3\n", ["did you mean trainer: {max_epochs: ...}?"]),
         ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
     ],

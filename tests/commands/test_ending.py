@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.errors import ConfigError, EnvError, Problem
-from lightning_agentrl.errors.unknown import unknown_key
 
-MISSPELT = unknown_key("lr_actr", "model.init_args", PPOAgent)
+MISSPELT = Problem(
+    "there is no key 'lr_actr' in PPOAgent",
+    key="model.init_args.lr_actr",
+    suggestion="lr_actor",
+    fix="rename or remove it",
+    known=("model", "critic", "advantage", *(f"a_further_key_{number}" for number in range(9))),
+)
 
 
 @pytest.fixture

@@ -90,6 +90,7 @@ def test_a_right_config_is_taken(parse: Parse) -> None:
             "model.init_args.lr_actr",
             "optim.lr_actor",
         ),
+        ({"model": {"class_path": "PPOAgent", "init_args": {"critc": 1}}}, "model.init_args.critc", "critic"),
         ({"data": data(num_env=1)}, "data.init_args.num_env", "num_envs"),
         ({"data": data(prompt={"thnk": True})}, "data.init_args.prompt.thnk", "think"),  # of a dataclass
         ({"data": data(max_prompt_tokens=9)}, "data.init_args.max_prompt_tokens", "prompt.max_prompt_tokens"),

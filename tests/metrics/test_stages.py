@@ -192,3 +192,13 @@ def test_rates_count_the_seconds_of_a_process_without_turns(monkeypatch):
         clock.count("update", turns, 10 * turns)
         numbers.append(clock.read(world_size=2)["time/update_turns_per_second"])
     assert sum(number.total for number in numbers) / sum(number.weight for number in numbers) == 10 / 2
+
+
+def test_the_stage_that_an_error_ended_is_known_until_the_next() -> None:
+    clock = StageClock()
+    with pytest.raises(MemoryError), clock.stage("update"):
+        raise MemoryError
+    assert clock.failed_in == "update"
+    with clock.stage("collect"):
+        assert clock.failed_in == ""
+    assert clock.failed_in == ""
