@@ -230,8 +230,8 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """Return the bytes that one micro-batch keeps for its backward pass, the larger of actor and separate critic.
 
     A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
-    and one that grows with their square (attention, where it is dense). Scores at the logit positions are counted apart, up
-    to one chunk of them if logits are recomputed. Temporary tensors within one layer are left out.
+    and one that grows with their square (attention, where it is dense). Scores at the logit positions are counted
+    apart, up to one chunk of them if logits are recomputed. Temporary tensors within one layer are left out.
     """
     critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
 
