@@ -100,10 +100,14 @@ class GivenData(L.LightningDataModule):
     groups = None
     max_staleness = 0
     interaction = None
+    phase = "train"
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
         self.rollout = rollout
+
+    def check(self, tokenizer: object, context_length: int) -> None:
+        pass  # no prompts
 
     def connect(self, learner: Agent) -> None:
         pass  # no environments, no engine

@@ -23,6 +23,7 @@ from lightning_agentrl.agents.scoring import action_rows, row_logps
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.commands.plan import DryRun, PlanShown, memory_plan, plan_text
 from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import (
@@ -243,7 +244,7 @@ def test_an_error_in_the_background_ends_the_run_after_its_iteration_was_saved(t
     checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True)
     trainer = make_trainer(tmp_path, 3, [checkpoint], enable_checkpointing=True)
     data = noted_data()
-    with pytest.raises(OSError, match="the game has crashed") as error:
+    with pytest.raises(EnvError, match="OSError: the game has crashed") as error:
         trainer.fit(make_agent(tiny_folder), data)
     data.teardown("fit")
     assert any(note.startswith("environment ") for note in error.value.__notes__)

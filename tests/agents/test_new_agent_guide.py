@@ -94,5 +94,5 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
 def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:  # noqa: F811
     given = changed(yaml.safe_load((folder / "explore.yaml").read_text()), "model.init_args.lr_actr", 1e-3)
     told = sentence(agentrl(config=given))
-    for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean lr_actor?"):
+    for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean optim.lr_actor?"):
         assert part in told

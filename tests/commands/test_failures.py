@@ -99,7 +99,7 @@ def test_a_model_whose_weights_are_damaged_is_named(
     weights = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     told = sentence(agentrl(config=changed(config, "model.init_args.model", str(damaged))))
-    assert told.startswith(f"the model '{damaged}' cannot be loaded (key model.init_args.model; ")
+    assert told.startswith(f"the model '{damaged}' cannot be loaded (key model.init_args.model)")
 
 
 # Disk
