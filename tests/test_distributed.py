@@ -15,10 +15,13 @@ from lightning_agentrl.distributed import raise_once
 
 rank, store, faults = int(sys.argv[1]), sys.argv[2], sys.argv[3].split(",")
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=len(faults))
-with raise_once():
-    if faults[rank]:
-        raise ValueError(faults[rank])
-print("goes on")
+try:
+    with raise_once():
+        if faults[rank]:
+            raise ValueError(faults[rank])
+    print("goes on")
+finally:
+    dist.destroy_process_group()  # else gloo may abort a process that ends after its neighbours
 """
 
 

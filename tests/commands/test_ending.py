@@ -60,7 +60,7 @@ def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Callable[...
     assert lines[:3] == [
         "agentrl: there is no key 'lr_actr' in PPOAgent",
         "  where         my.yaml, line 4 (model.init_args.lr_actr)",
-        "  did you mean  optim.lr_actor",
+        "  did you mean  lr_actor",
     ]
     assert lines[3].startswith("  fix           rename or remove it; known: ")
     assert all(line.startswith(" " * 16) for line in lines[4:])  # wrapped below the text
@@ -72,7 +72,7 @@ def test_a_log_gets_the_same_in_one_sentence(capsys: pytest.CaptureFixture[str],
     assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
     assert capsys.readouterr().err == (
         "agentrl: there is no key 'lr_actr' in PPOAgent (key model.init_args.lr_actr; my.yaml, line 4); "
-        "did you mean optim.lr_actor?\n"
+        "did you mean lr_actor?\n"
     )
 
 
