@@ -247,7 +247,7 @@ CASES: tuple[Case, ...] = (
     Case("accumulate_grad_batches", {"trainer.accumulate_grad_batches": 4}, says=["mini_batch_turns", _LINE]),
     Case("limit_train_batches", {"trainer.limit_train_batches": 1}, says=["would drop mini-batches", _LINE]),
     Case("seed_everything: -1", {"seed_everything": -1}, says=["seed_everything", _LINE]),
-    Case("devices: 9 on a CPU", {"trainer.devices": 9}, says=["shared evenly by 9 processes", "trainer.devices"]),
+    Case("devices: 3 on a CPU", {"trainer.devices": 3}, says=["shared evenly by 3 processes", "trainer.devices"]),
     Case(
         "accelerator cuda without a GPU",
         {"trainer.accelerator": "cuda"},
