@@ -22,8 +22,9 @@ from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingReque
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, EnvConfig, PromptFormat, Session, TurnInteraction, WindowMemory
-from lightning_agentrl.rollout.collector import Collector
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fixed_turns import FixedTurns
+from lightning_agentrl.rollout.player import Player
 
 MODEL = "demo"  # of which the tokenizer alone is read
 
@@ -61,7 +62,7 @@ class Side:
         reply = (*renderer.tokenizer.encode("go", add_special_tokens=False), renderer.turn_close_id)
         source = EnvConfig("busy_environment:Busy-v0", {"rounds": rounds}, worker=worker)  # type: ignore[arg-type]
         self.executor, self.loop = ThreadPoolExecutor(envs), LoopThread()
-        self.collector = Collector(TurnInteraction(8), Scripted(reply), grows=False, temperature=1.0, seed=0)
+        self.player = Player(TurnInteraction(8), Scripted(reply), grows=False, temperature=1.0, seed=0)
         self.sessions = [
             Session(i, source.make_worker(self.executor), lambda n, i=i: derive_seed(0, i, n), renderer, WindowMemory())
             for i in range(envs)
@@ -70,7 +71,7 @@ class Side:
 
     def turns_per_second(self, turns: int) -> float:
         started = time.perf_counter()
-        rollout = self.loop.run(self.collector.fixed_turns(self.sessions, turns))
+        rollout = self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
         assert all(turn.valid and not turn.env_errors for turn in rollout.turns)
         return len(rollout.turns) / (time.perf_counter() - started)
 
