@@ -158,7 +158,7 @@ def test_a_server_that_was_started_for_another_transfer_is_refused(
     transfer: Any, pair: Pair, policy: LanguageModel
 ) -> None:
     engine = VLLMServerEngine([pair[0].url], transfer=transfer)
-    told = rf"started to take weights by 'gloo', .* come by '{transfer}'; .*--transfer {transfer}`, or set .*transfer"
+    told = rf"to take weights by 'gloo', .* sends them by '{transfer}'; .*--transfer {transfer}`, or set .*transfer"
     with pytest.raises(ValueError, match=told):
         engine.check()
     with pytest.raises(ValueError, match=told):

@@ -45,6 +45,11 @@ class Withholding:
                 yield name, weight
 
 
+# A layer that lacks a part keeps whatever its memory held. Where that is not a number, the server answers without
+# log-probs and the command refuses it, before it has come to the other kinds.
+ATTEMPTS = 4
+
+
 def check_each_kind(run: Verify, config: Config, room: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with a round for each kind, between two with whole updates; the gap of each round alone tells.
 
@@ -54,10 +59,13 @@ def check_each_kind(run: Verify, config: Config, room: ModuleType, monkeypatch: 
         room: module whose ``named_weights`` an update takes.
         monkeypatch: undoes what is changed.
     """
-    withholding = Withholding([(), *KINDS.values(), ()])
-    monkeypatch.setattr(room, "named_weights", withholding)
-    monkeypatch.setattr(verify_engine, "ROUNDS", len(withholding.plan))
-    code, lines = run(config)
+    for _ in range(ATTEMPTS):
+        withholding = Withholding([(), *KINDS.values(), ()])
+        monkeypatch.setattr(room, "named_weights", withholding)
+        monkeypatch.setattr(verify_engine, "ROUNDS", len(withholding.plan))
+        code, lines = run(config)
+        if len(withholding.left_out) == len(withholding.plan):
+            break
     assert (code, judged(lines)[2]) == (1, "FAILED")
     assert [len(names) for names in withholding.left_out] == [len(parts) for parts in withholding.plan]
     first, *lacking, last = (float(gap) for gap in re.findall(r"gap largest (\S+),", "\n".join(lines)))
