@@ -64,8 +64,8 @@ def check_each_kind(run: Verify, config: Config, room: ModuleType, monkeypatch: 
         monkeypatch.setattr(room, "named_weights", withholding)
         monkeypatch.setattr(verify_engine, "ROUNDS", len(withholding.plan))
         code, lines = run(config)
-        if len(withholding.left_out) == len(withholding.plan):
-            break
+        if not (withholding.left_out and withholding.left_out[-1]):
+            break  # the last update was whole, so whatever happened then counts
     assert (code, judged(lines)[2]) == (1, "FAILED")
     assert [len(names) for names in withholding.left_out] == [len(parts) for parts in withholding.plan]
     first, *lacking, last = (float(gap) for gap in re.findall(r"gap largest (\S+),", "\n".join(lines)))
