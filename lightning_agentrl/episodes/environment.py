@@ -18,7 +18,7 @@ from typing import Any, Protocol, SupportsFloat
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics
+from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics, well_formed
 from lightning_agentrl.episodes.make_errors import environment_problem
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -42,6 +42,7 @@ class Answer:
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    mended: bool = False  # its texts had lone surrogates
 
 
 @dataclass(frozen=True)
@@ -185,15 +186,18 @@ class Environment:
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
                 raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+        given = {"observation": observation} | {name: info[name] for name in _TEXTS if name in info}
+        texts = {name: well_formed(text) for name, text in given.items()}
         return Answer(
-            observation=info.get("long_term_text", observation),
-            short_term=info.get("short_term_text", ""),
+            observation=texts.get("long_term_text", texts["observation"]),
+            short_term=texts.get("short_term_text", ""),
             contract=read_contract(self.env, begun=True),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             metrics=read_metrics(info),
-            info=info,
+            info={**info, **{name: text for name, text in texts.items() if name in info}},
+            mended=texts != given,
         )
 
 
