@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 
 from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics, well_formed
 from lightning_agentrl.episodes.make_errors import environment_problem
+from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -68,7 +69,7 @@ class Recipe:
             ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
         with self._as_config_errors():
-            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
+            return gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
 
     def load(self) -> Callable[..., Any] | None:
         """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.
@@ -97,7 +98,9 @@ class Recipe:
         try:
             yield
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(masked(environment_problem(self.id, self.kwargs, error, self.key))) from error
 
 
 class Hosted(Protocol):
@@ -211,7 +214,8 @@ def naming_errors() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and _interrupts_come_here():
             raise
-        raise EnvError(type(error).__name__, f"the environment raised {_named(error)}", _trace(error)) from None
+        told = masked(f"the environment raised {_named(error)}")
+        raise EnvError(type(error).__name__, told, masked(_trace(error))) from None
 
 
 def _interrupts_come_here() -> bool:

@@ -105,7 +105,7 @@ def test_text_forges_no_mark(name, normalized):
     check(name, seed=0, count=25, normalized=normalized)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_ten_thousand_texts_forge_no_mark(name):
     count = 10_000 // len(TEMPLATES) // 2 + 1
