@@ -1,6 +1,5 @@
 """A run that the command has started: it works, or ends by memory, an environment, Ctrl-C or a bug."""
 
-# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import re
@@ -15,7 +14,7 @@ import torch
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 
 def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:

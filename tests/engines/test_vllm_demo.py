@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.commands.test_cli import Config
-from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, judged
 from tests.engines.servers import ROOT, ServerProcess
-from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
+
+pytestmark = pytest.mark.vllm
 
 BOUND = 1e-4
 
@@ -41,11 +41,11 @@ def check(result: tuple[int, list[str]]) -> None:
     assert 0 < largest < BOUND
 
 
-def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> None:  # noqa: F811
+def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> None:
     check(verify(shipped("quickstart_vllm.yaml", tmp_path)))
 
 
-def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:  # noqa: F811
+def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:
     config = shipped("quickstart_vllm_server.yaml", tmp_path)
     config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     server.wait()
