@@ -13,6 +13,7 @@ from tests.agents.processes import assert_alike, assert_same, fit, metrics, opti
 from tests.tiny import small_model, tiny_tokenizer
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
