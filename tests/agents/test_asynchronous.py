@@ -194,12 +194,12 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop_after", "settings"),
     [
-        *(pytest.param(epoch, {}, marks=pytest.mark.slow) for epoch in (1, 2)),
-        (3, {}),
-        pytest.param(3, GROUPS, marks=pytest.mark.slow),
+        *((epoch, {}) for epoch in (1, 2, 3)),
+        (3, GROUPS),
     ],
 )
 def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settings):
@@ -281,9 +281,9 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
 @pytest.mark.parametrize(
     ("staleness", "given", "kind"),
     [
-        (0, None, type(None)),
+        pytest.param(0, None, type(None), marks=pytest.mark.slow),
         (1, None, TruncatedWeights),
-        (1, NoCorrection(), NoCorrection),
+        pytest.param(1, NoCorrection(), NoCorrection, marks=pytest.mark.slow),
         pytest.param(1, Bypass(), Bypass, marks=pytest.mark.slow),
     ],
 )

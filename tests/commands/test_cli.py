@@ -322,6 +322,7 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
     assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
 
 
+ITEMS_AGAIN = {"key of tasks", "neither", "environment", "scorer", "scorer key"}
 WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
     "environment key": ({"id": "x", "shar": 2}, ["no key 'shar' in EnvConfig", "envs[1].shar", "mean share?"]),
     "key of tasks": ({"path": "x", "shr": 2}, ["no key 'shr' in TaskSet", "envs[1].shr", "mean share?"]),
@@ -344,7 +345,9 @@ WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_ITEMS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ITEMS_AGAIN else ()) for case in WRONG_ITEMS]
+)
 def test_a_wrong_item_of_a_list_of_sources_is_told_with_its_place(case: str, config: Config, agentrl: Command) -> None:
     item, parts = WRONG_ITEMS[case]
     data = config["data"]["init_args"]
