@@ -92,7 +92,7 @@ def test_a_guard_can_end_the_run(tmp_path, exact_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
 def test_one_rank_says_it_for_all(tmp_path, exact_folder, monkeypatch, strategy):
     """Two processes, of which the second alone objects, take the steps of one process that objects."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

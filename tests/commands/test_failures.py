@@ -158,6 +158,7 @@ def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:
 # Checkpoints
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_checkpoint_is_told(
     tmp_path: Path,
     config: Config,
