@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub is a mistake
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else two workers share the first core
 
 import pytest
 import yaml
@@ -30,6 +31,15 @@ settings.load_profile("any_machine")
 
 
 VLLM = importlib.util.find_spec("vllm") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker have all tests of a vLLM engine or server, which it starts once (`--dist loadgroup`)."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            of_servers = {"server", "servers"}.intersection(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group("servers" if of_servers else item.path.stem))
 
 
 @pytest.hookimpl(tryfirst=True)
