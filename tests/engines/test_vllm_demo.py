@@ -17,14 +17,16 @@ pytestmark = pytest.mark.vllm
 BOUND = 1e-4
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Begins to start before the first test, which does not need it."""
     options = ("--dtype", "float32", "--kv-cache-memory-bytes", str(200 * 2**20), "--max-model-len", "1024")
     server = ServerProcess(Path("demo"), tmp_path_factory.mktemp("demo") / "server.log", options)
     server.start()
-    yield server
-    server.kill()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
 
 
 def shipped(name: str, tmp_path: Path) -> Config:
@@ -45,8 +47,8 @@ def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> No
     check(verify(shipped("quickstart_vllm.yaml", tmp_path)))
 
 
+@pytest.mark.long
 def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:
     config = shipped("quickstart_vllm_server.yaml", tmp_path)
     config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
-    server.wait()
     check(verify(config))

@@ -156,7 +156,8 @@ FSDP2 = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, id="fsdp2")])
 def test_two_processes_sample_from_what_is_trained(vllm_config: Config, tmp_path: Path, strategy: Any) -> None:
     assert gap_of(shared(vllm_config, tmp_path, strategy), tmp_path) < 3e-4
 
