@@ -1,6 +1,5 @@
 """A secret of an environment is in no file that a run leaves, and in nothing that it says."""
 
-# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import json
@@ -10,7 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 SECRET = "sk-0123456789abcdef"
 
