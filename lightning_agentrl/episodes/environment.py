@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Protocol, SupportsFloat
 
@@ -100,7 +100,8 @@ class Recipe:
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(masked(environment_problem(self.id, self.kwargs, error, self.key))) from error
+            problem = environment_problem(self.id, self.kwargs, error, self.key)
+            raise ConfigError(replace(problem, what=masked(problem.what))) from error
 
 
 class Hosted(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,7 +32,7 @@ class Untrusted:
         strings = _any_of({*special, *markers})
         self._any = re.compile(strings)
         self._start = re.compile(f"(?=(?:{strings}))(.)", re.DOTALL)
-        self._special_ids = set(tokenizer.convert_tokens_to_ids(special))
+        self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(special)))
         self._tokenizer = tokenizer
         self._max_chars = max_chars
         self._remembered = lru_cache(maxsize=4096)(self._harmless)  # a history shows the same texts again and again
@@ -44,7 +45,7 @@ class Untrusted:
         for _ in range(ROUNDS):
             text = self._start.sub(r"\1 ", text)
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-            read = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            read = str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
             if self._special_ids.isdisjoint(ids) and not self._any.search(read):
                 return text
             text = read
