@@ -99,7 +99,7 @@ def test_equal_runs_are_equal_to_the_bit(untouched: Path, tiny_folder: Path, tmp
 @pytest.mark.parametrize(
     ("what", "env", "turn"),
     [
-        pytest.param(what, env, turn, marks=() if first else pytest.mark.slow)
+        pytest.param(what, env, turn, marks=pytest.mark.slow if first else pytest.mark.long)
         for what in ("token", "seed", "version", "reward", "weight bit")
         for first, (env, turn) in zip((True, False, False, False), [(2, 5), (0, 0), (3, 11), (1, 8)], strict=True)
     ],
@@ -137,6 +137,7 @@ def test_a_small_gap_is_told_apart_from_a_large_one(untouched: Path, tmp_path: P
     assert beyond.endswith(" and nan")
 
 
+@pytest.mark.slow
 def test_every_iteration_replays_to_the_bit(
     config: Config,
     agentrl: Command,
