@@ -338,14 +338,10 @@ class Agent(L.LightningModule, ABC):
             self._stop(f"stopped before optimizer step {attempt.number + 1}: {reason}")
         if verdict is Verdict.SKIP:
             rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
-            self._count_skipped(1)
+            loop = cast(Any, self.trainer).fit_loop.epoch_loop
+            if loop.max_steps > 0:  # it counts attempts, or a run would end inside an iteration
+                loop.max_steps -= 1
         return verdict is Verdict.STEP
-
-    def _count_skipped(self, steps: int) -> None:
-        """Let ``trainer.max_steps`` count attempts, so that a run still ends at the end of an iteration."""
-        loop = cast(Any, self.trainer).fit_loop.epoch_loop
-        if loop.max_steps > 0:
-            loop.max_steps -= steps
 
     def _stop(self, reason: str) -> NoReturn:
         """End the run on all ranks, of which one says why; every rank must call it."""
@@ -420,8 +416,6 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        if cast(Any, self.trainer).ckpt_path:
-            self._count_skipped(self.attempts - self.trainer.global_step)
         for group in self.trainer.optimizers[0].param_groups:
             wanted = {"lr": self.optim.rates[group["name"]], "weight_decay": self.optim.weight_decay}
             for key, value in wanted.items():
