@@ -251,15 +251,16 @@ def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, mo
     assert read(one)["attempts"] == read(two)["attempts"] == 10
     assert read(one)["global_step"] == read(two)["global_step"] < 8
     assert_same(read(one), read(two))
-    logged = [[row["guard/not_finite"] for row in processes.metrics(tmp_path / name)] for name in ("1", "2")]
-    assert logged[0] == logged[1] == [0, 0, 0.5, 0, 0.5]
+    for name in ("1", "2"):
+        shares = [row["guard/not_finite"] for row in processes.metrics(tmp_path / name) if "guard/not_finite" in row]
+        assert shares == [0, 0, 0.5, 0, 0.5]
 
 
 @pytest.mark.slow
 def test_a_command_that_stops_says_where_to_go_on_from(tmp_path, exact_folder, capsys):
-    always = str([*range(6, 99)])
+    always = ("--model.init_args.at", str([*range(6, 99)]), "--model.init_args.optim.max_not_finite", "3")
     with pytest.raises(SystemExit) as stop:
-        processes.fit(tmp_path, exact_folder, "SeparateCritic", 1, *FAULTY, "loss", "--model.init_args.at", always)
+        processes.fit(tmp_path, exact_folder, "SeparateCritic", 1, *FAULTY, "loss", *always)
     assert stop.value.code == 1
     told = capsys.readouterr().err
     assert f"the last good checkpoint is '{tmp_path / 'last.ckpt'}'" in told
