@@ -33,6 +33,10 @@ ROOT = Path(__file__).parents[2]
 COUNTED = {"guard/not_finite", "guard/skipped", "guard/turns_left_out"}
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 class Watch(L.Callback):
     """Weights before each attempt, and what was logged in each iteration."""
 
@@ -81,9 +85,9 @@ def skipped(told):
     ("fault", "said", "precision"),
     [
         ("loss", r"policy/loss of (environment 3, episode \d+, turn \d+(; )?)+ is not finite", "64-true"),
-        ("constant", r"policy/loss of environment 3, ", "bf16-true"),
-        ("gradient", r"gradient of micro-batch \d+ is not finite \(.*environment 3, ", "64-true"),
-        ("value loss", r"critic/loss of environment 3, ", "64-true"),
+        slow("constant", r"policy/loss of environment 3, ", "bf16-true"),
+        slow("gradient", r"gradient of micro-batch \d+ is not finite \(.*environment 3, ", "64-true"),
+        slow("value loss", r"critic/loss of environment 3, ", "64-true"),
     ],
 )
 def test_a_step_that_is_not_finite_moves_nothing_and_is_named(tmp_path, exact_folder, fault, said, precision):
@@ -121,7 +125,7 @@ class Poison(L.Callback):
                 weight.data.view(-1)[0] = math.nan
 
 
-@pytest.mark.parametrize("part", ["actor", "critic"])
+@pytest.mark.parametrize("part", [slow("actor"), "critic"])
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, exact_folder, part):
     agent = make_agent(exact_folder, SeparateCritic())
     with pytest.raises(RunStoppedError, match=f"not finite, such as state_dict.{part}.*not written") as error:
@@ -130,13 +134,14 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, exact_folder, part)
     assert read(tmp_path / "last.ckpt")["epoch"] == 0
 
 
+@pytest.mark.slow
 def test_where_no_turn_has_finite_numbers_the_run_stops(tmp_path, exact_folder):
     """The critic of a run that saves nothing is broken between two iterations."""
     with pytest.raises(RunStoppedError, match=r"no turn .*values of environment 0.*there is no checkpoint"):
         make_trainer(tmp_path, 3, [Poison(0, "critic")]).fit(make_agent(exact_folder, SeparateCritic()), make_data())
 
 
-@pytest.mark.parametrize(("fault", "said"), [("values", "values"), ("rewards", "shaped_rewards")])
+@pytest.mark.parametrize(("fault", "said"), [("values", "values"), slow("rewards", "shaped_rewards")])
 def test_a_turn_that_is_scored_with_nan_is_named_and_not_trained_on(tmp_path, exact_folder, fault, said):
     agent = faulty(exact_folder, fault, [2])  # the second rollout
     watch, trainer, told = fit(tmp_path, agent)
@@ -196,6 +201,7 @@ def test_gradients_are_watched_where_they_are_moved_away_as_zero_does():
     assert watch.finite()  # each is told once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [[0, 1], [2, 3]], ids=["warm-up", "training"])
 def test_an_iteration_without_a_step_changes_nothing_but_the_count(tmp_path, exact_folder, lost):
     """Its end, the engine's weights, checkpoints and a resume. A checkpoint is written where a step was taken."""
@@ -217,6 +223,7 @@ def test_an_iteration_without_a_step_changes_nothing_but_the_count(tmp_path, exa
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_run_that_skipped_still_ends_at_the_end_of_an_iteration(tmp_path, exact_folder):
     agent = make_agent(exact_folder)
     _, trainer, _ = fit(tmp_path, agent, [SkipSome([1])], epochs=-1, max_steps=4)
@@ -230,8 +237,8 @@ def on_two(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.slow  # two processes
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long)], ids=["ddp", "fsdp2"])
 def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, monkeypatch, strategy):
     """Environment 3 is on the second rank. Two processes end as one does, with a guard that skips too."""
     on_two(monkeypatch)
