@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
-from lightning_agentrl.errors import CheckpointError
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.errors import CheckpointError, RunStoppedError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
@@ -85,6 +89,30 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
             f"is of another model: {', '.join(found)}",
             "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out",
         )
+
+
+def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
+    """Refuse to save weights, or states of the optimizer, that are not finite; every rank must call it.
+
+    Raises:
+        RunStoppedError: on all ranks, if any rank holds such a number.
+    """
+    held = {key: checkpoint[key] for key in ("state_dict", "optimizer_states") if key in checkpoint}
+    names = sorted({name for part in all_gather(list(not_finite_in(held))) for name in part})
+    if names:
+        reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
+        raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
+
+
+def last_good_checkpoint(trainer: L.Trainer) -> str:
+    """Return the path of the checkpoint that was written last, else of the one that the run began from; else nothing.
+
+    What is not finite is never written, so every checkpoint is good. ``last_model_path`` would not do: Lightning sets
+    it before it writes.
+    """
+    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
+    saved = [(one._last_global_step_saved, one._last_checkpoint_saved) for one in callbacks]
+    return max(saved, default=(0, ""))[1] or str(cast(Any, trainer).ckpt_path or "")
 
 
 def _described(settings: dict[str, Any] | None) -> str:
