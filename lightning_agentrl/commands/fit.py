@@ -22,12 +22,12 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint_files import exists
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.callbacks import RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
@@ -133,7 +133,7 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -163,7 +163,6 @@ class AgentCLI(LightningCLI):
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
-        name_checkpoint_errors(trainer.strategy, training=self.subcommand == "fit")
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]

@@ -38,11 +38,19 @@ class CheckpointError(ValueError):
 
 
 class CheckpointNotSavedError(OSError):
-    """The disk is full, so a checkpoint could not be saved.
+    """A checkpoint could not be saved, since the disk is full or did not keep what was written.
 
     Args:
         path: of the checkpoint.
+        code: number of the error.
+        before: the newest checkpoint that there is.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        code: int = errno.ENOSPC,
+        before: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(code, os.strerror(code), str(path))
+        self.before = before

@@ -1,0 +1,280 @@
+"""Checkpoints on disk: put in place when they are whole, read back by their checksums, and found again.
+
+A file holds its own checksums: torch writes the CRC-32 of every tensor, as it was in memory, into the directory of the
+archive, and nobody else reads it. A folder, to which every process writes, gets a manifest of its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+PART = ".part"  # behind the name of a checkpoint that is being written
+OLD = ".old"  # behind the name of a folder while another one takes its place
+MANIFEST = "manifest.json"
+NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
+_CHUNK = 16 * 2**20  # bytes
+_METADATA = ".metadata"  # of torch's distributed checkpoints: where each tensor lies
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError),
+    *(NotImplementedError, RuntimeError),  # a damaged entry that claims to be compressed, or encrypted
+)
+
+
+# Which there are
+
+
+def last_good_checkpoint(trainer: L.Trainer) -> Path | None:
+    """Return the checkpoint that a run saved last, or else the one that it was continued from; None if there is none.
+
+    Both were read back, so this is quick.
+    """
+    own = (Path(c._last_checkpoint_saved) for c in _callbacks(trainer) if c._last_checkpoint_saved)
+    resumed = Path(trainer.ckpt_path).resolve() if trainer.ckpt_path else None
+    return max((path for path in own if path.exists()), key=_age, default=resumed)
+
+
+def folders_of(trainer: L.Trainer) -> set[Path]:
+    """Return the folders in which a run saves checkpoints, and that of the one which it was continued from."""
+    own = {Path(c.dirpath) for c in _callbacks(trainer) if c.dirpath}
+    return own | ({Path(trainer.ckpt_path).resolve().parent} if trainer.ckpt_path else set())
+
+
+def _callbacks(trainer: L.Trainer) -> list[ModelCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder that were written to their end, the oldest first; links are left out."""
+    if not folder.is_dir():
+        return []
+    found = (path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
+    return sorted(found, key=_age)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the checkpoint in a folder that was written last, if there is one."""
+    return next(reversed(checkpoints_in(folder)), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end."""
+    if checkpoint.is_dir():
+        return (checkpoint / MANIFEST).is_file()
+    return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)
+
+
+def _age(checkpoint: Path) -> tuple[int, str]:
+    whole = checkpoint / MANIFEST if checkpoint.is_dir() else checkpoint
+    return whole.stat().st_mtime_ns, checkpoint.name
+
+
+# Whether they are whole
+
+
+def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
+    """Return what is wrong with this rank's share of a checkpoint's files, as the rest of a sentence; empty if nothing.
+
+    A folder without a manifest is of an earlier version; what it has of checksums is compared.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not checkpoint.is_dir():
+        return "" if rank else _archive_damage(checkpoint)
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except FileNotFoundError:
+        return next(filter(None, (_own_damage(checkpoint, name) for name in _shares(checkpoint, rank, world))), "")
+    except ValueError:
+        return f"is damaged: {MANIFEST} cannot be read"
+    names = _names(checkpoint)
+    if missing := sorted(manifest.keys() - set(names)):
+        return f"is damaged: {missing[0]} is missing"
+    for name in names[rank::world]:
+        if name in manifest and manifest[name] != _checksum(checkpoint / name):
+            return f"is damaged: {name} is not as it was written"
+    return ""
+
+
+def read_back(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]:
+    """Compare this rank's share of the files with the checksums that tensors had in memory.
+
+    Returns:
+        Bytes and CRC-32 of each of these files of a folder, for its manifest.
+
+    Raises:
+        OSError: a file is not as it was in memory, or cannot be read.
+    """
+    found = {}
+    for name in _shares(part, rank, world):
+        if reason := _own_damage(part, name):
+            raise OSError(errno.EIO, reason, str(part / name))
+        if part.is_dir():
+            found[name] = _checksum(part / name)
+    return found
+
+
+def _names(checkpoint: Path) -> list[str]:
+    """Return the files of a folder by their paths in it, and of a file an empty name."""
+    if not checkpoint.is_dir():
+        return [""]
+    files = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
+
+
+def _shares(checkpoint: Path, rank: int, world: int) -> list[str]:
+    return _names(checkpoint)[rank::world]
+
+
+def _own_damage(checkpoint: Path, name: str) -> str:
+    """Compare a file with the checksums that it holds itself, as far as it has some."""
+    file = checkpoint / name
+    if not name or file.suffix == ".pt":
+        reason = _archive_damage(file)
+    elif file.suffix == ".distcp":  # an archive for each tensor, one behind the other
+        pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+        with file.open("rb") as opened:
+            reasons = (_piece_damage(opened, p.offset, p.length) for p in pieces if p.relative_path == name)
+            reason = next(filter(None, reasons), "")
+    else:
+        reason = ""
+    return reason
+
+
+def _piece_damage(opened: IO[bytes], offset: int, length: int) -> str:
+    opened.seek(offset)
+    return _archive_damage(io.BytesIO(opened.read(length)))
+
+
+def _archive_damage(file: Path | IO[bytes]) -> str:
+    """Compare everything in an archive of torch with the checksums in its directory."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            wrong = archive.testzip()
+    except _UNREADABLE:
+        return NOT_OURS
+    return f"is damaged: {wrong} is not as it was written" if wrong else ""
+
+
+def _checksum(file: Path) -> list[int]:
+    """Return bytes and CRC-32 of a file."""
+    crc, size = 0, 0
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+    return [size, crc]
+
+
+# How they get there
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder with all that is in it, is on the disk; what is read next comes from there."""
+    for inner in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        opened = os.open(inner, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(opened)
+
+
+def put_in_place(part: Path, checkpoint: Path, manifest: Mapping[str, Any]) -> None:
+    """Give a whole checkpoint its name; at any moment before that, the name is that of the one before.
+
+    Folders cannot take each other's place at once. If this is killed in between, :func:`clean` puts the old one back.
+    """
+    if part.is_dir():
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        sync(part / MANIFEST)
+        sync_folder(part)
+    old = _with_end(checkpoint, OLD)
+    if checkpoint.exists() and (checkpoint.is_dir() or part.is_dir()):
+        remove(old)
+        checkpoint.rename(old)
+    part.replace(checkpoint)
+    sync_folder(checkpoint.parent)
+    remove(old)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def part_of(checkpoint: Path) -> Path:
+    """Return where a checkpoint is written until it is whole, in the same folder."""
+    return _with_end(checkpoint, PART)
+
+
+def exists(checkpoint: Path) -> bool:
+    """Return whether there is a checkpoint, or the old one of a save that was killed."""
+    return checkpoint.exists() or _with_end(checkpoint, OLD).exists()
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed saves have left in a folder, unless another run is saving there just now."""
+    if not folder.is_dir():
+        return
+    with suppress(BlockingIOError), saving_in(folder, wait=False):
+        for part in folder.glob(f"*{PART}"):
+            remove(part)
+        for old in folder.glob(f"*{OLD}"):
+            checkpoint = old.with_name(old.name.removesuffix(OLD))
+            if checkpoint.exists():
+                remove(old)
+            else:
+                old.rename(checkpoint)
+
+
+@contextmanager
+def saving_in(folder: Path, wait: bool = True) -> Iterator[None]:
+    """Hold a lock on a folder, which ends with the process.
+
+    Raises:
+        BlockingIOError: another run holds it, and ``wait`` is off.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks of folders
+            pass
+        yield
+    finally:
+        os.close(opened)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, link or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _with_end(checkpoint: Path, end: str) -> Path:
+    return checkpoint.with_name(checkpoint.name + end)
