@@ -12,13 +12,14 @@ import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
+from lightning_agentrl.agents.checkpoints import KEY, accept_checkpoint, check_weights, prepare_checkpoint
 from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
@@ -26,6 +27,7 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
@@ -43,7 +45,7 @@ from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
+from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 
@@ -108,6 +110,8 @@ class Agent(L.LightningModule, ABC):
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
+        self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
+        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
@@ -322,6 +326,9 @@ class Agent(L.LightningModule, ABC):
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+                self.correction = correction_for(self.correction, self.datamodule.max_staleness)
+                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
+                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
             self.tokenizer = load_tokenizer(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
@@ -351,7 +358,6 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
-        self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -368,6 +374,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
+        checkpoint[KEY] |= self.made_of
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
 
@@ -376,8 +383,25 @@ class Agent(L.LightningModule, ABC):
         if "state_dict" in checkpoint:  # sharded strategies have read the weights already
             self._saved_weights = checkpoint["state_dict"]
             check_weights(self._saved_weights, self.state_dict())
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            with raise_once():
+                if self.trainer.is_global_zero:
+                    check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
+
+    def settings(self) -> dict[str, Any]:
+        """Return by key of the config what this run is made of, as plain types, for those who continue it."""
+        data = self.datamodule
+        found = arguments(self, "model") | arguments(data, "data") | arguments(data.sizes, "data.init_args")
+        for source in data.pool.sources:
+            found |= arguments(source, source.key)
+        for callback in self._callbacks:
+            if isinstance(callback, RolloutSource):
+                found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
+        if data.groups is not None:
+            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
+        return found | {"trainer.precision": str(self.trainer.precision)}
 
     # What data module, engine and callbacks ask for
 

@@ -1,7 +1,9 @@
 """Checkpoints on disk: put in place when they are whole, read back by their checksums, and found again.
 
-A file holds its own checksums: torch writes the CRC-32 of every tensor, as it was in memory, into the directory of the
-archive, and nobody else reads it. A folder, to which every process writes, gets a manifest of its files.
+torch writes the CRC-32 of every tensor, as it is in memory, into the directory of an archive, and does not read it
+again. It is compared here once a checkpoint is written. Then everything is sealed with checksums of our own, which are
+compared whenever it is read: a file with one in the comment that an archive may end with, a folder, to which every
+process writes, with a manifest of its files.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import shutil
 import struct
 import zipfile
@@ -29,7 +32,8 @@ OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _CHUNK = 16 * 2**20  # bytes
-_METADATA = ".metadata"  # of torch's distributed checkpoints: where each tensor lies
+_SEAL = b"agentrl %08x"  # CRC-32 of the file before it
+_SEAL_FORM = rb"agentrl ([0-9a-f]{8})"
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError),
     *(NotImplementedError, RuntimeError),  # a damaged entry that claims to be compressed, or encrypted
@@ -90,20 +94,20 @@ def _age(checkpoint: Path) -> tuple[int, str]:
 def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
     """Return what is wrong with this rank's share of a checkpoint's files, as the rest of a sentence; empty if nothing.
 
-    A folder without a manifest is of an earlier version; what it has of checksums is compared.
+    What an earlier version saved has no seal; there, the checksums of tensors are compared.
 
     Raises:
         OSError: it cannot be read.
     """
     if not checkpoint.is_dir():
-        return "" if rank else _archive_damage(checkpoint)
+        return "" if rank else _file_damage(checkpoint)
+    names = _names(checkpoint)
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text())
     except FileNotFoundError:
-        return next(filter(None, (_own_damage(checkpoint, name) for name in _shares(checkpoint, rank, world))), "")
+        return next(filter(None, (_archive_damage(checkpoint, name) for name in names[rank::world])), "")
     except ValueError:
         return f"is damaged: {MANIFEST} cannot be read"
-    names = _names(checkpoint)
     if missing := sorted(manifest.keys() - set(names)):
         return f"is damaged: {missing[0]} is missing"
     for name in names[rank::world]:
@@ -112,8 +116,18 @@ def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
     return ""
 
 
-def read_back(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]:
-    """Compare this rank's share of the files with the checksums that tensors had in memory.
+def _file_damage(file: Path) -> str:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - len(_SEAL % 0)))
+        found = re.fullmatch(_SEAL_FORM, opened.read())
+    if found is None:
+        return _archive_damage(file, "")
+    crc = _checksum(file, without_end=len(_SEAL % 0))[1]
+    return "" if crc == int(found[1], 16) else "is damaged: it is not as it was written"
+
+
+def seal(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]:
+    """Compare this rank's share of the files with the checksums that tensors had in memory, and seal it.
 
     Returns:
         Bytes and CRC-32 of each of these files of a folder, for its manifest.
@@ -121,13 +135,25 @@ def read_back(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]
     Raises:
         OSError: a file is not as it was in memory, or cannot be read.
     """
-    found = {}
-    for name in _shares(part, rank, world):
-        if reason := _own_damage(part, name):
+    names = _names(part)[rank::world]
+    for name in names:
+        if reason := _archive_damage(part, name):
             raise OSError(errno.EIO, reason, str(part / name))
-        if part.is_dir():
-            found[name] = _checksum(part / name)
-    return found
+    if part.is_dir():
+        return {name: _checksum(part / name) for name in names}
+    if names:
+        _seal_file(part)
+    return {}
+
+
+def _seal_file(file: Path) -> None:
+    """Make the checksum of an archive its comment, whose length is in its last two bytes."""
+    with file.open("r+b") as opened:
+        opened.seek(-2, os.SEEK_END)
+        opened.write(len(_SEAL % 0).to_bytes(2, "little"))
+    crc = _checksum(file)[1]
+    with file.open("ab") as opened:
+        opened.write(_SEAL % crc)
 
 
 def _names(checkpoint: Path) -> list[str]:
@@ -138,46 +164,41 @@ def _names(checkpoint: Path) -> list[str]:
     return sorted(name for name in files if name != MANIFEST)
 
 
-def _shares(checkpoint: Path, rank: int, world: int) -> list[str]:
-    return _names(checkpoint)[rank::world]
-
-
-def _own_damage(checkpoint: Path, name: str) -> str:
-    """Compare a file with the checksums that it holds itself, as far as it has some."""
+def _archive_damage(checkpoint: Path, name: str) -> str:
+    """Compare the tensors in a file with the checksums in the directory of their archive, if the file is one."""
     file = checkpoint / name
-    if not name or file.suffix == ".pt":
-        reason = _archive_damage(file)
-    elif file.suffix == ".distcp":  # an archive for each tensor, one behind the other
-        pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
-        with file.open("rb") as opened:
-            reasons = (_piece_damage(opened, p.offset, p.length) for p in pieces if p.relative_path == name)
-            reason = next(filter(None, reasons), "")
-    else:
-        reason = ""
-    return reason
+    if file.suffix != ".distcp":
+        return _directory_damage(file) if not name or file.suffix == ".pt" else ""
+    pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+    with file.open("rb") as opened:  # an archive for each tensor, one behind the other
+        for piece in pieces:
+            if piece.relative_path == name:
+                opened.seek(piece.offset)
+                if reason := _directory_damage(io.BytesIO(opened.read(piece.length))):
+                    return reason
+    return ""
 
 
-def _piece_damage(opened: IO[bytes], offset: int, length: int) -> str:
-    opened.seek(offset)
-    return _archive_damage(io.BytesIO(opened.read(length)))
-
-
-def _archive_damage(file: Path | IO[bytes]) -> str:
-    """Compare everything in an archive of torch with the checksums in its directory."""
+def _directory_damage(file: Path | IO[bytes]) -> str:
     try:
         with zipfile.ZipFile(file) as archive:
             wrong = archive.testzip()
     except _UNREADABLE:
         return NOT_OURS
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a position before the start of the file
+            raise
+        return NOT_OURS
     return f"is damaged: {wrong} is not as it was written" if wrong else ""
 
 
-def _checksum(file: Path) -> list[int]:
-    """Return bytes and CRC-32 of a file."""
-    crc, size = 0, 0
+def _checksum(file: Path, without_end: int = 0) -> list[int]:
+    """Return bytes and CRC-32 of a file, without as many bytes at its end."""
+    left = size = file.stat().st_size - without_end
+    crc = 0
     with file.open("rb") as opened:
-        while chunk := opened.read(_CHUNK):
-            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+        while chunk := opened.read(min(left, _CHUNK)):
+            crc, left = zlib.crc32(chunk, crc), left - len(chunk)
     return [size, crc]
 
 
@@ -187,40 +208,36 @@ def _checksum(file: Path) -> list[int]:
 def sync(path: Path) -> None:
     """Wait until a file, or a folder with all that is in it, is on the disk; what is read next comes from there."""
     for inner in [*path.rglob("*"), path] if path.is_dir() else [path]:
-        opened = os.open(inner, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(opened)
+        _sync_one(inner)
 
 
-def put_in_place(part: Path, checkpoint: Path, manifest: Mapping[str, Any]) -> None:
+def _sync_one(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(opened)
+
+
+def write_manifest(part: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the checksums of all files of a folder."""
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def put_in_place(part: Path, checkpoint: Path) -> None:
     """Give a whole checkpoint its name; at any moment before that, the name is that of the one before.
 
     Folders cannot take each other's place at once. If this is killed in between, :func:`clean` puts the old one back.
     """
-    if part.is_dir():
-        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        sync(part / MANIFEST)
-        sync_folder(part)
     old = _with_end(checkpoint, OLD)
     if checkpoint.exists() and (checkpoint.is_dir() or part.is_dir()):
         remove(old)
         checkpoint.rename(old)
     part.replace(checkpoint)
-    sync_folder(checkpoint.parent)
+    _sync_one(checkpoint.parent)
     remove(old)
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def part_of(checkpoint: Path) -> Path:

@@ -86,14 +86,19 @@ def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
     with raise_once(), _named(trainer, target):
         save(filepath=part)
     with raise_once(), _named(trainer, target):
-        if part.is_dir() or rank == 0:
-            files.sync(part)
+        sealed = files.seal(part, rank, world)
+    manifest = {name: checksum for share in all_gather(sealed) for name, checksum in share.items()}
     with raise_once(), _named(trainer, target):
-        found = files.read_back(part, rank, world) if part.is_dir() or rank == 0 else {}
-    manifest = {name: checksum for share in all_gather(found) for name, checksum in share.items()}
+        if rank == 0 and part.is_dir():
+            files.write_manifest(part, manifest)
+    with raise_once(), _named(trainer, target):
+        files.sync(part)
+    with raise_once(), _named(trainer, target):
+        if reason := files.damage(part, rank, world):
+            raise OSError(errno.EIO, reason)
     with raise_once(), _named(trainer, target):
         if rank == 0:
-            files.put_in_place(part, target, manifest)
+            files.put_in_place(part, target)
 
 
 @contextmanager
@@ -103,13 +108,11 @@ def _named(trainer: L.Trainer, target: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, CheckpointException) as error:
         faults = [fault for fault, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-        codes = [
-            errno.ENOSPC if disk_full(fault) else fault.errno
-            for fault in faults
-            if disk_full(fault) or (isinstance(fault, OSError) and fault.errno == errno.EIO)
-        ]
-        if codes:
-            raise CheckpointNotSavedError(target, cast(int, codes[0]), files.last_good_checkpoint(trainer)) from error
+        broken = any(isinstance(fault, OSError) and fault.errno == errno.EIO for fault in faults)
+        full = any(map(disk_full, faults))
+        if full or broken:
+            code = errno.ENOSPC if full else errno.EIO
+            raise CheckpointNotSavedError(target, code, files.last_good_checkpoint(trainer)) from error
         raise
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import lightning_agentrl.advantages
@@ -25,7 +25,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import RolloutReport, StageProgress
+from lightning_agentrl.callbacks import RolloutReport, RunCheckpoints, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
@@ -92,6 +92,12 @@ class AgentCLI(LightningCLI):
         parser.add_argument(
             "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
         )
+        parser.add_argument(
+            "--resume_with_changes",
+            type=str,
+            default="",
+            help="Keys, with commas between them, that may differ from those of the run that saved ckpt_path.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
@@ -146,7 +152,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress by stage and a report of rollouts, unless the config has its own; heed quiet and dry runs."""
+        """Add progress, a report of rollouts and checkpoints where the config has none; heed quiet and dry runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -159,6 +165,8 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
+        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
+            callbacks.append(RunCheckpoints())
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
@@ -171,6 +179,8 @@ class AgentCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """Refuse strategies before they start processes, since some would fail there with messages of their own."""
+        accepted = self.settings.get("resume_with_changes", "").split(",")
+        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:

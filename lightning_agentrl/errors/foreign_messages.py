@@ -24,7 +24,7 @@ from lightning_agentrl.errors.unknown import (
     unknown_top_key,
 )
 
-OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run")
+OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes")
 TRAINER = "lightning.pytorch.Trainer"
 _NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
 _TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
