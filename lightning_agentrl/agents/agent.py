@@ -327,8 +327,6 @@ class Agent(L.LightningModule, ABC):
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
-                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
-                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
             self.tokenizer = load_tokenizer(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
@@ -337,6 +335,9 @@ class Agent(L.LightningModule, ABC):
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
             self.datamodule.check(self.tokenizer, read_context_length(self.model))
+            if stage == "fit":
+                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
+                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""

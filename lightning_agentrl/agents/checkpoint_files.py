@@ -27,6 +27,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
 OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
@@ -48,9 +49,11 @@ def last_good_checkpoint(trainer: L.Trainer) -> Path | None:
 
     Both were read back, so this is quick.
     """
-    own = (Path(c._last_checkpoint_saved) for c in _callbacks(trainer) if c._last_checkpoint_saved)
     resumed = Path(trainer.ckpt_path).resolve() if trainer.ckpt_path else None
-    return max((path for path in own if path.exists()), key=_age, default=resumed)
+    saved = [Path(callback._last_checkpoint_saved) for callback in _callbacks(trainer)]
+    last: Path | None = getattr(trainer.strategy, LAST_SAVED, None)  # also by others than callbacks
+    there = [path for path in (*saved, last) if path is not None and path.name and path.exists()]
+    return max(there, key=_age, default=resumed)
 
 
 def folders_of(trainer: L.Trainer) -> set[Path]:
@@ -254,7 +257,7 @@ def clean(folder: Path) -> None:
     """Remove what killed saves have left in a folder, unless another run is saving there just now."""
     if not folder.is_dir():
         return
-    with suppress(BlockingIOError), saving_in(folder, wait=False):
+    with suppress(BlockingIOError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         for part in folder.glob(f"*{PART}"):
             remove(part)
         for old in folder.glob(f"*{OLD}"):
@@ -266,16 +269,18 @@ def clean(folder: Path) -> None:
 
 
 @contextmanager
-def saving_in(folder: Path, wait: bool = True) -> Iterator[None]:
-    """Hold a lock on a folder, which ends with the process.
+def saving_in(folder: Path) -> Iterator[None]:
+    """Keep others from cleaning a folder, until the block or the process ends."""
+    with _locked(folder, fcntl.LOCK_SH):
+        yield
 
-    Raises:
-        BlockingIOError: another run holds it, and ``wait`` is off.
-    """
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
     opened = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, how)
         except BlockingIOError:
             raise
         except OSError:  # a file system without locks of folders

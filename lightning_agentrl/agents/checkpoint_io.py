@@ -72,7 +72,6 @@ def _save(
         _write(trainer, partial(save, checkpoint, **kwargs), target)
         return
     with files.saving_in(target.parent):
-        files.remove(files.part_of(target))
         try:
             _write(trainer, partial(save, checkpoint, **kwargs), target)
         except BaseException:
@@ -82,7 +81,9 @@ def _save(
 
 def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
     part, rank, world = files.part_of(target), trainer.global_rank, trainer.world_size
-    all_gather(None)  # the first rank has removed an older part
+    with raise_once(), _named(trainer, target):
+        if rank == 0:
+            files.remove(part)
     with raise_once(), _named(trainer, target):
         save(filepath=part)
     with raise_once(), _named(trainer, target):
@@ -99,6 +100,7 @@ def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
     with raise_once(), _named(trainer, target):
         if rank == 0:
             files.put_in_place(part, target)
+    setattr(trainer.strategy, files.LAST_SAVED, target)
 
 
 @contextmanager

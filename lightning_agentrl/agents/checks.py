@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.plugins.io import AsyncCheckpointIO
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.advantages import AdvantageEstimator
@@ -32,10 +32,10 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             f"; use one of {', '.join(PRECISIONS)}"
         )
     check_strategy(trainer, lora)
-    if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+    if not isinstance(saves := trainer.strategy.checkpoint_io, TorchCheckpointIO):
         raise ValueError(
-            "AsyncCheckpointIO would save while weights change, and nobody could read back what it saved; remove it "
-            "from trainer.plugins"
+            f"{type(saves).__name__} would save in a way that cannot be read back before the checkpoint gets its name; "
+            "remove it from trainer.plugins"
         )
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
         raise ValueError(

@@ -49,6 +49,8 @@ def arguments(value: Any, key: str) -> dict[str, Any]:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return {key: value}
+    if isinstance(value, Path):
+        return {key: str(value)}
     if isinstance(value, Mapping):
         return _merged(arguments(item, f"{key}.{name}") for name, item in value.items()) or {key: {}}
     if isinstance(value, Sequence):
