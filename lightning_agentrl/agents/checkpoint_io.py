@@ -34,7 +34,10 @@ class StraightToDisk(TorchCheckpointIO):
     """Writes a file where it is told to; Lightning's own makes a copy in memory and another in the system's folder."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        torch.save(checkpoint, path)
+        if "://" in str(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+        else:
+            torch.save(checkpoint, path)
 
 
 def guard_checkpoints(trainer: L.Trainer) -> None:
@@ -65,7 +68,7 @@ def _save(
         save(checkpoint, name, **kwargs)
         return
     target = Path(name).absolute()
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         if trainer.is_global_zero:
             target.parent.mkdir(parents=True, exist_ok=True)
     if not trainer.is_global_zero:
@@ -81,41 +84,48 @@ def _save(
 
 def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
     part, rank, world = files.part_of(target), trainer.global_rank, trainer.world_size
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         if rank == 0:
             files.remove(part)
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         save(filepath=part)
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         sealed = files.seal(part, rank, world)
     manifest = {name: checksum for share in all_gather(sealed) for name, checksum in share.items()}
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         if rank == 0 and part.is_dir():
             files.write_manifest(part, manifest)
-    with raise_once(), _named(trainer, target):
-        files.sync(part)
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
+        if rank == 0 or part.is_dir():
+            files.sync(part)
+    with _together(trainer, target):
         if reason := files.damage(part, rank, world):
             raise OSError(errno.EIO, reason)
-    with raise_once(), _named(trainer, target):
+    with _together(trainer, target):
         if rank == 0:
             files.put_in_place(part, target)
     setattr(trainer.strategy, files.LAST_SAVED, target)
 
 
 @contextmanager
-def _named(trainer: L.Trainer, target: Path) -> Iterator[None]:
-    """Raise :class:`CheckpointNotSavedError` where the disk is full or broken; the error itself may name no file."""
-    try:
-        yield
-    except (OSError, RuntimeError, CheckpointException) as error:
-        faults = [fault for fault, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
-        broken = any(isinstance(fault, OSError) and fault.errno == errno.EIO for fault in faults)
-        full = any(map(disk_full, faults))
-        if full or broken:
-            code = errno.ENOSPC if full else errno.EIO
-            raise CheckpointNotSavedError(target, code, files.last_good_checkpoint(trainer)) from error
-        raise
+def _together(trainer: L.Trainer, target: Path) -> Iterator[None]:
+    """Go on when all ranks have done this, or raise on all if one cannot.
+
+    Raises:
+        CheckpointNotSavedError: the disk is full or broken; the error itself may name no file.
+    """
+    with raise_once():
+        try:
+            yield
+        except (OSError, RuntimeError, CheckpointException) as error:
+            parts = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+            faults = [fault for fault, _ in parts]
+            broken = any(isinstance(fault, OSError) and fault.errno == errno.EIO for fault in faults)
+            full = any(map(disk_full, faults))
+            if full or broken:
+                code = errno.ENOSPC if full else errno.EIO
+                raise CheckpointNotSavedError(target, code, files.last_good_checkpoint(trainer)) from error
+            raise
 
 
 # Loading

@@ -16,11 +16,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents.checkpoint_files import damage, last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_files import MANIFEST, damage, last_good_checkpoint
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.processes import fit as fit_by_command
 
 
 def fit(
@@ -125,6 +126,31 @@ def test_saving_beside_training_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, 1, plugins=[AsyncCheckpointIO()])
     with pytest.raises(ValueError, match=r"AsyncCheckpointIO.*trainer\.plugins"):
         check_trainer(trainer, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_processes_left")
+def test_a_folder_of_shares_replaces_the_one_before_and_is_refused_once_it_is_damaged(
+    exact_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As FSDP2 saves it, by the command, three times under the same name."""
+    sharded = (
+        "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, "
+        "init_args: {data_parallel_size: 1, tensor_parallel_size: 1, save_distributed_checkpoint: true}}"
+    )
+    saved = fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, "--trainer.max_epochs", "3", strategy=sharded)
+    assert (saved / MANIFEST).is_file()
+    assert damage(saved) == ""
+    assert not [name for name in names(tmp_path) if name.endswith((".part", ".old"))]
+    (share,) = saved.glob("*.distcp")
+    flip(share)
+    again = ("--trainer.max_epochs", "4", "--ckpt_path", str(saved))
+    with pytest.raises(SystemExit):
+        fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, *again, strategy=sharded)
+    assert f"the checkpoint '{saved}' is damaged: {share.name} is not as it was written" in capsys.readouterr().err
+    flip(share)
+    fit_by_command(tmp_path, exact_folder, "SharedCritic", 1, *again, strategy=sharded)
+    assert torch.load(saved / "meta.pt", weights_only=True)["epoch"] == 3
 
 
 KILLED = """
