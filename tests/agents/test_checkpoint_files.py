@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from lightning_agentrl.agents import checkpoint_files as files
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def content(seed: int = 0) -> dict[str, Any]:
@@ -48,11 +50,10 @@ def folder(tmp_path: Path) -> Path:
     return sharded(tmp_path / "a.ckpt")
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def sharded(path: Path) -> Path:
     part = files.part_of(path)
     whole = content()
-    dcp.save({"state_dict": whole.pop("state_dict"), "moments": whole.pop("moments")}, checkpoint_id=part)
+    save_shares({"state_dict": whole.pop("state_dict"), "moments": whole.pop("moments")}, checkpoint_id=part)
     torch.save(whole, part / "meta.pt")
     files.write_manifest(part, files.seal(part))
     files.put_in_place(part, path)
