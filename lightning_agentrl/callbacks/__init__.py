@@ -1,5 +1,6 @@
 """What a run does besides learning: warm-up, progress, logs and summaries."""
 
+from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
@@ -7,4 +8,4 @@ from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
-__all__ = ["CriticWarmup", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"]
+__all__ = ["Chain", "CriticWarmup", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"]

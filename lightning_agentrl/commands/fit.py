@@ -25,7 +25,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import RolloutReport, RunCheckpoints, StageProgress
+from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
@@ -152,7 +152,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress, a report of rollouts and checkpoints where the config has none; heed quiet and dry runs."""
+        """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -167,6 +167,8 @@ class AgentCLI(LightningCLI):
             callbacks.append(RolloutReport())
         if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
             callbacks.append(RunCheckpoints())
+        if not _has(callbacks, Chain):
+            callbacks.append(Chain())
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
