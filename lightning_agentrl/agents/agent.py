@@ -13,15 +13,18 @@ import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import (
+    KEY,
     accept_checkpoint,
     check_weights,
-    last_good_checkpoint,
     prepare_checkpoint,
     refuse_not_finite,
 )
@@ -33,6 +36,7 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, trained_rows
 from lightning_agentrl.agents.strategies import in_lockstep
@@ -51,7 +55,7 @@ from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
+from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 
@@ -117,6 +121,8 @@ class Agent(L.LightningModule, ABC):
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
         self.finite_steps = FiniteSteps(self.optim.max_not_finite)
+        self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
+        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
@@ -374,10 +380,12 @@ class Agent(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
         with raise_once():
+            guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+                self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer = load_tokenizer(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
@@ -386,6 +394,9 @@ class Agent(L.LightningModule, ABC):
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
             self.datamodule.check(self.tokenizer, read_context_length(self.model))
+            if stage == "fit":
+                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
+                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
@@ -408,7 +419,6 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
-        self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -427,6 +437,7 @@ class Agent(L.LightningModule, ABC):
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
         with raise_once():
             refuse_not_finite(checkpoint, self.trainer)
+        checkpoint[KEY] |= self.made_of
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
         checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
@@ -436,9 +447,26 @@ class Agent(L.LightningModule, ABC):
         if "state_dict" in checkpoint:  # sharded strategies have read the weights already
             self._saved_weights = checkpoint["state_dict"]
             check_weights(self._saved_weights, self.state_dict())
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            with raise_once():
+                if self.trainer.is_global_zero:
+                    check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
         self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
+
+    def settings(self) -> dict[str, Any]:
+        """Return by key of the config what this run is made of, as plain types, for those who continue it."""
+        data = self.datamodule
+        found = arguments(self, "model") | arguments(data, "data") | arguments(data.sizes, "data.init_args")
+        for source in data.pool.sources:
+            found |= arguments(source, source.key)
+        for callback in self._callbacks:
+            if isinstance(callback, RolloutSource):
+                found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
+        if data.groups is not None:
+            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
+        return found | {"trainer.precision": str(self.trainer.precision)}
 
     # What data module, engine and callbacks ask for
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.distributed import all_gather
@@ -102,17 +102,6 @@ def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None
     if names:
         reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
         raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
-
-
-def last_good_checkpoint(trainer: L.Trainer) -> str:
-    """Return the path of the checkpoint that was written last, else of the one that the run began from; else nothing.
-
-    What is not finite is never written, so every checkpoint is good. ``last_model_path`` would not do: Lightning sets
-    it before it writes.
-    """
-    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-    saved = [(one._last_global_step_saved, one._last_checkpoint_saved) for one in callbacks]
-    return max(saved, default=(0, ""))[1] or str(cast(Any, trainer).ckpt_path or "")
 
 
 def _described(settings: dict[str, Any] | None) -> str:

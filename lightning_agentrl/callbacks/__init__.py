@@ -11,6 +11,7 @@ from lightning_agentrl.callbacks.guards import (
 )
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
@@ -22,6 +23,7 @@ __all__ = [
     "KLCeiling",
     "RepetitionGuard",
     "RolloutReport",
+    "RunCheckpoints",
     "RunSummary",
     "StageProgress",
     "TurnLog",

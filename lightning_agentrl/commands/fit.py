@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import lightning_agentrl.advantages
@@ -22,12 +22,12 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint_files import exists
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import Chain, RolloutReport, StageProgress
+from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
@@ -92,6 +92,12 @@ class AgentCLI(LightningCLI):
         parser.add_argument(
             "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
         )
+        parser.add_argument(
+            "--resume_with_changes",
+            type=str,
+            default="",
+            help="Keys, with commas between them, that may differ from those of the run that saved ckpt_path.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
@@ -133,7 +139,7 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -146,7 +152,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress by stage, a report of rollouts and a chain, unless the config has its own; heed quiet runs."""
+        """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -159,13 +165,14 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
+        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
+            callbacks.append(RunCheckpoints())
         if not _has(callbacks, Chain):
             callbacks.append(Chain())
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
-        name_checkpoint_errors(trainer.strategy, training=self.subcommand == "fit")
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -174,6 +181,8 @@ class AgentCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         """Refuse strategies before they start processes, since some would fail there with messages of their own."""
+        accepted = self.settings.get("resume_with_changes", "").split(",")
+        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:

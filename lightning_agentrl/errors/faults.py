@@ -28,13 +28,13 @@ class RunStoppedError(RuntimeError):
 
     Args:
         reason: one sentence without its full stop.
-        checkpoint: path of the last good one; empty if there is none.
+        checkpoint: path of the last good one; None if there is none.
     """
 
-    def __init__(self, reason: str, checkpoint: str) -> None:
+    def __init__(self, reason: str, checkpoint: str | os.PathLike[str] | None) -> None:
         kept = f"the last good checkpoint is '{checkpoint}' (key ckpt_path)" if checkpoint else "there is no checkpoint"
         super().__init__(f"{reason}; {kept}")
-        self.checkpoint = checkpoint
+        self.checkpoint = str(checkpoint or "")
 
 
 class CheckpointError(ValueError):
@@ -52,11 +52,19 @@ class CheckpointError(ValueError):
 
 
 class CheckpointNotSavedError(OSError):
-    """The disk is full, so a checkpoint could not be saved.
+    """A checkpoint could not be saved, since the disk is full or did not keep what was written.
 
     Args:
         path: of the checkpoint.
+        code: number of the error.
+        before: the newest checkpoint that there is.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        code: int = errno.ENOSPC,
+        before: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(code, os.strerror(code), str(path))
+        self.before = before
