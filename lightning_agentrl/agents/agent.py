@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
+from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint, rewind
 from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
@@ -169,7 +169,7 @@ class Agent(L.LightningModule, ABC):
         """
         collected_now = rollout.scores.old_logps is None
         rows = rows_to_score(self.models, rollout, self._needs_now)
-        with self.clock.stage("score", total=rows), self.evaluation_mode():
+        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
             rollout = self.score(rollout)
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
@@ -368,6 +368,8 @@ class Agent(L.LightningModule, ABC):
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
+        if self.datamodule.preparing:
+            rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
@@ -405,14 +407,19 @@ class Agent(L.LightningModule, ABC):
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
     def reader(self) -> Reader:
+        lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
         return Reader(
             self.temperature,
             self.compute.max_tokens_per_micro_batch,
             self.device,
             self.models.share_prefixes,
-            self.clock.advance,
-            agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
+            self.clock.advance if lockstep else self._advance_or_leave,
+            agree=max_over_ranks if lockstep else None,
         )
+
+    def _advance_or_leave(self, rows: int) -> None:
+        self.clock.advance(rows)
+        self.datamodule.stopping.look()
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_summary import RunSummary
+from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
-__all__ = ["CriticWarmup", "RolloutReport", "RunSummary", "StageProgress", "TurnLog"]
+__all__ = ["CriticWarmup", "RolloutReport", "RunSummary", "StageProgress", "StopOnSignals", "TurnLog"]
