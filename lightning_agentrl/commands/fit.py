@@ -183,7 +183,13 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own."""
+        """Refuse strategies before they start processes, since some would fail there with messages of their own.
+
+        A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
+        """
+        requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
+            self.config_init["fit"]["ckpt_path"] = "hpc"
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:

@@ -2,106 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
+import os
 import signal
-import warnings
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
-import torch
 
-from lightning_agentrl.advantages import GRPO, DualDiscountGAE
-from lightning_agentrl.callbacks import CriticWarmup, StopOnSignals, TurnLog
+from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.prompts.memory import FullMemory
-from lightning_agentrl.rollout import GroupRollout
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.agents.processes import optimizer_states
+from tests.callbacks.continued_runs import MODES, assert_same_end, in_processes, run, turns
 from tests.callbacks.signalling import SignalAt
 
-EPOCHS = 4
-GROUPS = {
-    "groups": GroupRollout(size=2, per_rollout=4, mini_batches=2, ahead=4, ahead_turns=1),
-    "turns_per_env": 8,
-    "mini_batch_turns": 128,
-}
-MODES: dict[str, dict[str, Any]] = {
-    "windowed": {},
-    "full": {"memory": FullMemory()},
-    "groups": GROUPS,
-    "ahead": {"max_staleness": 1},
-    "groups ahead": {**GROUPS, "max_staleness": 2},
-}
-
-
-def run(path: Path, folder: Path, mode: str, *callbacks: L.Callback, start: str | None = None) -> dict[str, Any]:
-    """Fit, the first two iterations being warm-up; the last checkpoint."""
-    grouped = "groups" in mode
-    agent = make_agent(
-        folder, SeparateCritic() if grouped else SharedCritic(), advantage=GRPO() if grouped else DualDiscountGAE()
-    )
-    saving = L.pytorch.callbacks.ModelCheckpoint(path, filename="last", save_on_train_epoch_end=True)
-    every = [*callbacks, CriticWarmup(rollouts=2, rounds=1, fraction=1.0), TurnLog(str(path / "turns")), saving]
-    trainer = make_trainer(path, EPOCHS, every, enable_checkpointing=True, limit_val_batches=1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(agent, make_data(engine=TransformersEngine(max_batch=1), **MODES[mode]), ckpt_path=start)
-    return torch.load(saving.best_model_path, weights_only=True)
-
-
-def stopped(path: Path, folder: Path, mode: str, stage: str, iteration: int, done: int = 1) -> Path:
-    """The checkpoint of a run that got a signal."""
-    with pytest.raises(Stopped) as error:
-        run(path, folder, mode, StopOnSignals(), SignalAt(stage, iteration, done))
-    assert error.value.code == 128 + signal.SIGTERM
-    (saved,) = path.glob("stopped-*.ckpt")
-    return saved
-
-
-def turns(path: Path) -> list[dict[str, Any]]:
-    """What was logged, but for times."""
-    lines = [line for file in sorted((path / "turns").glob("*.jsonl")) for line in file.read_text().splitlines()]
-    records = [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
-    return sorted(records, key=lambda record: (record["iteration"], record["env"], record["episode"], record["turn"]))
-
-
-def assert_equal(a: Any, b: Any) -> None:
-    """Plain types and tensors, to the bit; how long things took does not count."""
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a.keys() - {"env_seconds", "engine_seconds"}:
-            assert_equal(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for one, two in zip(a, b, strict=True):
-            assert_equal(one, two)
-    elif isinstance(a, torch.Tensor):
-        assert torch.equal(a, b)
-    else:
-        assert a == b
-
-
-def assert_same_end(whole: dict[str, Any], resumed: dict[str, Any]) -> None:
-    assert_equal(whole["state_dict"], resumed["state_dict"])
-    assert_equal(optimizer_states(whole), optimizer_states(resumed))
-    for part in ("RolloutDataModule", "recent_episodes", "attempts", "loops", "global_step"):
-        assert_equal(whole[part], resumed[part])
+Whole = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, exact_folder):
-    """Runs without a signal, by mode."""
-    made: dict[str, tuple[Path, dict[str, Any]]] = {}
+def whole(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Whole:
+    """Folders of runs without a signal."""
+    made: dict[tuple[str, int], Path] = {}
 
-    def of(mode: str) -> tuple[Path, dict[str, Any]]:
-        if mode not in made:
-            path = tmp_path_factory.mktemp("whole")
-            made[mode] = path, run(path, exact_folder, mode)
-        return made[mode]
+    def of(mode: str, devices: int = 1) -> Path:
+        if (mode, devices) not in made:
+            path = made[mode, devices] = tmp_path_factory.mktemp("whole")
+            if devices == 1:
+                run(path, exact_folder, mode)
+            else:
+                assert in_processes(path, exact_folder, mode, devices=devices) == [0] * devices
+        return made[mode, devices]
 
     return of
 
@@ -119,10 +52,57 @@ CASES = [(mode, *place) for mode in MODES for place in STAGES]
     [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
 )
 def test_a_run_that_was_told_to_end_goes_on_as_if_nothing_had_happened(
-    tmp_path, exact_folder, whole, mode, stage, iteration
-):
-    path, uninterrupted = whole(mode)
-    saved = stopped(tmp_path, exact_folder, mode, stage, iteration, done=5 if stage == "collect" else 1)
-    resumed = run(tmp_path, exact_folder, mode, start=str(saved))
-    assert_same_end(uninterrupted, resumed)
-    assert turns(path) == turns(tmp_path)
+    tmp_path: Path, exact_folder: Path, whole: Whole, mode: str, stage: str, iteration: int
+) -> None:
+    with pytest.raises(Stopped) as error:
+        run(tmp_path, exact_folder, mode, StopOnSignals(), SignalAt(stage, iteration, 5 if stage == "collect" else 1))
+    assert error.value.code == 128 + signal.SIGTERM
+    (saved,) = tmp_path.glob("stopped-*.ckpt")
+    assert_same_end(whole(mode) / "last.ckpt", run(tmp_path, exact_folder, mode, start=saved))
+    assert turns(whole(mode)) == turns(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["windowed", "ahead", "groups"])
+@pytest.mark.parametrize(("stage", "iteration"), STAGES)
+def test_a_signal_to_one_of_two_processes_alone(
+    tmp_path: Path, exact_folder: Path, whole: Whole, mode: str, stage: str, iteration: int
+) -> None:
+    signalling = [StopOnSignals(), SignalAt(stage, iteration, rank=1)]
+    assert in_processes(tmp_path, exact_folder, mode, signalling, devices=2) == [143, 0]
+    (saved,) = tmp_path.glob("stopped-*.ckpt")
+    assert in_processes(tmp_path, exact_folder, mode, start=saved, devices=2) == [0, 0]
+    assert_same_end(whole(mode, 2) / "last.ckpt", tmp_path / "last.ckpt")
+    assert turns(whole(mode, 2)) == turns(tmp_path)
+
+
+def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Whole) -> None:
+    run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("collect", 2, name="SIGUSR1"))
+    assert_same_end(whole("windowed") / "last.ckpt", tmp_path / "last.ckpt")
+    assert turns(whole("windowed")) == turns(tmp_path)
+    continued = tmp_path / "continued"
+    assert_same_end(
+        whole("windowed") / "last.ckpt", run(continued, exact_folder, "windowed", start=tmp_path / "saved-2.ckpt")
+    )
+
+
+class NeverAnswers(TransformersEngine):
+    """Sends SIGTERM when it is asked a tenth time, and answers no more."""
+
+    async def generate(self, request: Any) -> Any:
+        self.asked = getattr(self, "asked", 0) + 1
+        if self.asked < 10:
+            return await super().generate(request)
+        if self.asked == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(3600)
+
+
+def test_a_collection_that_would_never_end_is_left(tmp_path: Path, exact_folder: Path) -> None:
+    trainer = make_trainer(tmp_path, 2, [StopOnSignals()], enable_checkpointing=True)
+    data, started = make_data(engine=NeverAnswers()), time.monotonic()
+    with pytest.raises(Stopped):
+        trainer.fit(make_agent(exact_folder), data)
+    assert time.monotonic() - started < 60
+    assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["stopped-0.ckpt"]
+    data.teardown("fit")
