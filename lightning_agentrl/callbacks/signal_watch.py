@@ -108,7 +108,7 @@ class SignalWatch:
             return
         if self._came_at is None:
             self._came_at = time.monotonic()
-            self.stopping.asked = number
+            self.stopping.ask(number)
         elif time.monotonic() - self._came_at > SECOND_AFTER:
             if self._store is not None:
                 with suppress(RuntimeError):
@@ -127,7 +127,7 @@ class SignalWatch:
             if self.stopping.asked and not self._passed_on:
                 self._store.set("end", str(self.stopping.asked))
             elif not self.stopping.asked and self._store.check(["end"]):
-                self.stopping.asked = int(self._store.get("end"))
+                self.stopping.ask(int(self._store.get("end")))
             self._passed_on = self.stopping.asked > 0
             at_once = self._store.check(["at once"])
         except RuntimeError:  # the rank that keeps the store is gone

@@ -59,6 +59,10 @@ class Stopping:
         self.asked = self.saves = self._saved = 0
         self.save = save
 
+    def ask(self, number: int) -> None:
+        """Ask the run to end as if this signal had come."""
+        self.asked = number
+
     def look(self) -> None:
         """Leave the work of :meth:`together` if the run is asked to end."""
         if self.asked and self._inside:
