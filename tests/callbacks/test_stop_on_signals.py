@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.processes import config_text, next_port
 from tests.callbacks.continued_runs import MODES, assert_same_end, in_processes, run, turns
 from tests.callbacks.signalling import SignalAt
 
@@ -74,6 +77,25 @@ def test_a_signal_to_one_of_two_processes_alone(
     assert in_processes(tmp_path, exact_folder, mode, start=saved, devices=2) == [0, 0]
     assert_same_end(whole(mode, 2) / "last.ckpt", tmp_path / "last.ckpt")
     assert turns(whole(mode, 2)) == turns(tmp_path)
+
+
+@pytest.mark.long
+def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path: Path, exact_folder: Path) -> None:
+    signalling = "{class_path: tests.callbacks.signalling.SignalAt, init_args: {stage: collect, iteration: 2, rank: 1}}"
+    saving = f"{{class_path: ModelCheckpoint, init_args: {{dirpath: {tmp_path}, save_on_train_epoch_end: true}}}}"
+    (tmp_path / "config.yaml").write_text(config_text(tmp_path, exact_folder, "SharedCritic"))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", "config.yaml", "--trainer.devices", "2"]
+    command += ["--trainer.strategy", "ddp", "--trainer.callbacks", f"[{saving}, {signalling}]"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port()), "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 143, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "all is saved" in line]
+    assert told.startswith(
+        "agentrl: stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit "
+    )
+    (saved,) = tmp_path.glob("stopped-2.ckpt")
+    assert told.endswith(f"--ckpt_path {saved.name}")
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Whole) -> None:
