@@ -30,7 +30,8 @@ class SignalWatch:
     writes the number of a signal to a pipe at once, and the thread reads it there. Ranks tell each other through the
     store in which they met, so that it does not matter what their main threads wait for.
 
-    Must be made in the main thread.
+    Must be made in the main thread. Signals that the process was started to ignore, as Ctrl-C in the background of a
+    script, are left alone.
 
     Args:
         ends: signals that ask the run to end.
@@ -50,6 +51,7 @@ class SignalWatch:
         asked: Callable[[], None],
         ended: Callable[[str], None],
     ) -> None:
+        heeded = [number for number in (*ends, *saves) if signal.getsignal(number) is not signal.SIG_IGN]
         self.ends, self.saves, self.stopping = ends, saves, stopping
         self.grace_seconds, self.asked, self.ended = grace_seconds, asked, ended
         self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
@@ -61,7 +63,7 @@ class SignalWatch:
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        self._earlier = {number: signal.signal(number, _handle) for number in (*ends, *saves)}
+        self._earlier = {number: signal.signal(number, _handle) for number in heeded}
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
         self._thread.start()
 
@@ -71,7 +73,7 @@ class SignalWatch:
             return
         self._closed = True
         for number, handler in self._earlier.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
         signal.set_wakeup_fd(self._earlier_pipe)
         os.write(self._written, b"\0")
         self._thread.join()
@@ -145,12 +147,25 @@ def _handle(number: int, frame: FrameType | None) -> None:
     """Do nothing: the number is in the pipe. Without a handler, none would be written there."""
 
 
+# A forked process has the pipe and the handlers too. Until it has forgotten them, no signal reaches it.
+_fork = threading.local()
+
+
+def _hold_signals() -> None:
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _let_signals_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
 def _forget() -> None:
-    """Let a forked process neither write to the pipe nor be deaf to signals."""
-    signal.set_wakeup_fd(-1)
+    if any(signal.getsignal(number) is _handle for number in signal.valid_signals()):
+        signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_DFL)
+    _let_signals_through()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=_forget)

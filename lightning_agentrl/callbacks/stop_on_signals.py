@@ -23,6 +23,8 @@ from lightning_agentrl.callbacks.signal_watch import SignalWatch
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
 
+OFF = "trainer.enable_checkpointing is false"
+
 
 class StopOnSignals(L.Callback):
     """Saving when the run is told to end, by SIGTERM or Ctrl-C, to any of its processes.
@@ -82,7 +84,7 @@ class StopOnSignals(L.Callback):
         ends = [signal.SIGTERM, signal.SIGINT, *([] if requeues is None else [requeues])]
         saves = [number for number in (signal.SIGUSR1,) if number not in ends]
         stopping = _data(trainer).stopping
-        stopping.begin(lambda: self._save(trainer, "saved"))
+        stopping.begin(lambda: self._save_and_go_on(trainer))
         self._watch = SignalWatch(
             ends,
             saves,
@@ -92,11 +94,15 @@ class StopOnSignals(L.Callback):
             lambda reason: _say_at_once(self._sentence(trainer, stopping.asked, reason)),
         )
 
+    def _save_and_go_on(self, trainer: L.Trainer) -> None:
+        saved = self._save(trainer, "saved")
+        _say(f"SIGUSR1 came: {self._saved} is saved" if saved else f"SIGUSR1 came: nothing is saved, since {OFF}")
+
     def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
         said = "there was nothing to save"
         if trainer.state.fn == TrainerFn.FITTING:
             requeues = stopped.number == _requeue_signal(trainer)
-            said = "all is saved" if self._save(trainer, "stopped", requeues) else "trainer.enable_checkpointing is off"
+            said = "all is saved" if self._save(trainer, "stopped", requeues) else f"nothing is saved, since {OFF}"
             if requeues and trainer.is_global_zero:
                 said += f", and {_requeue()}"
         self.ends_at = None if self._watch is None else self._watch.ends_at

@@ -104,7 +104,7 @@ def test_the_signal_of_a_forked_process_is_its_own(tmp_path):
     stopping = begin()
     try:
         pid = child(lambda: time.sleep(60), tmp_path / "log")
-        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)  # before it runs, on a busy machine
         assert code_of(pid) == -signal.SIGTERM
         time.sleep(0.1)
         assert not stopping.asked

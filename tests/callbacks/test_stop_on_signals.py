@@ -91,9 +91,7 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
     assert done.returncode == 143, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     (told,) = [line for line in done.stderr.splitlines() if "all is saved" in line]
-    assert told.startswith(
-        "agentrl: stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit "
-    )
+    assert "stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit --config" in told
     (saved,) = tmp_path.glob("stopped-2.ckpt")
     assert told.endswith(f"--ckpt_path {saved.name}")
 
