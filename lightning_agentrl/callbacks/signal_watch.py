@@ -139,8 +139,10 @@ class SignalWatch:
 
     def _end(self, reason: str) -> None:
         """End the process, whatever its other threads do."""
-        self.ended(reason)
-        os._exit(128 + self.stopping.asked if rank() == 0 else 0)
+        try:
+            self.ended(reason)
+        finally:
+            os._exit(128 + self.stopping.asked if rank() == 0 else 0)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -210,4 +211,5 @@ def _say(sentence: str) -> None:
 @rank_zero_only
 def _say_at_once(sentence: str) -> None:
     """Write past Python's buffers, which another thread may hold."""
-    os.write(2, f"agentrl: {sentence}\n".encode())
+    with suppress(OSError):  # nobody may read it any more
+        os.write(2, f"agentrl: {sentence}\n".encode())

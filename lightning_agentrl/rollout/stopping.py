@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -25,11 +24,6 @@ class Stopped(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number if rank() == 0 else 0)
         self.number = number
-
-    @property
-    def signal(self) -> str:
-        """Name of the signal."""
-        return signal.Signals(self.number).name
 
 
 class _Left(Exception):
