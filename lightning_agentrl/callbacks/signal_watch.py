@@ -48,8 +48,8 @@ class SignalWatch:
         saves: Sequence[int],
         stopping: Stopping,
         grace_seconds: float,
-        asked: Callable[[], None],
-        ended: Callable[[str], None],
+        asked: Callable[[], object],
+        ended: Callable[[str], object],
     ) -> None:
         heeded = [number for number in (*ends, *saves) if signal.getsignal(number) is not signal.SIG_IGN]
         self.ends, self.saves, self.stopping = ends, saves, stopping

@@ -137,9 +137,11 @@ class StopOnSignals(L.Callback):
         )
 
     def _sentence(self, trainer: L.Trainer, number: int, what: str) -> str:
-        head = f"stopped after iteration {trainer.current_epoch}: {_name(number)} came, {what}"
+        done = trainer.current_epoch
+        where = f"in the validation of iteration {done + 1}" if trainer.validating else f"after iteration {done}"
+        head = f"stopped {where}: {_name(number)} came, {what}"
         if trainer.state.fn != TrainerFn.FITTING:
-            return head
+            return f"stopped: {_name(number)} came, {what}"
         path = newest_checkpoint(trainer, self._saved)
         return f"{head}; {how_to_continue(path, self.command)}" if path else f"{head}; there is no checkpoint yet"
 

@@ -42,18 +42,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Whole
     return of
 
 
-QUICK = [("windowed", "collect", 2), ("ahead", "score", 3), ("windowed", "validate", 2)]
+QUICK = ("windowed", "collect", 2)
+SLOW = [
+    *(("windowed", "validate", 2), ("windowed", "update", 1), ("full", "collect", 0)),
+    *(("groups", "collect", 2), ("groups", "score", 3), ("groups ahead", "collect", 2)),
+    *(("ahead", "score", 3), ("ahead", "update", 3)),
+]
 STAGES = [
     *(("collect", 0), ("score", 0), ("update", 0), ("update", 1), ("collect", 2), ("validate", 2)),
     *(("score", 3), ("update", 3), ("validate", 3)),
 ]
-CASES = [(mode, *place) for mode in MODES for place in STAGES]
+CASES = [
+    pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow if case in SLOW else pytest.mark.long)
+    for case in ((mode, *place) for mode in MODES for place in STAGES)
+]
 
 
-@pytest.mark.parametrize(
-    ("mode", "stage", "iteration"),
-    [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.parametrize(("mode", "stage", "iteration"), CASES)
 def test_a_run_that_was_told_to_end_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, exact_folder: Path, whole: Whole, mode: str, stage: str, iteration: int
 ) -> None:
@@ -96,6 +101,7 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
     assert told.endswith(f"--ckpt_path {saved.name}")
 
 
+@pytest.mark.slow
 def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Whole) -> None:
     run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("collect", 2, name="SIGUSR1"))
     assert_same_end(whole("windowed") / "last.ckpt", tmp_path / "last.ckpt")

@@ -213,7 +213,7 @@ def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     code, text = agentrl(config=config)
     assert code == 130
     assert "Traceback" not in text
-    assert text.rstrip().splitlines()[-1].startswith("agentrl: stopped after iteration 3: SIGINT came, all is saved; ")
+    assert "stopped in the validation of iteration 3: SIGINT came, all is saved" in text.rstrip().splitlines()[-1]
     assert not modules[0].sessions
 
 
