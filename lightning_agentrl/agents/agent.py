@@ -27,6 +27,7 @@ from lightning_agentrl.agents.checkpoints import (
     check_weights,
     prepare_checkpoint,
     refuse_not_finite,
+    rewind,
 )
 from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
@@ -188,7 +189,7 @@ class Agent(L.LightningModule, ABC):
         collected_now = rollout.scores.old_logps is None
         rows = rows_to_score(self.models, rollout, self._needs_now)
         left_out = LeftOut()
-        with self.clock.stage("score", total=rows), self.evaluation_mode():
+        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
             rollout = left_out.of(self.score(rollout))
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
@@ -441,6 +442,8 @@ class Agent(L.LightningModule, ABC):
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
         checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
+        if self.datamodule.preparing:
+            rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
@@ -496,14 +499,19 @@ class Agent(L.LightningModule, ABC):
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
     def reader(self) -> Reader:
+        lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
         return Reader(
             self.temperature,
             self.compute.max_tokens_per_micro_batch,
             self.device,
             self.models.share_prefixes,
-            self.clock.advance,
-            agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
+            self.clock.advance if lockstep else self._advance_or_leave,
+            agree=max_over_ranks if lockstep else None,
         )
+
+    def _advance_or_leave(self, rows: int) -> None:
+        self.clock.advance(rows)
+        self.datamodule.stopping.look()
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:

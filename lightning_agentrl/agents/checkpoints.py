@@ -67,6 +67,16 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
     checkpoint["state_dict"] |= frozen_weights(module)
 
 
+def rewind(progress: Mapping[str, dict[str, int]]) -> None:
+    """Make Lightning's counts of epochs those from before an iteration whose update has not begun.
+
+    Args:
+        progress: of the fit loop, changed in place.
+    """
+    for counts in progress.values():
+        counts["ready"] = counts["started"] = counts["completed"]
+
+
 def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Refuse the weights of other models.
 

@@ -13,6 +13,7 @@ from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
+from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "RunCheckpoints",
     "RunSummary",
     "StageProgress",
+    "StopOnSignals",
     "TurnLog",
     "ValidActionFloor",
 ]

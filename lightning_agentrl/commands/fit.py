@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import re
 import signal
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -22,10 +27,10 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import exists
+from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress
+from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress, StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
@@ -39,6 +44,7 @@ from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout.stopping import Stopped
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
@@ -101,7 +107,7 @@ class AgentCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
-        given = args if isinstance(args, list) else sys.argv[1:]
+        self.given = given = args if isinstance(args, list) else sys.argv[1:]
         for name, value in options(given):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
@@ -169,6 +175,11 @@ class AgentCLI(LightningCLI):
             callbacks.append(RunCheckpoints())
         if not _has(callbacks, Chain):
             callbacks.append(Chain())
+        if not _has(callbacks, StopOnSignals):
+            callbacks.append(StopOnSignals())
+        callbacks.sort(key=lambda callback: not isinstance(callback, StopOnSignals))  # before others play episodes
+        self.signals = cast(StopOnSignals, callbacks[0])
+        self.signals.command = ["agentrl", *self.given]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
@@ -180,9 +191,15 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own."""
+        """Refuse strategies before they start processes, since some would fail there with messages of their own.
+
+        A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
+        """
         accepted = self.settings.get("resume_with_changes", "").split(",")
         cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
+        requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
+            self.config_init["fit"]["ckpt_path"] = "hpc"
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
@@ -204,13 +221,11 @@ class AgentCLI(LightningCLI):
         except BaseException as error:
             playing = bool(data.sessions)
             interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
-            if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-            data.teardown(stage)  # a thread inside torch would abort the process as it exits
+            with _ending(error, self.signals.ends_at) if interrupted or isinstance(error, Stopped) else nullcontext():
+                data.teardown(stage)  # a thread inside torch would abort the process as it exits
             if isinstance(error, PlanShown):
                 return
             if interrupted:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
             if config_error := self._config_error(error, playing):
                 raise config_error from error
@@ -328,12 +343,25 @@ def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
+@contextmanager
+def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
+    """End the process at the second Ctrl-C, and when its time is over, since teardown waits for running replies."""
+    seconds = math.inf if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), os._exit, [getattr(error, "code", 130)])
+    timer.daemon = True
+    timer.start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer.cancel()
+
+
 def _stopped(trainer: L.Trainer) -> str:
-    callback = trainer.checkpoint_callback
-    for name in ("last_model_path", "best_model_path"):
-        if path := getattr(callback, name, ""):
-            return f"stopped after iteration {trainer.current_epoch}; continue with --ckpt_path {path}"
-    return f"stopped after iteration {trainer.current_epoch}; there is no checkpoint yet"
+    path = last_good_checkpoint(trainer)
+    then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
+    return f"stopped after iteration {trainer.current_epoch}; {then}"
 
 
 def run(args: ArgsType = None) -> AgentCLI:

@@ -36,6 +36,7 @@ from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
+from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
@@ -117,6 +118,8 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
+        self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
+        self.stopping = Stopping()
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
@@ -143,6 +146,11 @@ class RolloutDataModule(L.LightningDataModule):
     def phase(self) -> Phase:
         """What the running iteration trains."""
         return "train" if self.stream is None else self.stream.source.phase
+
+    @property
+    def preparing(self) -> bool:
+        """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
+        return self._begun is not None
 
     # Lightning hooks
 
@@ -196,11 +204,14 @@ class RolloutDataModule(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
         if self._loop is not None:
-            self._settle()
+            if self.preparing:
+                self._background.cancel()
+            else:
+                self._settle()
             self.engine.stop()
             self._loop.stop()
         self.pool.close()
-        self._saved = self._current()
+        self._saved, self._begun = self._current(), None
         if error := self._background.unraised:
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         if self._episodes is not None:
@@ -215,8 +226,9 @@ class RolloutDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
 
-        Waits for a collection in the background and saves its rollout. If it fails, the environments are saved as they
-        were when it began.
+        Before the update of an iteration, this is what the iteration began with. After it, a collection in the
+        background is waited for, and its rollout saved. If it fails, the environments are saved as they were when it
+        began.
 
         Raises:
             RuntimeError: inside an iteration, whose scored rollout would be lost.
@@ -226,11 +238,14 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        self._settle()
+        if not self.preparing:
+            self._settle()
         return replace(self._current(), origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
+        if self._episodes is not None:
+            self.teardown("fit")  # those of a run that did not come to its end
         self._saved = RolloutState.from_plain(state_dict)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
@@ -238,6 +253,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _current(self) -> RolloutState:
         """Return the state of this rank."""
+        if self._begun is not None:
+            return self._begun
         iteration = self.stream.iteration if self.stream else self._saved.iteration
         if self._episodes is None:
             return replace(self._saved, iteration=iteration)
@@ -260,10 +277,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
-        if self._learner is learner:
-            if not self._background.cancelled:
-                return
-            self.teardown("fit")  # an interrupt ended a collection; continue from where it began
+        if self._background.cancelled or self.preparing:
+            self.teardown("fit")  # something ended a collection; continue from where it began
+        elif self._learner is learner:
+            return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
         self._session_maker = make = self._make_sessions(learner.tokenizer)
@@ -282,12 +299,24 @@ class RolloutDataModule(L.LightningDataModule):
             update_epochs=self.sizes.update_epochs,
             seed=self.seed,
             source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
+            preparing=self._keeping_the_beginning,
         )
         self.stream.iteration = self._saved.iteration
         self._learner = learner  # last: what is refused on the way leaves nothing connected
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase) -> SessionMaker:
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
+
+    @contextmanager
+    def _keeping_the_beginning(self) -> Iterator[None]:
+        """Let checkpoints hold the state before this block until it is through."""
+        learner, _ = self._connected()
+        self._begin_training(learner)
+        self._settle()
+        self._begun = self._current()
+        self.stopping.agree()
+        yield
+        self._begun = None
 
     def collect(self) -> Rollout:
         """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
@@ -304,11 +333,11 @@ class RolloutDataModule(L.LightningDataModule):
     def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
         episodes = self._begin_training(learner)
-        with learner.clock.stage("collect", total=episodes.total):
+        with self.stopping.together(), learner.clock.stage("collect", total=episodes.total):
             self._send_weights(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
-                rollout = loop.run(episodes.collect(player))
+                rollout = loop.run(episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
 
@@ -389,14 +418,16 @@ class RolloutDataModule(L.LightningDataModule):
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
-        with learner.clock.stage("validate", total=len(seeds)):
+        with self.stopping.together(), learner.clock.stage("validate", total=len(seeds)):
             self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
                 with self._guarded(player):
-                    return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker, player))
+                    playing = play_episodes(seeds, self.validation.num_envs, self._maker, player)
+                    results = loop.run(playing, self.stopping.look)
             finally:
                 self.pool.close_held_out()
+        return results
 
     def _connected(self) -> tuple[Learner, LoopThread]:
         if self._learner is None or self._loop is None:
