@@ -27,10 +27,10 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
 @pytest.mark.parametrize(
     ("owner", "name", "command", "parts"),
     [
-        (TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+        (TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
         pytest.param(
             TransformersEngine,
-            "_generate_batch",
+            "_sample",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
             marks=pytest.mark.slow,
