@@ -33,8 +33,8 @@ class RewardModel(Scorer):
     Args:
         model: hub id or local folder.
         device: where it runs, such as ``cpu`` or ``cuda:1``; the device of the policy when not given.
-        max_batch: most pairs in one forward pass. From 2 on, time decides which pairs share one, and so the last bits of
-            their scores.
+        max_batch: most pairs in one forward pass. From 2 on, time decides which pairs share one, and so the last bits
+            of their scores.
     """
 
     needs_answer = False
