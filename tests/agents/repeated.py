@@ -1,6 +1,6 @@
 """Short runs whose environments take as long as chance will have it, and all that they computed as one text.
 
-python -m tests.agents.repeated asynchronous FOLDER_OF_A_TINY_MODEL
+python -m tests.agents.repeated FOLDER_OF_A_TINY_MODEL
 """
 
 from __future__ import annotations
@@ -121,4 +121,4 @@ def busy(processes: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], Path(sys.argv[2]))))
+    print(json.dumps({kind: run(kind, Path(sys.argv[1])) for kind in KINDS}))
