@@ -388,6 +388,27 @@ def test_precision_of_the_trainer_is_used(tiny_folder):
     assert set(seen) == {torch.bfloat16}
 
 
+def test_sampling_from_a_copy_leaves_the_weights_that_autocast_keeps_for_the_update(tiny_folder):
+    """Else gradients of micro-batches would be rounded in groups that depend on when a reply is done."""
+    policy, x = LanguageModel(load_causal_lm(str(tiny_folder))), torch.ones(1, 4)
+    trained = torch.nn.Linear(4, 4)
+
+    def bias_as_cast():
+        return trained(x).grad_fn.next_functions[0][0]
+
+    engine = TransformersEngine()
+    handle = PolicyHandle(policy, (CLOSE,), lambda: torch.autocast("cpu", torch.bfloat16), trained_meanwhile=True)
+    engine.start(handle)
+    engine.sync(0)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            before = bias_as_cast()
+            serve(engine, [request(PREFIX, max_tokens=2)])
+            assert bias_as_cast() is before
+    finally:
+        engine.stop()
+
+
 def test_start_stop_start(policy, tiny_folder):
     engine = TransformersEngine()
     engine.stop()  # harmless
