@@ -33,10 +33,10 @@ class TransformersEngine(Engine):
     Args:
         max_batch: largest number of replies that are sampled at a time.
         admission: ``by_number``: which replies are sampled together follows from a fixed rule, so equal runs are equal
-            to the bit; nothing is sampled while an environment of the rollout is between two requests.
+            to the bit; requests are admitted when no environment of the rollout is between two of them.
             ``as_they_come``: it depends on the time that everything takes.
         admit_every: tokens by which running replies grow from one admission ``by_number`` to the next. Environments are
-            waited for then only, so with more of them their time costs less, and a reply joins later.
+            waited for then only. 1: nothing is ever sampled while one is between two requests.
         absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
             sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
         gather_seconds: seconds that the first of some requests ``as_they_come`` waits for another.
@@ -48,7 +48,7 @@ class TransformersEngine(Engine):
         self,
         max_batch: int = 64,
         admission: Rule = "by_number",
-        admit_every: int = 1,
+        admit_every: int = 8,
         absence_seconds: float = 60.0,
         gather_seconds: float = 0.005,
     ) -> None:
