@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.metrics.groups import group_numbers
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum
-from lightning_agentrl.types import LATE, Rollout, StopReason, Turn
+from lightning_agentrl.types import Rollout, StopReason, Turn
 
 
 def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
@@ -59,7 +59,7 @@ def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
     kinds = Counter(kind for turn in turns for kind in turn.env_errors)
     env_seconds = sum(turn.env_seconds for turn in turns)
     return {
-        "env/retries": Sum(kinds.total() - kinds[LATE]),
+        "env/retries": Sum(kinds.total()),
         **{f"env/errors/{kind}": Sum(count) for kind, count in kinds.items()},
         "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
     }

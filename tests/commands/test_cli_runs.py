@@ -1,8 +1,8 @@
 """A run that the command has started: it works, or ends by memory, an environment, Ctrl-C or a bug."""
 
-# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 
 def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
@@ -27,7 +27,10 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
 @pytest.mark.parametrize(
     ("owner", "name", "command", "parts"),
     [
-        (TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+        pytest.param(
+            *(TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             TransformersEngine,
             "_sample",
@@ -39,7 +42,10 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
             *(PPOAgent, "score", "fit", ["in stage score", "model.init_args.compute.max_tokens_per_micro_batch"]),
             marks=pytest.mark.slow,
         ),
-        (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
+        pytest.param(
+            *(PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
+            marks=pytest.mark.slow,
+        ),
         (models, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
     ],
 )
@@ -93,9 +99,9 @@ gymnasium.register(id="Labyrinth-v0", entry_point=Labyrinth)
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
-        ("number", ["observations must be text"]),
+        pytest.param("number", ["observations must be text"], marks=pytest.mark.slow),
         ("later number", ["observations must be text", "environment ", "action '"]),
-        ("no info", ["(observation, info)"]),
+        pytest.param("no info", ["(observation, info)"], marks=pytest.mark.slow),
         ("four values", ["(observation, reward, terminated, truncated, info)", "environment ", "action '"]),
     ],
 )
@@ -110,7 +116,7 @@ def test_an_environment_with_wrong_answers_is_told(
 @pytest.mark.parametrize(
     ("fault", "last"),
     [
-        ("reset", "agentrl: the environment raised KeyError: 'level' ("),
+        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' (", marks=pytest.mark.slow),
         ("step", "agentrl: the environment raised IndexError: no such room (environment "),
     ],
 )
@@ -142,6 +148,7 @@ def test_the_command_makes_no_environment_twice(
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Command) -> None:
     env = {"id": "tests.episodes.small_envs:Walk-v0", "kwargs": {"fault": "exits"}, "worker": "process", "retries": 0}
     code, text = agentrl(config=changed(config, "data.init_args.env", env))
@@ -191,6 +198,7 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     assert "there is no checkpoint yet" in text
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,3 +217,59 @@ def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     assert "Traceback" not in text
     assert text.rstrip().splitlines()[-1].startswith("agentrl: stopped after iteration 2; continue with --ckpt_path ")
     assert not modules[0].sessions
+
+
+# Secrets of an environment
+
+SECRET = "sk-0123456789abcdef"
+
+
+class Guarded(gymnasium.Env[str, str]):
+    """Plays only for those who know the key."""
+
+    actions = {"left": "go left", "right": "go right"}
+    default_action = "left"
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        assert self.api_key == SECRET
+        return "a fork in the road", {}
+
+    def step(self, action: str) -> Any:
+        return "a fork in the road", 0.0, True, False, {}
+
+
+gymnasium.register("Guarded-v0", entry_point=Guarded)
+
+
+def test_a_run_leaves_no_secret_behind(
+    config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GUARD_KEY", SECRET)
+    config = changed(config, "trainer.logger", True)
+    config = changed(config, "trainer.enable_checkpointing", True)
+    config = changed(config, "trainer.callbacks", [{"class_path": "TurnLog"}])
+    env = ("--data.init_args.env.id=Guarded-v0", "--data.init_args.env.kwargs={api_key: '${GUARD_KEY}'}")
+    code, told = agentrl(*env, config=config)
+    assert code == 0
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"config.yaml", "run.json"} <= {path.name for path in files}
+    assert {".ckpt", ".jsonl"} <= {path.suffix for path in files}
+    assert not [path for path, content in files.items() if SECRET.encode() in content]
+    assert SECRET not in told
+    record = next(path for path in files if path.name == "run.json")
+    assert "${GUARD_KEY}" in json.loads(record.read_text())["command"]
+
+
+def test_a_secret_in_the_config_is_refused_before_anything_is_written(
+    config: Config, agentrl: Command, tmp_path: Path
+) -> None:
+    env = {"id": "Guarded-v0", "kwargs": {"api_key": SECRET}}
+    told = sentence(agentrl(config=changed(config, "data.init_args.env", env)))
+    assert "api_key" in told
+    assert "${API_KEY}" in told
+    assert SECRET not in told
+    assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
