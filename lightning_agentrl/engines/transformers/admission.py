@@ -68,7 +68,7 @@ class Admission:
 
     Args:
         rule: by number, or as they come.
-        every: tokens by which running replies grow from one admission to the next, by number.
+        every: steps of sampling from one admission to the next, by number.
         absence_seconds: after which a player that is away is not waited for.
         gather_seconds: for which the first request waits for another, where no players are known.
     """

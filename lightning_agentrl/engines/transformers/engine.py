@@ -35,8 +35,8 @@ class TransformersEngine(Engine):
         admission: ``by_number``: which replies are sampled together follows from a fixed rule, so equal runs are equal
             to the bit; requests are admitted when no environment of the rollout is between two of them.
             ``as_they_come``: it depends on the time that everything takes.
-        admit_every: tokens by which running replies grow from one admission ``by_number`` to the next. Environments are
-            waited for then only. 1: nothing is ever sampled while one is between two requests.
+        admit_every: steps of sampling from one admission ``by_number`` to the next. Environments are waited for then
+            only. 1: nothing is ever sampled while one is between two requests.
         absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
             sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
         gather_seconds: seconds that the first of some requests ``as_they_come`` waits for another.
