@@ -115,9 +115,9 @@ def translated(
 def cases(model: Path, tasks: Path) -> dict[str, Case]:
     """All cases by name.
 
-    What the engine computes depends on the order of its requests where one prompt continues another, and which of two
-    environments comes first depends on the machine. So a case has one environment in each process, or prompts that
-    never continue another. ``max_staleness`` is left out: what it samples is not the same in every run.
+    What the engine computes depends on the order of its requests where one prompt continues another, and in older
+    commits that depends on the machine. So a case has one environment in each process, or prompts that never continue
+    another. ``max_staleness`` is left out: in older commits what it samples is not the same in every run.
     """
     base = {
         "seed_everything": 0,

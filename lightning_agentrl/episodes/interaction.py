@@ -13,11 +13,11 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
-from lightning_agentrl.types import ModelInput, Segment, SegmentKind, StopReason, Turn
+from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 
 
 class Interaction(ABC):
-    """A turn loop, which plays one session until the recorder is full. Many run at a time, none waits for another.
+    """A turn loop, which plays one session until the recorder is full. Many run at a time.
 
     What has to outlive a call belongs in the session, since one object serves all sessions and is not in checkpoints.
     """
@@ -84,7 +84,8 @@ class TurnInteraction(Interaction):
         prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
-        request = SamplingRequest(prompt.input, self.max_reply_tokens, temperature, request_seed)
+        number = session.index, session.turns_taken
+        request = SamplingRequest(prompt.input, self.max_reply_tokens, temperature, request_seed, number)
         reply = await engine.generate(request)
         engine_seconds = time.perf_counter() - started
         turn = await self._play(session, prompt, reply, engine_seconds, recorder)
@@ -135,7 +136,7 @@ class TurnInteraction(Interaction):
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
             metrics=dict(result.metrics),
-            env_errors=session.worker.take_errors(),
+            env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             image=image,
             bootstrap=bootstrap,
         )

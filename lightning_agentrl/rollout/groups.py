@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.seats import Part, play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
@@ -44,8 +44,7 @@ class WholeGroups:
     """The groups of one rank, played in their order. Which weights play a turn does not depend on time.
 
     A rollout plays the episodes of its groups to their end, and then those of groups begun ahead for a fixed number of
-    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free,
-    so none waits for another.
+    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free.
 
     Args:
         settings: sizes.
@@ -97,12 +96,12 @@ class WholeGroups:
         due = self._due
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
         greedy: dict[int, float] = {}
-        parts: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        parts: list[Part] = []
         for group in due:
             parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
             parts += [partial(self._play_greedily, group, greedy, player)] * self.greedy
         parts += [partial(self._play, g, i, self.settings.ahead_turns, player) for g in ahead for i in self._numbers]
-        await self._run(parts)
+        await play_parts(parts, self.at_a_time, player.engine)
         self.collected += 1
         samples = {group: [s for member in self._members.pop(group) for s in member.samples] for group in due}
         rollout = Rollout.from_samples([sample for of_group in samples.values() for sample in of_group])
@@ -114,18 +113,6 @@ class WholeGroups:
     @property
     def _numbers(self) -> range:
         return range(self.settings.size)
-
-    async def _run(self, parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        """Run the parts in their order, ``at_a_time`` of them at a time."""
-        waiting = iter(parts)
-
-        async def play() -> None:
-            for part in waiting:  # shared between the tasks: each takes the next one
-                await part()
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self.at_a_time, len(parts))):
-                tasks.create_task(play())
 
     async def _end(self, group: int, number: int, player: Player) -> None:
         await self._play(group, number, None, player)

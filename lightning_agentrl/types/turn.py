@@ -9,6 +9,8 @@ from enum import StrEnum
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.segment import Segment, input_of
 
+LATE = "late"  # among the errors of a turn: its environment was over its time, so the others went on without it
+
 
 class StopReason(StrEnum):
     """Why an episode ended."""

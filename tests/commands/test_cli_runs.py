@@ -31,12 +31,12 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
     ("owner", "name", "command", "parts"),
     [
         pytest.param(
-            *(TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            *(TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             TransformersEngine,
-            "_generate_batch",
+            "_sample",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
             marks=pytest.mark.slow,

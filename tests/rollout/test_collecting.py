@@ -87,7 +87,7 @@ def test_terminated_has_no_next_state_and_truncated_has_the_true_one(tiny_folder
             assert "step 1" in place.text(input_of(rollout.turns[4].bootstrap).ids)
 
 
-def test_nobody_waits_for_a_slow_environment(tiny_folder):
+def test_nobody_waits_for_a_slow_environment_where_requests_join_as_they_come(tiny_folder):
     """The slow one finishes its first step only after the fast one has played all its turns."""
     order: list[tuple[str, int]] = []
     fast_is_done = threading.Event()
@@ -101,7 +101,8 @@ def test_nobody_waits_for_a_slow_environment(tiny_folder):
         if count == 6:
             fast_is_done.set()
 
-    with workplace(tiny_folder, [Scripted(50, on_step=slow), Scripted(50, on_step=fast)]) as place:
+    envs = [Scripted(50, on_step=slow), Scripted(50, on_step=fast)]
+    with workplace(tiny_folder, envs, admission="as_they_come") as place:
         rollout = place.collect(6)
     assert order == [("fast", n) for n in range(1, 7)] + [("slow", n) for n in range(1, 7)]
     assert by_env(rollout, "index") == {0: list(range(6)), 1: list(range(6))}
