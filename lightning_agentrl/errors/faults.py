@@ -23,6 +23,10 @@ class EnvError(RuntimeError):
         self.trace = trace
 
 
+class EngineGoneError(RuntimeError):
+    """An engine whose servers were all gone or hanging for longer than the run may wait for them."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be continued from.
 
