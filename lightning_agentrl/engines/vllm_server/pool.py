@@ -54,7 +54,8 @@ class Sampling:
     task: asyncio.Task[Reply]
     max_tokens: int
     unread: int  # tokens of its prompt that the server had not read before
-    since: float
+    in_flight: int  # requests that the server was sampling when this one had come
+    since: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
@@ -180,8 +181,8 @@ class ServerPool:
             except ValueError as error:
                 raise ConfigError(f"the server {replica.server.url} {error}") from error
             else:
-                sampled, others = len(reply.ids), len(replica.in_flight)
-                replica.server.deadlines.note_reply(sampling.seconds, sampled, sampling.unread, 1 + others)
+                in_flight = max(sampling.in_flight, 1 + len(replica.in_flight))
+                replica.server.deadlines.note_reply(sampling.seconds, len(reply.ids), sampling.unread, in_flight)
                 return reply
             if len(faults) >= TRIES:
                 raise ConfigError(
@@ -254,7 +255,7 @@ class ServerPool:
             asyncio.create_task(self._generate(replica.server, request, weights)),
             request.max_tokens,
             unread,
-            time.monotonic(),
+            len(replica.in_flight) + 1,
         )
         replica.in_flight.append(sampling)
         replica.read.update(keys)

@@ -81,7 +81,8 @@ class SentWeights:
         if link is not None and link.version != before:  # the server was restarted, or an update was aborted
             self._leave(link)
             link = None
-        link = link or _Link(server, self._device, server.deadlines.load(sent.size))
+        if link is None:  # threads give up later than who waits for them
+            link = _Link(server, self._device, 2 * server.deadlines.load(sent.size))
         try:
             await link.send(sent, self._open)
         except BaseException:
