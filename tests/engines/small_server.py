@@ -30,6 +30,7 @@ class SmallServer:
         self.seconds = 0.01  # of a reply
         self.answer: Callable[[dict[str, Any]], web.StreamResponse] = web.json_response  # how a reply is given
         self.breaks_off = False  # in the middle of the next reply
+        self.when_asked: Callable[[], None] = lambda: None  # for a reply
         self.asked: list[str] = []  # paths and methods, as they come
         self.begun: list[int] = []  # seeds of replies
         self.running.set()
@@ -41,6 +42,7 @@ class SmallServer:
         self.asked.append(method)
         if request.path == SAMPLE:
             self.begun.append(body["sampling_params"]["seed"])
+            self.when_asked()
         await self.running.wait()
         if request.path in ENGINE:
             await self.engine_running.wait()

@@ -19,8 +19,9 @@ from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_asynchronous import Keep
 from tests.engines.servers import Pair, ServerProcess, is_running
-from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
 from tests.rollout.scripted import story
+
+pytestmark = pytest.mark.vllm
 
 HANG_SECONDS = 6.0
 STAGES = ("collect", "update", "transfer", "between")
