@@ -16,6 +16,7 @@ import pytest
 
 from lightning_agentrl.engines import VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.rollout import PromptFormat, WindowMemory
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_asynchronous import Keep
 from tests.engines.servers import Pair, ServerProcess, is_running
@@ -24,6 +25,7 @@ from tests.rollout.scripted import story
 pytestmark = pytest.mark.vllm
 
 HANG_SECONDS = 6.0
+SHORT = PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=512)  # both are asked
 STAGES = ("collect", "update", "transfer", "between")
 PARTS: dict[str, Callable[[ServerProcess], int]] = {
     "api_server": lambda server: server.api_server,
@@ -112,7 +114,8 @@ def run(pair: Pair, folder: Path, path: Path, faults: Faults) -> list[Any]:
     keep = Keep()
     engine = VLLMServerEngine([server.url for server in pair], hang_seconds=HANG_SECONDS)
     trainer = make_trainer(path, 1 + 2 * len(pair), [keep, faults], precision="32-true")
-    trainer.fit(make_agent(folder), make_data(engine=engine))
+    data = make_data(engine=engine, num_envs=8, turns_per_env=2, prompt=SHORT, memory=WindowMemory(0))
+    trainer.fit(make_agent(folder), data)
     return [story(rollout) for rollout in keep.rollouts]
 
 
