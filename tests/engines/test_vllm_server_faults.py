@@ -115,7 +115,10 @@ def run(pair: Pair, folder: Path, path: Path, faults: Faults) -> list[Any]:
     engine = VLLMServerEngine([server.url for server in pair], hang_seconds=HANG_SECONDS)
     trainer = make_trainer(path, 1 + 2 * len(pair), [keep, faults], precision="32-true")
     data = make_data(engine=engine, num_envs=8, turns_per_env=2, prompt=SHORT, memory=WindowMemory(0))
-    trainer.fit(make_agent(folder), data)
+    try:
+        trainer.fit(make_agent(folder), data)
+    finally:
+        engine.stop()
     return [story(rollout) for rollout in keep.rollouts]
 
 
