@@ -37,6 +37,10 @@ class RunStoppedError(RuntimeError):
         self.checkpoint = str(checkpoint or "")
 
 
+class EngineGoneError(RuntimeError):
+    """An engine whose servers were all gone or hanging for longer than the run may wait for them."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be continued from.
 

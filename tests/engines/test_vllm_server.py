@@ -123,8 +123,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, shared_weights, monkeypatch)
+    check_each_kind(verify, given, shared_weights, monkeypatch, capsys)
 
 
 # What is refused

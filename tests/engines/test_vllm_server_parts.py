@@ -126,23 +126,27 @@ def with_logps(*logps: Any, ids: tuple[int, ...] = (4, 7, 8)) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"token_ids": []}, "0 ids and 3 log-probs"),
+        ({"token_ids": []}, "0 ids and log-probs of 3"),
         ({"token_ids": None}, "0 ids"),
-        ({"token_ids": [4, 7]}, "2 ids and 3 log-probs"),
-        ({"logprobs": None}, "3 ids and 0 log-probs.*agentrl serve"),
-        ({"logprobs": {"content": None}}, "3 ids and 0 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, 8, 7))}, "3 ids and 3 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0, -9999.0)}, "3 ids and 2 log-probs"),  # vLLM's word for none
-        ({"logprobs": with_logps(-1.0, math.nan, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, None, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, 0.5, -1.0)}, "3 ids and 3 log-probs"),
+        ({"token_ids": [4, 7]}, "2 ids and log-probs of 3"),
+        ({"token_ids": 3}, "another form than vLLM"),
+        ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
+        ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
+        ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),
+        ({"logprobs": with_logps(-1.0, -1.0)}, "3 ids and log-probs of 2"),
+        ({"logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, 8, 7))}, "3 ids and log-probs of 3"),
+        ({"logprobs": with_logps(-1.0, -1.0, -9999.0)}, "1 of 3 log-probs .*-9999"),  # vLLM's word for none
+        ({"logprobs": with_logps(-1.0, math.nan, -1.0)}, "1 of 3 log-probs .*nan.*broken.*verify-engine"),
+        ({"logprobs": with_logps(None, None, -1.0)}, "2 of 3 log-probs .*nan"),
+        ({"logprobs": with_logps(-1.0, -math.inf, -1.0)}, "1 of 3 log-probs .*-inf"),
+        ({"logprobs": with_logps(-1.0, 0.5, -1.0)}, "1 of 3 log-probs .*0.5"),
+        ({"logprobs": with_logps(-1.0, "low", -1.0)}, "another form than vLLM"),
         ({"finish_reason": "repetition"}, "ended a reply with 'repetition'"),
         (
             {"token_ids": [4, 7], "logprobs": with_logps(-1.0, -1.0), "finish_reason": "length"},
             "ended a reply with 'length' after 2 of 3 tokens",
         ),
-        ({"weight_versions": [{"version": "abc-1", "start": 0, "end": 3}]}, "version abc-1, and not abc-2.*urls"),
+        ({"weight_versions": [{"version": "xyz-1", "start": 0, "end": 3}]}, "version xyz-1, and not abc-2.*urls"),
         ({"weight_versions": [{"version": VERSION}, {"version": "x-9"}]}, "version abc-2, x-9, and not abc-2"),
         ({"weight_versions": None}, "version none, and not abc-2"),
     ],
@@ -164,6 +168,8 @@ def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> N
         {"finish_reason": "abort", "token_ids": [4]},
         {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},  # started again
         {"weight_versions": [{"version": "loading abc-2", "start": 0, "end": 3}]},
+        {"weight_versions": [{"version": "abc-1", "start": 0, "end": 3}]},  # late: asked for before the update
+        {"weight_versions": [{"version": VERSION, "start": 0, "end": 1}, {"version": "loading abc-3"}]},
     ],
 )
 def test_what_another_server_may_do_better_is_asked_again(changes: dict[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -146,8 +148,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, sent_weights, monkeypatch)
+    check_each_kind(verify, given, sent_weights, monkeypatch, capsys)
 
 
 # What is refused
@@ -251,6 +254,38 @@ def test_a_server_that_is_killed_while_it_takes_weights_is_dropped_and_used_when
     assert set(asked) == {second.url}
     first.start()
     wait_until_all_are_used(engine, 300)
+    check(engine, policy)
+    assert set(asked) == {first.url, second.url}
+
+
+def test_a_server_that_is_stopped_while_it_takes_weights_is_dropped_and_used_when_it_goes_on(
+    engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._pool is not None
+    for replica in engine._pool.replicas:
+        replica.server.deadlines.patience = 3.0
+    first, second = pair
+    sent, broadcast, core = [0], GlooGroup.broadcast, first.core
+
+    def stopping(self: GlooGroup, weight: Tensor) -> None:
+        sent[0] += 1
+        if sent[0] == 20:  # in the middle of both updates
+            os.kill(core, signal.SIGSTOP)
+        broadcast(self, weight)
+
+    monkeypatch.setattr(GlooGroup, "broadcast", stopping)
+    move(policy, seed=1, share=0.1)
+    try:
+        with pytest.warns(UserWarning, match=f"{first.url}.*2"):
+            engine.sync(1)
+        asked = places(monkeypatch)
+        check(engine, policy)
+        assert set(asked) == {second.url}
+        move(policy, seed=2, share=0.1)
+        engine.sync(2)
+    finally:
+        os.kill(core, signal.SIGCONT)
+    wait_until_all_are_used(engine)
     check(engine, policy)
     assert set(asked) == {first.url, second.url}
 

@@ -29,8 +29,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, vllm_engine, monkeypatch)
+    check_each_kind(verify, given, vllm_engine, monkeypatch, capsys)
 
 
 def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
