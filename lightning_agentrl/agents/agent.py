@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, ClassVar, cast
@@ -25,13 +25,16 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import prepare_zero
 from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import EngineMismatchError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -111,6 +114,7 @@ class Agent(L.LightningModule, ABC):
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+        self._proof: EngineProof | None = None  # once the engine was proven
 
     # What a researcher overrides
 
@@ -182,6 +186,7 @@ class Agent(L.LightningModule, ABC):
             metrics = describe(rollout, self.device, self.ranks.sum)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
+        self._judge_gap(metrics, rollout)
         if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
@@ -249,6 +254,7 @@ class Agent(L.LightningModule, ABC):
                     self.clock,
                     self.manual_backward,
                 )
+            self._judge_gap(metrics, rollout)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
             norms = step_by_group(
                 optimizer,
@@ -290,6 +296,19 @@ class Agent(L.LightningModule, ABC):
         if verdict is Verdict.SKIP:
             rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
         return verdict is Verdict.STEP
+
+    def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
+        """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
+        if self._proof is not None and GAP in numbers:
+            self._object(self._proof.of_rollout(numbers[GAP], rollout, self.datamodule.samples_ahead))
+
+    def _object(self, told: str) -> None:
+        """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
+        if told and self.datamodule.prove == "stop":
+            with raise_once():
+                raise EngineMismatchError(told)
+        if told:
+            rank_zero_warn(told)
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
@@ -349,6 +368,7 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
+        self._proof = None
         self.correction = correction_for(self.correction, self.datamodule.max_staleness)
         self._connect()
 
@@ -403,6 +423,33 @@ class Agent(L.LightningModule, ABC):
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
+
+    def prove_engine(self) -> None:
+        """Compare engine and policy before anything is sampled with weights that the engine has just taken over.
+
+        Before the first rollout of a run with many tokens and weights that were moved. Later a few tokens, and only
+        where the gap of the rollout will not tell: the policy will have moved on, or its log-probs are not computed.
+        """
+        if self.datamodule.prove == "off":
+            return
+        if self._proof is None:
+            self._proof = self.engine_proof()
+            self._object(self._proof.at_start(self.policy_version))
+        elif self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass):
+            self._object(self._proof.after_update())
+
+    def engine_proof(self) -> EngineProof:
+        """Return what compares engine and policy."""
+        data = self.datamodule
+        return EngineProof(
+            data.engine,
+            data.policy_handle,
+            data.first_inputs,
+            self.tokenizer,
+            replace(self.reader(), advance=lambda count: None),
+            self.evaluation_mode,
+            derive_seed(data.seed, self.global_rank),
+        )
 
     def reader(self) -> Reader:
         return Reader(

@@ -46,3 +46,7 @@ class CheckpointNotSavedError(OSError):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+class EngineMismatchError(RuntimeError):
+    """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""

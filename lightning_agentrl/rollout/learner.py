@@ -41,3 +41,10 @@ class Learner(Protocol):
 
     def prepare(self, rollout: Rollout) -> Prepared:
         """Score a rollout and estimate its advantages and returns."""
+
+    def prove_engine(self) -> None:
+        """Compare the engine with the policy, before anything is sampled with the weights that it has just taken over.
+
+        Raises:
+            EngineMismatchError: it samples from something else.
+        """

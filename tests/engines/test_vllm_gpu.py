@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
 from tests.commands.test_cli import Config
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_engine import pytestmark as vllm_marks
 from tests.engines.test_vllm_tensor_parallel import gap_of, shared
+from tests.moving import move
 
 pytestmark = [*vllm_marks, pytest.mark.gpu]
 
