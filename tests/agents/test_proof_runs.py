@@ -15,7 +15,7 @@ from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.errors import EngineMismatchError
 from lightning_agentrl.losses import Bypass
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.commands.test_cli import Command, Config, agentrl, changed, config  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed
 from tests.engines.plain import PlainEngine
 
 SENT_FIRST = 4  # updates of an engine before its first rollout: one, a moved one, one, and one that drops prefixes
@@ -38,8 +38,8 @@ def weights(agent: Any) -> dict[str, Tensor]:
 
 
 def test_the_command_stops_before_a_step_and_names_what_is_missing(
-    agentrl: Command,  # noqa: F811
-    config: Config,  # noqa: F811
+    agentrl: Command,
+    config: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps = []

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import VLLMEngine
-from tests.commands.test_cli import Config
+from tests.cli import Config
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
-from tests.engines.test_vllm_engine import pytestmark as vllm_marks
 from tests.engines.test_vllm_tensor_parallel import gap_of, shared
 from tests.moving import move
 
-pytestmark = [*vllm_marks, pytest.mark.gpu]
+pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 
 
 @pytest.mark.parametrize("sleep", [True, False])

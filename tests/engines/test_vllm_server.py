@@ -19,8 +19,7 @@ from lightning_agentrl.engines.vllm_server import shared_weights
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from tests.commands.test_cli import Config, changed
-from tests.commands.test_verify import Verify, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, changed
 from tests.engines.servers import Pair, places, watched
 from tests.engines.test_vllm_engine import (
     CLOSE,
@@ -28,7 +27,6 @@ from tests.engines.test_vllm_engine import (
     PREFIX,
     handle_of,
     policy_of,
-    pytestmark,  # noqa: F401
     request,
     serve,
     tokens,
@@ -36,6 +34,8 @@ from tests.engines.test_vllm_engine import (
 )
 from tests.engines.withheld import check_each_kind
 from tests.moving import move
+
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def given(server_config: Config) -> Config:
 
 
 def test_each_kind_of_weight_that_is_withheld_is_found_out(
-    verify: Verify,  # noqa: F811
+    verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
