@@ -299,8 +299,14 @@ class Agent(L.LightningModule, ABC):
 
     def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
         """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
-        if self._proof is not None and GAP in numbers:
-            self._object(self._proof.of_rollout(numbers[GAP], rollout, self.datamodule.samples_ahead))
+        if self._proof is None or GAP not in numbers:
+            return
+        older = (
+            self.datamodule.samples_ahead
+        )  # where nothing may be older, what an engine says of it counts for nothing
+        if older:
+            older = max_over_ranks(int(any(turn.policy_version != self.policy_version for turn in rollout.turns))) > 0
+        self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
 
     def _object(self, told: str) -> None:
         """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
@@ -425,17 +431,17 @@ class Agent(L.LightningModule, ABC):
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
     def prove_engine(self) -> None:
-        """Compare engine and policy before anything is sampled with weights that the engine has just taken over.
-
-        Before the first rollout of a run with many tokens and weights that were moved. Later a few tokens, and only
-        where the gap of the rollout will not tell: the policy will have moved on, or its log-probs are not computed.
-        """
-        if self.datamodule.prove == "off":
-            return
-        if self._proof is None:
+        """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
+        if self._proof is None and self.datamodule.prove != "off":
             self._proof = self.engine_proof()
             self._object(self._proof.at_start(self.policy_version))
-        elif self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass):
+
+    def probe_engine(self) -> None:
+        """Compare a few tokens where the gap of the rollout will not tell, because the policy will have moved on or its
+        log-probs are not computed.
+        """
+        hidden = self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass)
+        if self._proof is not None and hidden:
             self._object(self._proof.after_update())
 
     def engine_proof(self) -> EngineProof:

@@ -148,16 +148,21 @@ class EngineProof:
     def first_wrong(self, rounds: Sequence[Round]) -> Round | None:
         """Return the first round that does not fit; whether updates reach the engine at all is known from all."""
         wrong = next((found for found in rounds if not found.seen.fits(self.bounds)), None)
-        unmoved = any(found.seen.unmoved for found in rounds)
-        return None if wrong is None else replace(wrong, seen=replace(wrong.seen, unmoved=unmoved))
+        if wrong is None:
+            return None
+        unmoved = wrong.number == 0 and any(found.seen.unmoved for found in rounds)
+        return replace(wrong, seen=replace(wrong.seen, unmoved=unmoved))
 
     def after_update(self) -> str:
         """Compare a few tokens, with weights that were sent just now; return what is wrong, as a sentence, or nothing.
 
+        Called where the engine may be asked: inside its ``collecting()``, or without it where the policy is trained
+        meanwhile.
+
         Their prompts have no beginning in common with any other. So the engine keeps of prompts what it kept before,
         and the next rollout is the same to the bit.
         """
-        sampled = self._sample(self._fresh(0, 0, PROBED_TOKENS), fresh=True)
+        sampled = self._ask(self._fresh(0, 0, PROBED_TOKENS), fresh=True)
         before, self._probed = self._probed, sampled
         seen = self._compare(sampled, unmoved=before is not None and torch.equal(before.logps, sampled.logps))
         if self.bounds.hold(seen.mean, seen.largest):
@@ -216,12 +221,14 @@ class EngineProof:
         return all_gather(likely_cause(seen, self.bounds, whole, kept))[0]
 
     def _by_kind(self, found: Round, own: Sampled) -> dict[str, float]:
-        """Return the gap that is left if the trainer has the older weights of one kind alone, by kind."""
-        kinds = sorted({_kind(name) for name, weight in self.handle.policy.named_parameters() if weight.requires_grad})
+        """Return the gap that is left if the trainer has the older weights of one tensor alone, or of one kind in all
+        layers.
+        """
+        names = [_short(name) for name, weight in self.handle.policy.named_parameters() if weight.requires_grad]
         left = {}
-        for kind in kinds:
-            with self._older(found, lambda name, kind=kind: _kind(name) == kind):  # type: ignore[misc]
-                left[kind] = float((self._read(own.rows)[0] - own.logps).abs().mean())
+        for part in dict.fromkeys([*map(_kind, names), *names]):
+            with self._older(found, lambda name, part=part: part in (_short(name), _kind(_short(name)))):  # type: ignore[misc]
+                left[part] = float((self._read(own.rows)[0] - own.logps).abs().mean())
         return left
 
     @contextmanager
@@ -238,19 +245,21 @@ class EngineProof:
     # Sampling
 
     def _sample_round(self, number: int) -> Sampled:
+        """Prompts that begin alike are asked last in one round and first in the next, so that kept ones are met."""
         sampled = Sampled()
-        for batch in range(MOST_BATCHES):
-            sampled += self._sample(self._alike(batch), fresh=False)
-            sampled += self._sample(self._fresh(number, batch, TOKENS), fresh=True)
-            if sum(all_gather(sampled.tokens)) >= LEAST_TOKENS:
-                break
+        with self.engine.collecting():
+            for batch in range(MOST_BATCHES):
+                alike, fresh = (self._alike(batch), False), (self._fresh(number, batch, TOKENS), True)
+                for requests, is_fresh in (alike, fresh) if number % 2 else (fresh, alike):
+                    sampled += self._ask(requests, is_fresh)
+                if sum(all_gather(sampled.tokens)) >= LEAST_TOKENS:
+                    break
         return sampled
 
-    def _sample(self, requests: Sequence[SamplingRequest], fresh: bool) -> Sampled:
+    def _ask(self, requests: Sequence[SamplingRequest], fresh: bool) -> Sampled:
         loop = LoopThread()
         try:
-            with self.engine.collecting():
-                replies = loop.run(_ask(self.engine, requests))
+            replies = loop.run(_replies(self.engine, requests))
         finally:
             loop.stop()
         return Sampled(tuple(requests), tuple(replies), (fresh,) * len(requests))
@@ -319,7 +328,7 @@ class EngineProof:
         return Sampled(sampled.requests[:count], sampled.replies[:count], sampled.fresh[:count])
 
 
-async def _ask(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:
+async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:
     return list(await asyncio.gather(*map(engine.generate, requests)))
 
 
@@ -331,6 +340,11 @@ def _same(before: Sampled, after: Sampled) -> bool:
     return bool(known) and sum(old == new for old, new in known) > len(known) / 2
 
 
+def _short(name: str) -> str:
+    """Return the name of a weight as the model's files have it."""
+    return name.removeprefix("lm.")
+
+
 def _kind(name: str) -> str:
-    """Return the name of a weight without numbers of layers."""
-    return ".".join(part for part in name.removeprefix("lm.").split(".") if not part.isdigit())
+    """Return the name of a weight with a star for the number of its layer."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

@@ -18,7 +18,6 @@ from lightning_agentrl.metrics.gap import ROUGH, Bounds
 EXPLAINED = 0.1  # share of the gap that a cause may leave
 UNLIKELY = 7.0  # standard deviations by which the sampled tokens may be more or less likely than they should
 MOST_RANKED = 512  # candidates of top-k
-LEAST_CUT = 0.98  # quantile that some of a few hundred tokens come from
 OTHER_WEIGHTS = (
     "the engine samples from other weights than those that it was sent: it leaves some out, keeps a copy of them, "
     "takes them for others (experts in another order), or runs another model"
@@ -145,7 +144,7 @@ def likely_cause(
     if not bool(torch.isfinite(seen.trainer).all()):
         return "the trainer's log-probs are not finite: its weights or its precision are at fault, not the engine"
     if bounds.hold(seen.mean, seen.largest):
-        return drawn_otherwise(whole, surprise(seen))
+        return drawn_otherwise(whole)
     if seen.unmoved:
         return (
             "no update of the weights reaches the engine, which gives the same replies before and after: it runs a "
@@ -236,32 +235,31 @@ def fitted_top_k(whole: Distributions) -> Explanation:
     return Explanation(f"the engine samples with top-k of about {k + 1}", float(left_K[k]))
 
 
-def drawn_otherwise(whole: Distributions, deviations: float) -> str:
-    """Return how tokens were drawn whose log-probs are the trainer's but which are too likely, or not likely enough.
+def drawn_otherwise(whole: Distributions) -> str:
+    """Return how tokens were drawn whose log-probs are the trainer's: what makes them most likely.
 
-    Args:
-        whole: distributions at some of the tokens.
-        deviations: of :func:`surprise`.
+    A share or rank that no token goes beyond is all that is known of a cut, so the most likely cut is just there.
     """
-    told = "the engine gives the trainer's log-probs but does not sample from them: "
     pi_DV = whole.log_pi.double().exp()
-    above_DV = pi_DV > whole.taken(whole.log_pi).exp()[:, None] * (1 + 1e-9)
-    p, k = float((pi_DV * above_DV).sum(-1).max()), int(above_DV.sum(-1).max()) + 1
+    own_D = whole.taken(whole.log_pi)
+    above_DV = pi_DV > own_D.exp()[:, None] * (1 + 1e-9)
+    share, rank = float((pi_DV * above_DV).sum(-1).max()), int(above_DV.sum(-1).max()) + 1
     sorted_DV = pi_DV.sort(-1, descending=True).values
     upto_DV = sorted_DV.cumsum(-1)
-    mass_p_D = (sorted_DV * (upto_DV - sorted_DV <= p)).sum(-1)
-    mass_k_D = upto_DV[:, k - 1]
-    if deviations > 0 and p < LEAST_CUT and float(mass_p_D.mean()) <= float(mass_k_D.mean()):
-        return f"{told}its tokens look like top-p of about {p:.2f}"
-    if deviations > 0 and k <= MOST_RANKED and float(mass_k_D.mean()) < LEAST_CUT:
-        return f"{told}its tokens look like top-k of about {k}"
+    in_share_D = (sorted_DV * (upto_DV - sorted_DV <= share)).sum(-1)
 
-    def unlikelihood(log_factor: float) -> float:
+    def unlikely(log_factor: float) -> float:
         return -float(whole.taken((whole.log_pi / math.exp(log_factor)).log_softmax(-1)).mean())
 
-    factor = math.exp(_minimised(unlikelihood, -2.5, 2.5))
-    found, own = whole.temperature * factor, whole.temperature
-    return f"{told}its tokens look like temperature {found:.2g}, the trainer's is {own:g}"
+    log_factor = _minimised(unlikely, -2.5, 2.5)
+    found, own = whole.temperature * math.exp(log_factor), whole.temperature
+    likelihoods = {
+        f"temperature {found:.2g}, the trainer's is {own:g}": -unlikely(log_factor),
+        f"top-p of about {share:.2g}": float((own_D - in_share_D.log()).mean()),
+        f"top-k of about {rank}": float((own_D - upto_DV[:, rank - 1].log()).mean()),
+    }
+    most_likely = max(likelihoods, key=likelihoods.__getitem__)
+    return f"the engine gives the trainer's log-probs but does not sample from them: its tokens look like {most_likely}"
 
 
 def _minimised(left: Callable[[float], float], low: float, high: float) -> float:

@@ -44,26 +44,22 @@ class GapWatch:
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._before: deque[float] = deque(maxlen=REMEMBERED)
+        self._before: dict[bool, deque[float]] = {older: deque(maxlen=REMEMBERED) for older in (False, True)}
+        self.usual = float("nan")  # median of the rollouts of the same kind before the last one
 
     def judge(self, mean: float, older: bool) -> Literal["", "jump", "beyond"]:
         """Return what is wrong with the mean gap of the next rollout, and remember it.
 
         Args:
             mean: of all tokens. One that is not a number has no judgement here: such steps are not taken anyway.
-            older: some of its turns may be sampled with older weights. Their gap also holds what the steps in between
-                have changed, so it is measured against the rollouts before.
+            older: some of its turns are sampled with older weights. Their gap also holds what the steps in between have
+                changed, so it is measured against other such rollouts before.
         """
-        usual = statistics.median(self._before) if self._before else mean
         if mean != mean:
             return ""
-        self._before.append(mean)
+        before = self._before[older]
+        self.usual = statistics.median(before) if before else mean
+        before.append(mean)
         if not older and mean > self.bounds.mean:
             return "beyond"
-        return "jump" if mean > max(JUMP * usual, self.bounds.mean / 10) else ""
-
-    @property
-    def usual(self) -> float:
-        """The median of the gaps before the last one; NaN where there is none."""
-        before = list(self._before)[:-1]
-        return statistics.median(before) if before else float("nan")
+        return "jump" if mean > max(JUMP * self.usual, self.bounds.mean / 10) else ""

@@ -333,6 +333,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._send_proven(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
+                learner.probe_engine()
                 rollout = loop.run(episodes.collect(player))
         self._saved.collected += 1
         return rollout
@@ -343,6 +344,7 @@ class RolloutDataModule(L.LightningDataModule):
         episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
             self._send_proven(learner)
+            learner.probe_engine()
         player = self._player(learner.temperature, learner.clock, "collect")
         self._background.begin(episodes, player, loop, learner.clock)
 

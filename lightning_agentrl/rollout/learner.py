@@ -43,8 +43,11 @@ class Learner(Protocol):
         """Score a rollout and estimate its advantages and returns."""
 
     def prove_engine(self) -> None:
-        """Compare the engine with the policy, before anything is sampled with the weights that it has just taken over.
+        """Compare the engine with the policy before the first rollout; the engine has taken over the weights.
 
         Raises:
             EngineMismatchError: it samples from something else.
         """
+
+    def probe_engine(self) -> None:
+        """Compare a few tokens before any rollout; called where the engine may be asked. Raises the same."""

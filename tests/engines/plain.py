@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.weights import named_weights
@@ -21,7 +21,7 @@ def as_is(logits_V: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 class PlainEngine(Engine):
-    """Samples one request at a time with a copy of the policy.
+    """Samples with a copy of the policy, at a temperature above 0.
 
     Args:
         withheld: weights with one of these in their names are never taken over.
@@ -47,6 +47,7 @@ class PlainEngine(Engine):
         self.told: Logits | None = None  # None: what is sampled from
         self.other_head: Tensor | None = None  # a copy of the head that no update reaches
         self.updates = 0
+        self._waiting: list[tuple[SamplingRequest, asyncio.Future[Reply]]] = []
 
     def start(self, handle: PolicyHandle) -> None:
         self.handle = handle
@@ -71,31 +72,48 @@ class PlainEngine(Engine):
                 new = new[[1, 0, *range(2, len(new))]]
             own.copy_(new)
 
-    @torch.no_grad()
     async def generate(self, request: SamplingRequest) -> Reply:
-        random = torch.Generator().manual_seed(request.seed)
-        ids, logps, cache = list(request.prompt.ids), list[float](), DynamicCache(config=self.lm.config)
-        unread, closed = list(ids), False
-        while len(logps) < request.max_tokens and not closed:
-            with self.handle.precision():
-                hidden = self._trunk(torch.tensor([unread]), cache)
-                head: Any = self.lm.get_output_embeddings()
-                logits = head(hidden) if self.other_head is None else nn.functional.linear(hidden, self.other_head)
-            log_pi = (logits.double() / (request.temperature or 1.0)).log_softmax(-1)
-            drawn = self.sampled_from(log_pi, ids).log_softmax(-1)
-            token = (
-                int(torch.multinomial(drawn.exp(), 1, generator=random)) if request.temperature else int(drawn.argmax())
-            )
-            told = drawn if self.told is None else self.told(log_pi, ids).log_softmax(-1)
-            logps.append(float(told[token]))
-            ids.append(token)
-            unread, closed = [token], token in self.handle.stop_token_ids
-        return Reply(tuple(ids[len(request.prompt) :]), tuple(logps), closed, self.version)
+        loop = asyncio.get_running_loop()
+        self._waiting.append((request, loop.create_future()))
+        reply = self._waiting[-1][1]
+        if len(self._waiting) == 1:
+            loop.call_soon(self._serve)  # behind all that is about to ask
+        return await reply
 
-    def _trunk(self, ids: Tensor, cache: DynamicCache) -> Tensor:
-        trunk: Any = self.lm.base_model
-        mask = torch.ones(1, cache.get_seq_length() + ids.shape[1], dtype=torch.int64)
-        return trunk(input_ids=ids, attention_mask=mask, past_key_values=cache).last_hidden_state[0, -1]
+    @torch.no_grad()
+    def _serve(self) -> None:
+        """All rows are read anew for each token: no cache, nothing to go wrong."""
+        waiting, self._waiting = self._waiting, []
+        asked = [request for request, _ in waiting]
+        random = [torch.Generator().manual_seed(request.seed) for request in asked]
+        rows, logps = [list(request.prompt.ids) for request in asked], [list[float]() for _ in asked]
+        ends = set(self.handle.stop_token_ids)
+        while going := [
+            i
+            for i, request in enumerate(asked)
+            if len(logps[i]) < request.max_tokens and not (logps[i] and rows[i][-1] in ends)
+        ]:
+            for i, logits in zip(going, self._logits([rows[i] for i in going]), strict=True):
+                log_pi = (logits.double() / asked[i].temperature).log_softmax(-1)
+                drawn = self.sampled_from(log_pi, rows[i]).log_softmax(-1)
+                token = int(torch.multinomial(drawn.exp(), 1, generator=random[i]))
+                told = drawn if self.told is None else self.told(log_pi, rows[i]).log_softmax(-1)
+                logps[i].append(float(told[token]))
+                rows[i].append(token)
+        for i, (request, reply) in enumerate(waiting):
+            ids = tuple(rows[i][len(request.prompt) :])
+            reply.set_result(Reply(ids, tuple(logps[i]), ids[-1] in ends, self.version))
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Of the token that follows each row, [B, V]."""
+        width = max(map(len, rows))
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+        seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+        trunk, head = cast(Any, self.lm.base_model), cast(Any, self.lm.get_output_embeddings())
+        with self.handle.precision():
+            hidden = trunk(input_ids=ids, attention_mask=seen, use_cache=False).last_hidden_state
+            last = hidden[torch.arange(len(rows)), torch.tensor([len(row) - 1 for row in rows])]
+            return head(last) if self.other_head is None else nn.functional.linear(last, self.other_head)
 
     def stop(self) -> None:
         pass

@@ -105,8 +105,8 @@ def test_top_k_is_found(seed: int, k: int) -> None:
 def test_sampling_is_found_where_the_log_probs_are_right(seed: int) -> None:
     log_pi = distributions(seed)
     for other, told in {
-        cut_p(log_pi, 0.8): "top-p of about 0.8",
-        cut_k(log_pi, 8): "top-k of about 8",
+        cut_p(log_pi, 0.8): "look like top-p of about 0.8",
+        cut_k(log_pi, 8): "look like top-k of about 8",
         (log_pi / 0.7).log_softmax(-1): "temperature 0.",
         (log_pi / 1.5).log_softmax(-1): "temperature 1.",
     }.items():
@@ -184,5 +184,6 @@ def test_a_watch_stops_beyond_the_bound_and_tells_a_jump() -> None:
 
 def test_rollouts_of_older_weights_are_measured_against_those_before() -> None:
     watch = GapWatch(EXACT)
+    assert watch.judge(1e-6, older=False) == ""  # the first rollout of a run
     assert [watch.judge(mean, older=True) for mean in (0.02, 0.03, 0.02, 0.05)] == [""] * 4
     assert watch.judge(0.3, older=True) == "jump"

@@ -188,6 +188,9 @@ class Learner:
     def prove_engine(self) -> None:
         pass
 
+    def probe_engine(self) -> None:
+        pass
+
 
 def story(rollout: Rollout) -> list[tuple]:
     """All that a rollout says except how long things took."""
