@@ -44,7 +44,9 @@ def main() -> None:
         cells = []
         for dtype in found:
             cause, gap, seconds = shown(kind, make, dtype)
-            found[dtype] += cause != "not found"
+            if name == "lower precision" and dtype == torch.bfloat16:
+                cause = "no fault: both compute in it"
+            found[dtype] += cause not in ("not found", "no fault: both compute in it")
             took.append(seconds)
             cells += [gap, cause]
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -215,19 +215,17 @@ class EngineProof:
         with self._older(found, lambda name: True):
             older = self._read(found.sampled.rows)[0]
         seen = replace(found.seen, older=torch.cat(all_gather(older)))
-        return self._told(seen, whole, self._by_kind(found, own))
+        return self._told(seen, whole, self._by_part(found, own))
 
     def _told(self, seen: Evidence, whole: Distributions, kept: dict[str, float]) -> str:
         return all_gather(likely_cause(seen, self.bounds, whole, kept))[0]
 
-    def _by_kind(self, found: Round, own: Sampled) -> dict[str, float]:
-        """Return the gap that is left if the trainer has the older weights of one tensor alone, or of one kind in all
-        layers.
-        """
+    def _by_part(self, found: Round, own: Sampled) -> dict[str, float]:
+        """Return the gap that is left if the trainer has the older weights of one part of the model alone."""
         names = [_short(name) for name, weight in self.handle.policy.named_parameters() if weight.requires_grad]
         left = {}
-        for part in dict.fromkeys([*map(_kind, names), *names]):
-            with self._older(found, lambda name, part=part: part in (_short(name), _kind(_short(name)))):  # type: ignore[misc]
+        for part, members in parts_of(names).items():
+            with self._older(found, lambda name, members=members: _short(name) in members):  # type: ignore[misc]
                 left[part] = float((self._read(own.rows)[0] - own.logps).abs().mean())
         return left
 
@@ -343,6 +341,27 @@ def _same(before: Sampled, after: Sampled) -> bool:
 def _short(name: str) -> str:
     """Return the name of a weight as the model's files have it."""
     return name.removeprefix("lm.")
+
+
+def parts_of(names: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Return the parts of a model that an update may leave out: a tensor, one kind of them in all layers, a module.
+
+    Args:
+        names: of its weights.
+
+    Returns:
+        Names of the weights of each part, different ones for each.
+    """
+    labels = dict[str, None]()
+    for name in names:
+        pieces = name.split(".")
+        labels[_kind(name)] = labels[name] = None
+        labels |= dict.fromkeys(".".join(pieces[:n]) for n in range(len(pieces) - 1, 2, -1))
+    parts = dict[frozenset[str], str]()
+    for label in labels:
+        members = frozenset(name for name in names if label in (name, _kind(name)) or name.startswith(f"{label}."))
+        parts.setdefault(members, label)
+    return {label: members for members, label in parts.items()}
 
 
 def _kind(name: str) -> str:

@@ -80,7 +80,6 @@ def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda
 @torch.no_grad()
 def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: dict[str, Tensor]) -> None:
     """Move weights, or move them back; ``zeros`` keeps those that were all 0 in between."""
-    random = torch.Generator().manual_seed(number)
     trained = [(name, weight) for name, weight in policy.named_parameters() if weight.requires_grad]
     for place, (name, weight) in enumerate(trained):
         own = weight.to_local() if isinstance(weight, DTensor) else weight
@@ -90,6 +89,7 @@ def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: 
             own.copy_(zeros.pop(name))
         elif not own.any():
             zeros[name] = own.clone()
+            random = torch.Generator().manual_seed(1000 * place + number)  # the same whatever else is chosen
             own.copy_(NOISE * torch.randn(own.shape, generator=random))
         else:
             own[None][..., :: 3 + (place + number) % 5].neg_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.agents.proof import EngineProof, parts_of
 from lightning_agentrl.agents.scoring import Reader
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.models.families import why_unshared
@@ -171,7 +171,14 @@ def model(name: str) -> PreTrainedModel:
     return lm.to({"bf16": torch.bfloat16, "f64": torch.float64}.get(how, torch.float32))
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+QUICK = {"mlp withheld", "top-p, told as whole", "kept prefix cache", "llama in a copy"}
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("wrong", cases(WRONG))
 def test_a_wrong_engine_is_found_with_its_cause(wrong: str) -> None:
     kind, make, cause = WRONG[wrong]
     lm = model(kind)
@@ -201,8 +208,23 @@ RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model,
 }
 
 
-@pytest.mark.parametrize("right", RIGHT)
+@pytest.mark.parametrize("right", cases(RIGHT))
 def test_a_right_engine_goes_on(right: str) -> None:
     kind, make, settings = RIGHT[right]
     with proving(make(), model(kind), **settings) as proof:
         assert proof.at_start(0) == ""
+
+
+def test_parts_are_tensors_kinds_and_modules_each_once() -> None:
+    names = ["model.embed.weight", *(f"model.layers.{i}.mlp.{x}.weight" for i in (0, 1) for x in ("up", "down"))]
+    assert {part: len(members) for part, members in parts_of(names).items()} == {
+        "model.embed.weight": 1,
+        "model.layers.*.mlp.up.weight": 2,
+        "model.layers.0.mlp.up.weight": 1,
+        "model.layers.0.mlp": 2,
+        "model.layers.*.mlp.down.weight": 2,
+        "model.layers.0.mlp.down.weight": 1,
+        "model.layers.1.mlp.up.weight": 1,
+        "model.layers.1.mlp": 2,
+        "model.layers.1.mlp.down.weight": 1,
+    }

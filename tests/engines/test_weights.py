@@ -101,7 +101,7 @@ def test_moved_weights_are_far_away_and_put_back_bit_for_bit(tiny_folder, lora, 
         assert torch.equal(weight.view(torch.uint8), before[name].view(torch.uint8))  # signs of zeros too
         for a, b in ((before, seen[0]), (before, seen[1]), (seen[0], seen[1])):
             distance = float((a[name] - b[name]).float().norm()) / (float(a[name].float().norm()) or 1.0)
-            assert (distance > 0.5) == weight.requires_grad, name
+            assert (distance > 0.3) == weight.requires_grad, name
 
 
 def test_only_chosen_weights_are_moved(tiny_folder):
