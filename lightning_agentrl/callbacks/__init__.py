@@ -1,9 +1,10 @@
 """What a run does besides learning: warm-up, progress, logs and summaries."""
 
+from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_summary import RunSummary
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
-__all__ = ["CriticWarmup", "RolloutReport", "RunSummary", "StageProgress", "TurnLog"]
+__all__ = ["Chain", "CriticWarmup", "RolloutReport", "RunSummary", "StageProgress", "TurnLog"]

@@ -24,7 +24,7 @@ import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import RolloutReport, StageProgress
+from lightning_agentrl.callbacks import Chain, RolloutReport, StageProgress
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
@@ -147,7 +147,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress by stage and a report of rollouts, unless the config has its own; heed quiet and dry runs."""
+        """Add progress by stage, a report of rollouts and a chain, unless the config has its own; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -160,6 +160,8 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
+        if not _has(callbacks, Chain):
+            callbacks.append(Chain())
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:

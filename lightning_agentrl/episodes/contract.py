@@ -99,6 +99,11 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def contract_error(sentence: str) -> EnvError:
     return EnvError(CONTRACT, sentence)
 
@@ -149,7 +154,7 @@ def _need(condition: bool) -> None:
 
 def _text(value: Any) -> str:
     _need(isinstance(value, str))
-    return str(value)
+    return well_formed(value)
 
 
 def _texts(value: Any) -> dict[str, str]:
