@@ -8,6 +8,7 @@ from lightning_agentrl.errors.faults import (
     CheckpointError,
     CheckpointNotSavedError,
     EngineGoneError,
+    EngineMismatchError,
     EnvError,
     RunStoppedError,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "CheckpointNotSavedError",
     "ConfigError",
     "EngineGoneError",
+    "EngineMismatchError",
     "EnvError",
     "Place",
     "Problem",

@@ -72,3 +72,7 @@ class CheckpointNotSavedError(OSError):
     ) -> None:
         super().__init__(code, os.strerror(code), str(path))
         self.before = before
+
+
+class EngineMismatchError(RuntimeError):
+    """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""

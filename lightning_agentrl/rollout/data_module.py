@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import lightning as L
 import torch
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.engines import Engine, TransformersEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
@@ -42,6 +42,8 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig,
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout
 
+Prove = Literal["stop", "warn", "off"]
+
 
 class RolloutDataModule(L.LightningDataModule):
     """Rollouts for training, and held-out episodes for validation.
@@ -66,6 +68,9 @@ class RolloutDataModule(L.LightningDataModule):
         validation: what validation plays; the defaults of ValidationConfig when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
+        prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
+            compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
+            rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
         stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
             says what is waited for; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
@@ -91,6 +96,7 @@ class RolloutDataModule(L.LightningDataModule):
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
         max_staleness: int = 0,
+        prove: Prove = "stop",
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -99,10 +105,14 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = memory or WindowMemory()
         self.sizes.check_memory(self.memory)
+        if prove not in get_args(Prove):
+            raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
         if stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
+        self.prove = prove
+        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
@@ -114,6 +124,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.stream: RolloutStream | None = None
         self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
         self._learner: Learner | None = None
+        self._handle: PolicyHandle | None = None
         self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
@@ -152,6 +163,18 @@ class RolloutDataModule(L.LightningDataModule):
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
         return self._begun is not None
 
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether turns may be trained on after the weights that sampled them have changed."""
+        return self.max_staleness > 0 or (self.groups is not None and self.groups.longest_ahead > 0)
+
+    @property
+    def policy_handle(self) -> PolicyHandle:
+        """What the engine was started with."""
+        self._connected()
+        assert self._handle is not None
+        return self._handle
+
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
@@ -178,10 +201,11 @@ class RolloutDataModule(L.LightningDataModule):
             ValueError: one sentence with the key to change.
         """
         make = self._make_sessions(tokenizer)
+        self.first_inputs = []
         for kind in range(len(self.pool.sources)):
             session = make.session(kind, 0, lambda _episode: 0)
             try:
-                check_prompt(session, self.interaction, context_length)
+                self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 make.end(session, kind)
 
@@ -291,6 +315,7 @@ class RolloutDataModule(L.LightningDataModule):
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
+        self._handle = handle
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -334,9 +359,10 @@ class RolloutDataModule(L.LightningDataModule):
         _, loop = self._connected()
         episodes = self._begin_training(learner)
         with self.stopping.together(), learner.clock.stage("collect", total=episodes.total):
-            self._send_weights(learner)
+            self._send_proven(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
+                learner.probe_engine()
                 rollout = loop.run(episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
@@ -346,9 +372,15 @@ class RolloutDataModule(L.LightningDataModule):
         learner, loop = self._connected()
         episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
-            self._send_weights(learner)
+            self._send_proven(learner)
+            learner.probe_engine()
         player = self._player(learner.temperature, learner.clock, "collect")
         self._background.begin(episodes, player, loop, learner.clock)
+
+    def _send_proven(self, learner: Learner) -> None:
+        self._send_weights(learner)
+        with self._watchdog(learner.clock).taking_weights():
+            learner.prove_engine()
 
     def _send_weights(self, learner: Learner) -> None:
         with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():

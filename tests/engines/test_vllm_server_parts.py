@@ -24,7 +24,7 @@ from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, bloc
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.vllm_worker.extension import sizes_of
+from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence
 from tests.inputs import image, text
 
@@ -329,3 +329,19 @@ def test_a_folder_that_cannot_be_written_is_told_with_its_key(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"engine\.init_args\.weights_folder"):
         SharedWeights(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_a_checksum_tells_each_bit_rows_in_another_order_and_layouts_apart(dtype: torch.dtype) -> None:
+    random_ = torch.Generator().manual_seed(0)
+    weights = {"a": torch.randn(4, 3, 5, generator=random_).to(dtype), "b": torch.randn(7, generator=random_).to(dtype)}
+    layout, content = checksum(weights.items(), "cpu")
+    assert checksum({name: weight.clone() for name, weight in weights.items()}.items(), "cpu") == (layout, content)
+    flipped = weights["b"].clone()
+    flipped.view(torch.uint8)[0] ^= 1
+    swapped = weights["a"][[1, 0, 2, 3]]
+    for other in ({**weights, "b": flipped}, {**weights, "a": swapped}):
+        assert checksum(other.items(), "cpu")[0] == layout
+        assert checksum(other.items(), "cpu")[1] != content
+    transposed = {**weights, "a": weights["a"].transpose(0, 1).contiguous()}
+    assert checksum(transposed.items(), "cpu")[0] != layout != checksum(weights.items(), "cuda")[0]

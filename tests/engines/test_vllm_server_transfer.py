@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import Reply, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import sent_weights
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
@@ -27,6 +26,7 @@ from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, pl
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
+from tests.moving import move
 
 pytestmark = pytest.mark.vllm
 

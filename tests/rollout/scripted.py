@@ -187,6 +187,12 @@ class Learner:
     def prepare(self, rollout: Rollout) -> Prepared:
         return Prepared(rollout, {})
 
+    def prove_engine(self) -> None:
+        pass
+
+    def probe_engine(self) -> None:
+        pass
+
 
 def story(rollout: Rollout) -> list[tuple]:
     """All that a rollout says except how long things took."""

@@ -45,6 +45,8 @@ class Weights:
     version: str
     policy_version: int
     delivery: Delivery | None  # None: another process delivers them
+    contents: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """By layout: the first server that has taken them, and the checksums of its weights."""
 
 
 @dataclass(eq=False)
@@ -305,6 +307,7 @@ class ServerPool:
                 await self._facts(replica)
                 if weights.delivery is not None:
                     await self._load(replica, weights.delivery, weights.version)
+                    await self._agree(replica, weights)
                 elif not await _has(replica.server, weights.version):
                     raise Lost("it does not have the current weights yet")
                 if replica.why is not None:
@@ -347,6 +350,18 @@ class ServerPool:
             raise Hangs(f"it has not sampled a token within {limit:.0f} s") from error
         except ValueError as error:
             raise ConfigError(f"the server {server.url} {error}") from error
+
+    async def _agree(self, replica: Replica, weights: Weights) -> None:
+        """Refuse a server whose weights have other bits than those of a server of equal layout. Only one says so."""
+        if len(self.replicas) == 1:
+            return
+        layout, content = await replica.server.checksums()
+        other, expected = weights.contents.setdefault(layout, (replica.server.url, content))
+        if content != expected:
+            raise ConfigError(
+                f"the server {replica.server.url} holds other weights than {other} after the same update; one of them "
+                "takes it over wrongly: start both again"
+            )
 
     async def _try_again(self, replica: Replica) -> None:
         weights = self._weights

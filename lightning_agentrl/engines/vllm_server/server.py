@@ -18,6 +18,7 @@ from lightning_agentrl.errors import one_line
 from lightning_agentrl.vllm_worker.extension import TellsSizes
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
+TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a vanished machine is noticed within a minute
 
 
@@ -126,6 +127,11 @@ class VLLMServer:
     async def call_workers(self, method: str, **arguments: Any) -> None:
         """Call a method of all its workers."""
         await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
+
+    async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the layouts and the checksums of the weights of its workers."""
+        told = (await self._post("/collective_rpc", {"method": TELLS_CHECKSUM})).get("results") or ()
+        return tuple(layout for layout, _ in told), tuple(content for _, content in told)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
