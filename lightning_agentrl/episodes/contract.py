@@ -16,6 +16,8 @@ import gymnasium
 from lightning_agentrl.errors.faults import EnvError
 
 CONTRACT = "contract"  # kind of an error that a retry does not fix
+REWARD = "reward"  # kind of an error in a number that is trained on
+LARGEST_REWARD = 3.4e38  # what float32 holds
 OUR_METRICS = ("retries", "errors/")  # names and prefixes below env/ that count errors of environments
 
 
@@ -97,6 +99,22 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     if taken := [name for name in numbers if name == ours or name.startswith(errors)]:
         raise contract_error(f"the environment reports {taken} in info['metrics'], names that count its errors")
     return numbers
+
+
+def check_reward(whose: str, reward: float) -> None:
+    """Refuse a reward that is not finite, or is not in float32.
+
+    Args:
+        whose: who gave it, as the beginning of a sentence.
+        reward: the number.
+
+    Raises:
+        EnvError: of kind ``reward``.
+    """
+    if not abs(reward) <= LARGEST_REWARD:
+        raise EnvError(
+            REWARD, f"{whose} gave the reward {reward:g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        )
 
 
 def well_formed(text: str) -> str:

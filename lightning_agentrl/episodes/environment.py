@@ -18,7 +18,14 @@ from typing import Any, Protocol, SupportsFloat
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics, well_formed
+from lightning_agentrl.episodes.contract import (
+    Contract,
+    check_reward,
+    contract_error,
+    read_contract,
+    read_metrics,
+    well_formed,
+)
 from lightning_agentrl.episodes.make_errors import environment_problem
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
@@ -152,6 +159,7 @@ class Environment:
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, SupportsFloat):
                 raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
+            check_reward("the environment", float(reward))
             return self._answer(observation, info, float(reward), bool(terminated), bool(truncated))
 
     def draw(self) -> bytes:
