@@ -61,15 +61,10 @@ class CheckpointNotSavedError(OSError):
     Args:
         path: of the checkpoint.
         code: number of the error.
-        before: the newest checkpoint that there is.
+        before: path of the last good one; empty if there is none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        code: int = errno.ENOSPC,
-        before: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], code: int = errno.ENOSPC, before: str = "") -> None:
         super().__init__(code, os.strerror(code), str(path))
         self.before = before
 
