@@ -27,7 +27,13 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
         return rollout
     assert rollout.scores.old_logps is not None
     weights, keep = correction(rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, reduce)
-    return replace(rollout, weights=weights, loss_mask=keep)
+    return replace(rollout, weights=weights, loss_mask=keep & rollout.trained_mask)
+
+
+def trained_rows(rollout: Rollout) -> Rollout:
+    """Return the rows with a token to train on. A row without one must not be read: NaN times 0 is NaN."""
+    keep_B = rollout.trained_mask.any(1)
+    return rollout if bool(keep_B.all()) else rollout.select(keep_B)
 
 
 def filtered(

@@ -65,7 +65,7 @@ class RunSummary(L.Callback):
         callback = trainer.checkpoint_callback
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
             return ""
-        path = callback.best_model_path
+        path = callback.last_model_path or callback.best_model_path
         if self._saved_at != trainer.global_step or not path:
             path = str(Path(callback.dirpath) / "final.ckpt")
             trainer.save_checkpoint(path)

@@ -15,10 +15,11 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
 from lightning_agentrl.rollout import RolloutDataModule
@@ -120,6 +121,8 @@ class StopOnSignals(L.Callback):
             root = trainer.default_root_dir
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
         trainer.save_checkpoint(path)
+        if isinstance(callback, RunCheckpoints):
+            callback.name_last(trainer, path)
         self._saved = path
         return True
 
@@ -142,24 +145,11 @@ class StopOnSignals(L.Callback):
         head = f"stopped {where}: {_name(number)} came, {what}"
         if trainer.state.fn != TrainerFn.FITTING:
             return f"stopped: {_name(number)} came, {what}"
-        path = newest_checkpoint(trainer, self._saved)
+        path = last_good_checkpoint(trainer)
         return f"{head}; {how_to_continue(path, self.command)}" if path else f"{head}; there is no checkpoint yet"
 
 
-def newest_checkpoint(trainer: L.Trainer, *others: str) -> str:
-    """Return the path of the checkpoint that the run saved last, or else began with; empty without one.
-
-    Args:
-        trainer: of the run.
-        others: checkpoints that its ModelCheckpoint did not save.
-    """
-    callback = trainer.checkpoint_callback
-    saved = (callback.last_model_path, callback.best_model_path) if isinstance(callback, ModelCheckpoint) else ()
-    there = [path for path in (*others, *saved) if path and os.path.exists(path)]
-    return max(there, key=os.path.getmtime, default=str(trainer.ckpt_path or ""))
-
-
-def how_to_continue(path: str, command: Sequence[str]) -> str:
+def how_to_continue(path: Path, command: Sequence[str]) -> str:
     """Return what to type, or to write in Python, to go on with a checkpoint.
 
     Args:
@@ -167,7 +157,7 @@ def how_to_continue(path: str, command: Sequence[str]) -> str:
         command: of the run; empty in Python.
     """
     if not command:
-        return f"continue with ckpt_path={path!r}"
+        return f"continue with ckpt_path='{path}'"
     kept: list[str] = []
     for argument in command:
         if kept and kept[-1] == "--ckpt_path":

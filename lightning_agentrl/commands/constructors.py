@@ -55,7 +55,7 @@ def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError |
     if isinstance(cause, ImportError):
         return ConfigError(missing_package(cause, owner.__name__, keys[0] if keys else ""))
     if isinstance(cause, ConfigError):
-        return cause
+        return ConfigError(cause.problem)  # a new one, since it is raised from the error that it caused
     text = one_line(str(cause))
     if owner.__module__.split(".")[0] not in (*OWN_PACKAGES, "lightning"):
         frame = traceback.extract_tb(cause.__traceback__)[-1]

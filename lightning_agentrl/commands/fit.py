@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import lightning_agentrl.advantages
@@ -27,13 +27,12 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import RolloutReport, StageProgress, StopOnSignals
+from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress, StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
-from lightning_agentrl.callbacks.stop_on_signals import newest_checkpoint
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
@@ -99,6 +98,12 @@ class AgentCLI(LightningCLI):
         parser.add_argument(
             "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
         )
+        parser.add_argument(
+            "--resume_with_changes",
+            type=str,
+            default="",
+            help="Keys, with commas between them, that may differ from those of the run that saved ckpt_path.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
@@ -140,7 +145,7 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -153,7 +158,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress by stage and a report of rollouts, unless the config has its own; heed quiet and dry runs."""
+        """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -166,6 +171,10 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
+        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
+            callbacks.append(RunCheckpoints())
+        if not _has(callbacks, Chain):
+            callbacks.append(Chain())
         if not _has(callbacks, StopOnSignals):
             callbacks.append(StopOnSignals())
         callbacks.sort(key=lambda callback: not isinstance(callback, StopOnSignals))  # before others play episodes
@@ -175,7 +184,6 @@ class AgentCLI(LightningCLI):
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
-        name_checkpoint_errors(trainer.strategy, training=self.subcommand == "fit")
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -190,6 +198,8 @@ class AgentCLI(LightningCLI):
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
             self.config_init["fit"]["ckpt_path"] = "hpc"
+        accepted = self.settings.get("resume_with_changes", "").split(",")
+        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
@@ -349,7 +359,7 @@ def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
 
 
 def _stopped(trainer: L.Trainer) -> str:
-    path = newest_checkpoint(trainer)
+    path = last_good_checkpoint(trainer)
     then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
     return f"stopped after iteration {trainer.current_epoch}; {then}"
 

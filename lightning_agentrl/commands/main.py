@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from lightning_agentrl import __version__
@@ -23,7 +24,9 @@ commands
   fit            train            agentrl fit --config configs/quickstart.yaml
   validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
   view           look at a run    agentrl view runs/quickstart
-  export         write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+  export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
+  replay         run it again     agentrl replay runs/quickstart --iteration 7
+  bisect         compare runs     agentrl bisect runs/one runs/other
   verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
   serve          start vLLM       agentrl serve demo --port 8001
 
@@ -47,6 +50,35 @@ def view(run: str, out: str | None = None, last: int | None = None) -> None:
     from lightning_agentrl.view import build_page
 
     print(f"written to {build_page(Path(run), None if out is None else Path(out), last)}")
+
+
+def replay(run: str, iteration: int | None = None) -> None:
+    """Run an iteration of a run once more, from the nearest checkpoint before it, and say whether it is the same.
+
+    Args:
+        run: folder of the run, with its config.yaml, chain and checkpoints.
+        iteration: its number, from 1; the last one when not given. Exits with 1 if any bit differs.
+    """
+    from lightning_agentrl.commands.replay import replay_iteration
+
+    with TemporaryDirectory() as folder:
+        same, said = replay_iteration(Path(run), iteration, Path(folder))
+    print("\n".join(said))
+    if not same:
+        raise SystemExit(1)
+
+
+def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
+    """Say where two runs part: the first difference at all, and the first beyond a tolerance.
+
+    Args:
+        first: folder of a run.
+        second: folder of another run.
+        tolerance: gap of two numbers that is not beyond it, relative above 1.
+    """
+    from lightning_agentrl.commands.bisect import bisect_runs
+
+    print("\n".join(bisect_runs(Path(first), Path(second), tolerance)))
 
 
 def export(checkpoint: str, folder: str, merge: bool | None = None, model: str | None = None) -> None:
@@ -88,7 +120,13 @@ def serve(
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY = "verify-engine"  # takes the config of a run, as those do
-OWN: dict[str, Callable[..., None]] = {"view": view, "export": export, "serve": serve}
+OWN: dict[str, Callable[..., None]] = {
+    "view": view,
+    "export": export,
+    "replay": replay,
+    "bisect": bisect,
+    "serve": serve,
+}
 OPTIONS = "options"  # of another program, after --
 
 

@@ -16,6 +16,8 @@ import gymnasium
 from lightning_agentrl.errors.faults import EnvError
 
 CONTRACT = "contract"  # kind of an error that a retry does not fix
+REWARD = "reward"  # kind of an error in a number that is trained on
+LARGEST_REWARD = 3.4e38  # what float32 holds
 OUR_METRICS = ("retries", "errors/")  # names and prefixes below env/ that count errors of environments
 
 
@@ -99,6 +101,27 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
     return numbers
 
 
+def check_reward(whose: str, reward: float) -> None:
+    """Refuse a reward that is not finite, or is not in float32.
+
+    Args:
+        whose: who gave it, as the beginning of a sentence.
+        reward: the number.
+
+    Raises:
+        EnvError: of kind ``reward``.
+    """
+    if not abs(reward) <= LARGEST_REWARD:
+        raise EnvError(
+            REWARD, f"{whose} gave the reward {reward:g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        )
+
+
+def well_formed(text: str) -> str:
+    """Return the text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def contract_error(sentence: str) -> EnvError:
     return EnvError(CONTRACT, sentence)
 
@@ -149,7 +172,7 @@ def _need(condition: bool) -> None:
 
 def _text(value: Any) -> str:
     _need(isinstance(value, str))
-    return str(value)
+    return well_formed(value)
 
 
 def _texts(value: Any) -> dict[str, str]:

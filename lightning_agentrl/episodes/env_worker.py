@@ -22,6 +22,7 @@ from lightning_agentrl.episodes.environment import Answer, Hosted
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
+SURROGATES = "surrogates"  # kind of an error that is mended without a retry
 T = TypeVar("T")
 
 
@@ -74,13 +75,16 @@ class EnvWorker:
     async def reset(self, start: Start) -> Answer:
         """Begin an episode and return its first answer."""
         with _noting_where(start):
-            return self._begun(start, (), await self._run("reset", lambda: self._reset(start)))
+            answer = await self._run("reset", lambda: self._reset(start))
+            self._count_mended(answer)
+            return self._begun(start, (), answer)
 
     async def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
         with _noting_where(self._started, self.actions, action):
             self.answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
             self.actions.append(action)
+            self._count_mended(self.answer)
             return self.answer
 
     async def draw(self) -> bytes:
@@ -134,6 +138,10 @@ class EnvWorker:
     def _begun(self, start: Start, actions: Sequence[str], answer: Answer) -> Answer:
         self.start, self.actions, self.answer = start, list(actions), answer
         return answer
+
+    def _count_mended(self, answer: Answer) -> None:
+        if answer.mended:
+            self._overcome.append(SURROGATES)
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
         """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""

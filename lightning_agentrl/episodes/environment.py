@@ -11,15 +11,23 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Protocol, SupportsFloat
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics
+from lightning_agentrl.episodes.contract import (
+    Contract,
+    check_reward,
+    contract_error,
+    read_contract,
+    read_metrics,
+    well_formed,
+)
 from lightning_agentrl.episodes.make_errors import environment_problem
+from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -42,6 +50,7 @@ class Answer:
     truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    mended: bool = False  # its texts had lone surrogates
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Recipe:
             ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
         with self._as_config_errors():
-            return gymnasium.make(self.id, disable_env_checker=True, **self.kwargs)
+            return gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
 
     def load(self) -> Callable[..., Any] | None:
         """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.
@@ -96,7 +105,10 @@ class Recipe:
         try:
             yield
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            raise ConfigError(environment_problem(self.id, self.kwargs, error, self.key)) from error
+            if isinstance(error, ConfigError):
+                raise
+            problem = environment_problem(self.id, self.kwargs, error, self.key)
+            raise ConfigError(replace(problem, what=masked(problem.what))) from error
 
 
 class Hosted(Protocol):
@@ -147,6 +159,7 @@ class Environment:
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, SupportsFloat):
                 raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
+            check_reward("the environment", float(reward))
             return self._answer(observation, info, float(reward), bool(terminated), bool(truncated))
 
     def draw(self) -> bytes:
@@ -185,15 +198,18 @@ class Environment:
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
                 raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+        given = {"observation": observation} | {name: info[name] for name in _TEXTS if name in info}
+        texts = {name: well_formed(text) for name, text in given.items()}
         return Answer(
-            observation=info.get("long_term_text", observation),
-            short_term=info.get("short_term_text", ""),
+            observation=texts.get("long_term_text", texts["observation"]),
+            short_term=texts.get("short_term_text", ""),
             contract=read_contract(self.env, begun=True),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             metrics=read_metrics(info),
-            info=info,
+            info={**info, **{name: text for name, text in texts.items() if name in info}},
+            mended=texts != given,
         )
 
 
@@ -207,7 +223,8 @@ def naming_errors() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and _interrupts_come_here():
             raise
-        raise EnvError(type(error).__name__, f"the environment raised {_named(error)}", _trace(error)) from None
+        told = masked(f"the environment raised {_named(error)}")
+        raise EnvError(type(error).__name__, told, masked(_trace(error))) from None
 
 
 def _interrupts_come_here() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -54,6 +55,8 @@ class TurnInteraction(Interaction):
             raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
         if invalid_mode not in ("add", "replace", "truncate"):
             raise ValueError(f"invalid_mode must be add, replace or truncate, got '{invalid_mode}'")
+        if not math.isfinite(invalid_penalty):
+            raise ValueError(f"invalid_penalty must be finite, got {invalid_penalty}")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
         self.max_reply_tokens = max_reply_tokens

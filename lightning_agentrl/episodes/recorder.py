@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lightning_agentrl.episodes.contract import check_reward
 from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.types import Sample, Segment, Turn
 
@@ -42,7 +43,12 @@ class Recorder:
         return self.turns_left == 1
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
-        """Add a turn."""
+        """Add a turn.
+
+        Raises:
+            EnvError: a reward in it is not finite.
+        """
+        _check(turn)
         last = self._samples[-1][1][-1] if self._samples else None
         if self.grows and last is not None and not last.done and last.episode == turn.episode:
             segments, turns = self._samples[-1]
@@ -63,15 +69,24 @@ class Recorder:
 
         Raises:
             ValueError: no turn of the episode is here; it may be in an earlier rollout.
+            EnvError: a reward is not finite.
         """
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
-                turns[-1] = replace(turns[-1], **changes)
+                changed = replace(turns[-1], **changes)
+                _check(changed)
+                turns[-1] = changed
                 return
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
 
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
+
+
+def _check(turn: Turn) -> None:
+    """Refuse a turn with a reward that is not finite, whoever gave it."""
+    for reward in (turn.reward, turn.env_reward, turn.episode_return):
+        check_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
 
 
 class EpisodeRecorder(Recorder):

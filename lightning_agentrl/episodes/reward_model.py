@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from lightning_agentrl.episodes.tasks import Scorer
+from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
+
+MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
 
 
 @dataclass
@@ -68,6 +71,7 @@ class RewardModel(Scorer):
                 f"the reward model '{self.model}' has {classifier.config.num_labels} outputs, and a reward is one "
                 f"number; give a model with one (key {self.key}.init_args.model)"
             )
+        self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
         self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
@@ -100,10 +104,10 @@ class RewardModel(Scorer):
     def _encode(self, prompt: str, reply: str) -> _Waiting:
         assert self._tokenizer is not None
         assert self._classifier is not None
+        prompt, reply = self._safe(prompt), self._safe(reply)
         if self._tokenizer.chat_template:
-            messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-            encoded = self._tokenizer(cast(str, text), add_special_tokens=False)
+            text = _conversation(self._tokenizer, prompt, reply)
+            encoded = self._tokenizer(text, add_special_tokens=False)
         else:
             encoded = self._tokenizer(prompt, reply)
         ids = cast(list[int], encoded["input_ids"])
@@ -114,6 +118,14 @@ class RewardModel(Scorer):
                 f"{longest}; lower max_reply_tokens of data.init_args.interaction, or give another model"
             )
         return _Waiting(ids, cast(list[int], encoded.get("token_type_ids", [])))
+
+    @staticmethod
+    def _markers(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+        """Return what the chat template writes to tell roles apart; nothing without one."""
+        if not tokenizer.chat_template:
+            return set()
+        contents = "probe of a prompt", "probe of a reply"
+        return role_markers(_conversation(tokenizer, *contents), contents, special_strings(tokenizer))
 
     @torch.no_grad()
     def _read(self, batch: Sequence[_Waiting]) -> list[float]:
@@ -139,3 +151,8 @@ class RewardModel(Scorer):
             inputs["token_type_ids"] = rows([item.types for item in batch], 0)
         output: Any = self._classifier(**inputs)
         return [float(x) for x in output.logits[:, 0].float().cpu()]
+
+
+def _conversation(tokenizer: PreTrainedTokenizerBase, prompt: str, reply: str) -> str:
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))

@@ -15,6 +15,7 @@ from lightning_agentrl.episodes.contract import checked_worker
 from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment, Recipe
+from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.errors import ConfigError
 
@@ -47,7 +48,8 @@ class EnvConfig:
 
     Args:
         id: registered id, ``module:Name-v0`` imports the module first.
-        kwargs: arguments of the environment.
+        kwargs: arguments of the environment. ``${NAME}`` in a text stands for an environment variable; that is how
+            secrets are given, and configs, records and logs hold the name only.
         share: its part of all that is played, relative to the other sources.
         retries: how often one reset or step may fail: the environment is made again, the episode is replayed from its
             seed and actions, and the call is repeated.
@@ -66,6 +68,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         self.key = ENV
+        check_secrets(self.kwargs)
 
     def check(self) -> None:
         """Refuse numbers out of range, and a time limit in a thread.

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import gymnasium
 import torch
 
+from lightning_agentrl.episodes.contract import well_formed
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 
@@ -205,4 +206,4 @@ def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
     answer = entry.get("answer")
     if answer is None and needs_answer:
         raise ValueError(f"{where} has no answer, which the scorer compares replies with (key {key})")
-    return Task(entry["prompt"], None if answer is None else str(answer))
+    return Task(well_formed(entry["prompt"]), None if answer is None else well_formed(str(answer)))

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
+from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 
 Message = dict[str, str]
@@ -56,8 +57,7 @@ class RenderedPrompt:
 class ChatRenderer:
     """A renderer of prompts with the chat template of a tokenizer.
 
-    Text of the environment and of earlier replies is not trusted: a string in it that the tokenizer would read as a
-    special token is broken by a space after its first character.
+    Text of the environment and of earlier replies is not trusted; see :class:`Untrusted`.
 
     Raises:
         ValueError: the template cannot render an agent's conversation; see :meth:`probe`.
@@ -70,10 +70,9 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format = prompt_format or PromptFormat()
         self._heading = "Observation:"
-        strings = "|".join(re.escape(text) for text in _special_strings(tokenizer)) or r"(?!)"
-        self._special = re.compile(strings)
-        self._special_start = re.compile(f"(?=(?:{strings}))(.)", re.DOTALL)
-        self.probe()
+        # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
+        longest = max(map(len, tokenizer.get_vocab()))
+        self._safe = Untrusted(tokenizer, self.probe(), max_chars=longest * (self.format.max_prompt_tokens + 1))
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -201,8 +200,11 @@ class ChatRenderer:
 
     # Start-up
 
-    def probe(self) -> None:
-        """Check the template once and learn its turn close and whether it is append-only.
+    def probe(self) -> set[str]:
+        """Check the template once; learn its turn close and whether it is append-only.
+
+        Returns:
+            Its role markers that are plain text.
 
         Raises:
             ValueError: there is no chat template, or it refuses or ignores system messages, does not close a reply with
@@ -221,7 +223,9 @@ class ChatRenderer:
             raise ValueError(f"{self._template_name} refuses [system, user, assistant] messages: {error}") from error
         if not (_SYSTEM in text and _USER in text and _REPLY in text):
             raise ValueError(f"{self._template_name} leaves out the text of a system, user or assistant message")
-        close = self._special.match(text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
+        special = special_strings(self.tokenizer)
+        strings = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
+        close = re.match(strings, text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
         if close is None:
             raise ValueError(f"{self._template_name} does not close a reply with a special token")
         self._turn_close = close[0]
@@ -231,6 +235,8 @@ class ChatRenderer:
             raise ValueError(f"{self._template_name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
         replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
         self.append_only = all(self._suffix(head, {"role": "user", "content": _USER}, reply) for reply in replies)
+        whole = self._apply([*head, *pair, pair[0]], generate=True)
+        return role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
 
     def _suffix(self, head: list[Message], message: Message, reply: str = _REPLY) -> str | None:
         """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
@@ -271,9 +277,6 @@ class ChatRenderer:
             return f"Answer with two lines.\nTHINK: your reasoning, step by step\nACTION: {action}"
         return f"Answer with one of: {names}" if names else ""
 
-    def _safe(self, text: str) -> str:
-        return self._special_start.sub(r"\1 ", text)
-
     def _apply(self, messages: list[Message], generate: bool = False) -> str:
         return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
 
@@ -283,11 +286,3 @@ class ChatRenderer:
     @property
     def _template_name(self) -> str:
         return f"the chat template of '{self.tokenizer.name_or_path}'"
-
-
-def _special_strings(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return strings that text must not forge, longest first: special tokens, and added tokens that look like tags."""
-    added = tokenizer.added_tokens_decoder.values()
-    strings = {token.content for token in added if token.special or re.fullmatch(r"<.+>", token.content)}
-    strings |= set(tokenizer.all_special_tokens)
-    return sorted((text for text in strings if len(text) > 1), key=len, reverse=True)

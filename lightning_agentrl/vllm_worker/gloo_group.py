@@ -50,9 +50,12 @@ class GlooGroup:
 
 
 def open_store(address: str) -> TCPStore:
-    """Open the store of a new group in this process, on a free port."""
+    """Open the store of a new group in this process, on a free port of this address only (torch would take all)."""
+    family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.create_server((address, 0), family=family) as door:
+        port, fd = door.getsockname()[1], door.detach()  # from now on the store's
     return dist.TCPStore(  # type: ignore[attr-defined]
-        address, 0, None, True, timeout=MEET_TIME, wait_for_workers=False
+        address, port, None, True, timeout=MEET_TIME, wait_for_workers=False, master_listen_fd=fd
     )
 
 

@@ -71,6 +71,27 @@ def test_an_error_is_overcome_by_playing_the_episode_again(tiny_folder):
     assert not any(errors[4:])
 
 
+def test_lone_surrogates_are_replaced_and_counted(tiny_folder):
+    class Broken(Scripted):
+        system_prompt = "half \ud83d"
+
+        def reset(self, **kwargs):
+            observation, info = super().reset(**kwargs)
+            return f"{observation} \udc00", info
+
+        def step(self, action):
+            observation, *rest, info = super().step(action)
+            return observation, *rest, {**info, "long_term_text": "\ud83d\ude00 whole", "executed_action": "a\udfff"}
+
+    with workplace(tiny_folder, [Scripted(3)]) as place:
+        place.sessions = [replaced(place, Broken, retries=0)]
+        turns = place.collect(3).turns
+    assert turns[0].observation.endswith(" \ufffd")
+    assert [turn.observation for turn in turns[1:]] == ["\U0001f600 whole"] * 2  # a pair is no lone one
+    assert {turn.action for turn in turns} == {"a\ufffd"}
+    assert [turn.env_errors for turn in turns] == [("surrogates", "surrogates"), ("surrogates",), ("surrogates",)]
+
+
 def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [fragile_session(place, [("step", 2)] * 3, retries=2)]

@@ -1,0 +1,199 @@
+"""What every iteration computed, without times: enough to say where two runs part."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+from zipfile import BadZipFile
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.types import Rollout, Sample, Scores
+
+Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
+
+FOLDER = "chain"
+BLOCK = 1 << 22  # numbers of a weight that are summed at a time
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
+
+
+class Chain(RolloutCallback):
+    """A chain of what every iteration computed, for `agentrl replay` and `agentrl bisect`.
+
+    Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
+    advantages, the losses and other metrics of the update, and a checksum of every weight after it. Times are left out.
+
+    Args:
+        keep: iterations of which the files are kept. One takes about 30 bytes for each sampled token.
+    """
+
+    def __init__(self, keep: int = 200) -> None:
+        if keep < 1:
+            raise ValueError(f"Chain needs keep of at least 1, got {keep}")
+        self.keep = keep
+        self._folder = Path()
+        self._link: Link = {}
+        self._stepped = False  # a resumed run ends its last epoch once more, with nothing done
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._folder = run_folder(trainer) / FOLDER
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self._link |= rollout_fields(rollout)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        self._stepped = True
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self._stepped:
+            return
+        numbers = {name: float(x) for name, x in sorted(trainer.callback_metrics.items()) if _is_repeatable(name)}
+        self._link |= {f"update/number/{name}": np.array(x) for name, x in numbers.items()}
+        self._link |= weight_fields(pl_module)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = link_path(self._folder, trainer.current_epoch + 1, trainer.global_rank)
+        beside = path.with_suffix(".part")
+        with beside.open("wb") as file:
+            np.savez_compressed(file, **cast(Any, self._link))
+        beside.replace(path)
+        old = link_path(self._folder, trainer.current_epoch + 1 - self.keep, trainer.global_rank)
+        old.unlink(missing_ok=True)
+        self._link, self._stepped = {}, False
+
+
+def link_path(folder: Path, iteration: int, rank: int) -> Path:
+    return folder / f"{iteration:06d}-rank{rank}.npz"
+
+
+def read_links(folder: Path) -> dict[int, dict[int, Path]]:
+    """Return the files of a chain by iteration and rank.
+
+    Raises:
+        ValueError: there are none.
+    """
+    links: dict[int, dict[int, Path]] = {}
+    for path in sorted(folder.glob("*.npz")):
+        if match := re.fullmatch(r"(\d+)-rank(\d+)", path.stem):
+            links.setdefault(int(match[1]), {})[int(match[2])] = path
+    if not links:
+        raise ValueError(f"there is no chain in '{folder}'; it is written by runs with the callback Chain")
+    return links
+
+
+def read_link(path: Path) -> Link:
+    """Return the fields of one file.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+        raise ValueError(f"the file '{path}' of the chain is damaged: {error}") from error
+
+
+def rollout_fields(rollout: Rollout) -> Link:
+    """Return what was collected, by turn [T] and by token [N], and what was made of it, by token or by row [B].
+
+    Of a turn, what it was shown comes first, then its reply, then what followed: the order in which a fault spreads.
+    """
+    turns = rollout.turns
+    actions = [segment for sample in rollout.samples for segment in sample.actions]
+    read: dict[str, Sequence[Any]] = {
+        "env": [turn.env for turn in turns],
+        "episode": [turn.episode for turn in turns],
+        "index": [turn.index for turn in turns],
+        "observation": [_digest(turn.observation) for turn in turns],
+        "prompt": [_digest(repr(ids)) for sample in rollout.samples for ids in _read_before_replies(sample)],
+        "policy_version": [turn.policy_version for turn in turns],
+    }
+    followed: dict[str, Sequence[Any]] = {
+        "action": [_digest(turn.action) for turn in turns],
+        "env_reward": [turn.env_reward for turn in turns],
+        "reward": [turn.reward for turn in turns],
+        "ended": [_digest(str(turn.stop)) for turn in turns],
+        "metrics": [_digest(repr(sorted(turn.metrics.items()))) for turn in turns],
+        "timeouts": [turn.env_errors.count("timeout") for turn in turns],
+    }
+    link = {f"rollout/turn/{name}": np.array(values) for name, values in read.items()}
+    link["rollout/token/turn"] = np.repeat(np.arange(len(turns)), [len(segment) for segment in actions])
+    link["rollout/token/ids"] = np.array([i for segment in actions for i in segment.ids])
+    link["rollout/token/logps"] = rollout.rollout_logps[rollout.action_mask].numpy(force=True)
+    link |= {f"rollout/turn/{name}": np.array(values) for name, values in followed.items()}
+    made = {f.name: getattr(rollout.scores, f.name) for f in fields(Scores)}
+    made |= {
+        name: getattr(rollout, name) for name in ("shaped_rewards", "weights", "loss_mask", "advantages", "returns")
+    }
+    made |= {"bootstrap_values": rollout.bootstrap_values}
+    for name, x in made.items():
+        if x is not None:
+            level, values = ("token", x[rollout.action_mask]) if x.dim() == 2 else ("row", x)
+            link[f"scores/{level}/{name}"] = values.float().numpy(force=True)
+    return link
+
+
+def weight_fields(module: nn.Module) -> Link:
+    """Return a checksum, the sum and the norm of each weight, over all shards of it."""
+    own = [(name, *_sums(weight)) for name, weight in module.named_parameters()]
+    sharded = any(isinstance(weight, DTensor) for weight in module.parameters())
+    parts = all_gather(own) if sharded else [own]
+    link = {}
+    for rows in zip(*parts, strict=True):
+        checksum = sum(row[1] for row in rows) % 2**64
+        total, squares = (math.fsum(row[i] for row in rows) for i in (2, 3))
+        link[f"weights/tensor/{rows[0][0]}"] = np.array(
+            [checksum, *np.array([total, squares]).view(np.uint64)], np.uint64
+        )
+    return link
+
+
+def _sums(weight: Tensor) -> tuple[int, float, float]:
+    """Return a checksum of bits and places that adds up over shards, the sum, and the sum of squares."""
+    start, local = 0, weight.detach()
+    if isinstance(local, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(local.shape, local.device_mesh, local.placements)
+        if any(offset[1:]) or list(shape[1:]) != list(local.shape[1:]):
+            raise NotImplementedError("a weight that is sharded along another dimension than the first")
+        start, local = offset[0] * math.prod(local.shape[1:]), local.to_local()
+    checksum, total, squares = 0, 0.0, 0.0
+    for block in local.reshape(-1).split(BLOCK):
+        places = torch.arange(start, start + len(block), device=block.device) * 2 + 1
+        checksum += int((block.view(_INTEGERS[block.element_size()]).long() * places).sum())
+        doubles = block.double()
+        total, squares = total + float(doubles.sum()), squares + float(doubles.square().sum())
+        start += len(block)
+    return checksum, total, squares
+
+
+def _read_before_replies(sample: Sample) -> Iterator[tuple[int, ...]]:
+    """Yield, for each turn, the ids between the reply before it and its own."""
+    ids: tuple[int, ...] = ()
+    for segment in sample.segments:
+        if segment.is_action:
+            yield ids
+            ids = ()
+        else:
+            ids += tuple(segment.ids)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def _is_repeatable(name: str) -> bool:
+    return not name.startswith("time/") and "seconds" not in name and "per_second" not in name

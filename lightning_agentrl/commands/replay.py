@@ -1,0 +1,94 @@
+"""`agentrl replay`: run an iteration of a run once more, from the nearest checkpoint, and compare."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
+from lightning_agentrl.commands.bisect import chain_of, first_difference
+
+# Callbacks that only write files, which a replay must not do in the folder of the run.
+_WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"}
+
+
+def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
+    """Run forward from the nearest checkpoint before an iteration, and compare every field on the way.
+
+    Args:
+        run: folder of the run, with its config.yaml and chain.
+        iteration: its number, from 1; None: the last one.
+        folder: where to run; must be empty.
+
+    Returns:
+        Whether all is the same to the bit, and sentences that say so.
+
+    Raises:
+        ValueError: the run has no config, no chain or not this iteration, or its processes failed.
+    """
+    chain = chain_of(run)
+    iteration = max(chain) if iteration is None else iteration
+    if iteration not in chain:
+        raise ValueError(f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}")
+    config = yaml.safe_load(_config_of(run).read_text())
+    checkpoint, done = _checkpoint_before(run, iteration)
+    (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
+    command += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise ValueError(f"the replay failed: {(ended.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
+    again = read_links(folder / FOLDER)
+    since = "the start" if checkpoint is None else f"'{checkpoint}' (iteration {done})"
+    said = [f"replayed iterations {done + 1} to {iteration} from {since}"]
+    for number in range(done + 1, iteration + 1):
+        if number not in chain:
+            said.append(f"iteration {number} is no longer in the chain of the run and was not compared")
+            continue
+        for rank, path in chain[number].items():
+            old, new = read_link(path), read_link(again[number][rank])
+            if difference := first_difference(old, new, number):
+                return False, [*said, f"first difference (run, replay): {difference}"]
+    return True, [*said, f"iteration {iteration} is the same to the bit"]
+
+
+def _config_of(run: Path) -> Path:
+    found = sorted(run.glob("**/config.yaml"))
+    if len(found) != 1:
+        raise ValueError(f"the folder '{run}' has {len(found)} files config.yaml; name the folder of one run")
+    return found[0]
+
+
+def _checkpoint_before(run: Path, iteration: int) -> tuple[Path | None, int]:
+    """Return the newest checkpoint of the run before an iteration, and how many iterations it has behind it."""
+    files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
+    done = {
+        path: int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["epoch"]) + 1 for path in files
+    }
+    before = {path: count for path, count in done.items() if count < iteration}
+    newest = max(before, key=lambda path: before[path], default=None)
+    return newest, 0 if newest is None else before[newest]
+
+
+def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:
+    """Return the config of a run that ends with the iteration and writes into this folder only."""
+    trainer = config["trainer"]
+    given = trainer.get("callbacks") or []
+    kept = [one for one in (given if isinstance(given, list) else [given]) if _name(one) not in _WRITERS]
+    trainer |= {
+        "callbacks": [*kept, {"class_path": "lightning_agentrl.callbacks.Chain"}],
+        "logger": False,
+        "enable_checkpointing": False,
+        "default_root_dir": str(folder),
+        "max_epochs": iteration,
+    }
+    return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
+
+
+def _name(callback: dict[str, Any]) -> str:
+    return str(callback["class_path"]).rsplit(".", 1)[-1]

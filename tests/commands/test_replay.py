@@ -1,0 +1,193 @@
+"""Where two runs part: a replay is the same to the bit, and what was changed on purpose is found at its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lightning_agentrl.callbacks import Chain
+from lightning_agentrl.callbacks.chain import link_path, read_link
+from lightning_agentrl.commands.bisect import bisect_runs
+from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.rollout import TurnInteraction
+from lightning_agentrl.types import Turn
+from tests.agents.harness import ByLength, make_agent, make_data, make_trainer
+from tests.cli import Command, Config, changed, sentence
+
+ITERATIONS, ENVS, TURNS = 3, 4, 4
+
+
+class Altered(TransformersEngine):
+    """Changes one request or reply, that of a turn of an environment."""
+
+    def __init__(self, what: str = "", env: int = 0, turn: int = 0) -> None:
+        super().__init__(max_batch=1)
+        self.what = what
+        self.wanted = derive_seed(3, env, turn, 0)
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        if request.seed != self.wanted:
+            return await super().generate(request)
+        if self.what == "seed":
+            return await super().generate(replace(request, seed=request.seed ^ 1))
+        reply = await super().generate(request)
+        if self.what == "token":
+            return replace(reply, ids=(*reply.ids[:-1], (reply.ids[-1] + 1) % 200))
+        return replace(reply, policy_version=99) if self.what == "version" else reply
+
+
+class Generous(TurnInteraction):
+    """Adds to the reward of one turn of an environment, of those that end no episode."""
+
+    def __init__(self, env: int, turn: int) -> None:
+        super().__init__(max_reply_tokens=4, parser=ByLength())
+        self.env, self.turn = env, turn
+        self.seen = 0
+
+    async def _play(self, session: Any, *args: Any) -> Turn:
+        turn = await super()._play(session, *args)
+        if session.index != self.env or session.turns_taken - 1 != self.turn:
+            return turn
+        return replace(turn, reward=turn.reward + 1e-3)
+
+
+class BitFlip(L.Callback):
+    """Flips the lowest bit of one number of a weight at the end of an iteration."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch + 1 == self.iteration:
+            _, weight = list(pl_module.named_parameters())[7]
+            with torch.no_grad():
+                weight.view(-1)[3:4].view(torch.int64).bitwise_xor_(1)
+
+
+def fit(tiny_folder: Path, path: Path, what: str = "", env: int = 0, turn: int = 0) -> Path:
+    """Train with one thing altered, and return the folder."""
+    callbacks = [BitFlip(turn // TURNS + 1)] if what == "weight bit" else []
+    plain = TurnInteraction(max_reply_tokens=4, parser=ByLength())
+    data = make_data(
+        num_envs=ENVS,
+        turns_per_env=TURNS,
+        engine=Altered(what, env, turn),
+        interaction=Generous(env, turn) if what == "reward" else plain,
+    )
+    torch.manual_seed(0)
+    make_trainer(path, ITERATIONS, [*callbacks, Chain()]).fit(make_agent(tiny_folder), data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def untouched(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tiny_folder, tmp_path_factory.mktemp("chain") / "untouched")
+
+
+def test_equal_runs_are_equal_to_the_bit(untouched: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    said = bisect_runs(untouched, fit(tiny_folder, tmp_path / "again"), 1e-5)
+    assert said == [f"compared iterations 1 to {ITERATIONS}", "first difference: none, equal to the bit"]
+
+
+@pytest.mark.parametrize(
+    ("what", "env", "turn"),
+    [
+        pytest.param(what, env, turn, marks=pytest.mark.slow if first else pytest.mark.long)
+        for what in ("token", "seed", "version", "reward", "weight bit")
+        for first, (env, turn) in zip((True, False, False, False), [(2, 5), (0, 0), (3, 11), (1, 8)], strict=True)
+    ],
+)
+def test_what_was_altered_is_found(
+    what: str, env: int, turn: int, untouched: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Twenty alterations: of five kinds, in every iteration and environment."""
+    other = fit(tiny_folder, tmp_path / "altered", what, env, turn)
+    told = bisect_runs(untouched, other, 1e-5)[1].removeprefix("first difference: ")
+    iteration = turn // TURNS + 1
+    if what == "weight bit":
+        assert told.startswith(f"iteration {iteration}, weights: checksum of ")
+        return
+    link = read_link(link_path(untouched / "chain", iteration, 0))
+    mine = [i for i, e in enumerate(link["rollout/turn/env"]) if e == env]
+    at = mine[turn % TURNS]
+    place = f"environment {env}, episode {link['rollout/turn/episode'][at]}, turn {link['rollout/turn/index'][at]}"
+    field = {"token": "ids", "seed": "ids", "version": "policy_version", "reward": "reward"}[what]
+    assert told.startswith(f"iteration {iteration}, rollout: {field} of {place}"), told
+
+
+def test_a_small_gap_is_told_apart_from_a_large_one(untouched: Path, tmp_path: Path) -> None:
+    (tmp_path / "chain").mkdir()
+    for iteration in (1, 2, 3):
+        link = read_link(link_path(untouched / "chain", iteration, 0))
+        if iteration == 2:
+            link["scores/token/old_logps"][5] *= 1 + 1e-6
+        if iteration == 3:
+            link["scores/token/advantages"][9] = np.nan
+        np.savez(link_path(tmp_path / "chain", iteration, 0), **link)  # type: ignore[arg-type]
+    _, at_all, beyond = bisect_runs(untouched, tmp_path, 1e-5)
+    assert "iteration 2, scores: old_logps of environment" in at_all
+    assert "iteration 3, scores: advantages of environment" in beyond
+    assert beyond.endswith(" and nan")
+
+
+@pytest.mark.slow
+def test_every_iteration_replays_to_the_bit(
+    config: Config,
+    agentrl: Command,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a process of its own, from the nearest checkpoint or from the start; a changed weight is found."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = changed(config, "seed_everything", 3)
+    config = changed(config, "trainer.max_epochs", 3)
+    config = changed(
+        config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
+    )
+    saver = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1, "save_on_train_epoch_end": True}}
+    config = changed(config, "trainer.callbacks", [saver])
+    config = changed(config, "trainer.default_root_dir", str(tmp_path / "run"))
+    assert agentrl(config=config)[0] == 0
+
+    def said(iteration: int) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["agentrl", "replay", str(tmp_path / "run"), "--iteration", str(iteration)])
+        capsys.readouterr()
+        from lightning_agentrl.commands.main import main
+
+        try:
+            main()
+        except SystemExit as stop:
+            return int(stop.code or 0), capsys.readouterr().out
+        return 0, capsys.readouterr().out
+
+    code, text = said(3)
+    assert code == 0, text
+    assert "replayed iterations 3 to 3" in text
+    path = link_path(tmp_path / "run" / "chain", 1, 0)
+    link = read_link(path)
+    name = next(name for name in link if name.startswith("weights/"))
+    link[name][0] ^= 1
+    np.savez(path, **link)  # type: ignore[arg-type]
+    code, text = said(1)
+    assert code == 1
+    assert "iteration 1, weights: checksum of" in text
+
+
+def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
+    def told(*arguments: str) -> str:
+        return sentence(agentrl(*arguments[1:], command=arguments[0]))
+
+    assert "has no chain" in told("bisect", str(tmp_path), str(untouched))
+    assert "has no chain" in told("replay", str(tmp_path), "--iteration", "2")
+    assert "iterations 1 to 3, not 9" in told("replay", str(untouched), "--iteration", "9")
+    (tmp_path / "chain").mkdir()
+    link_path(tmp_path / "chain", 1, 0).write_bytes(link_path(untouched / "chain", 1, 0).read_bytes()[:900])
+    assert "is damaged" in told("bisect", str(tmp_path), str(untouched))

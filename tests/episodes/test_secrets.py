@@ -1,0 +1,86 @@
+"""Secrets of an environment: records hold their names, the environment gets their values."""
+
+from __future__ import annotations
+
+import gymnasium
+import pytest
+
+from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.secrets import check_secrets, filled, masked
+from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.rollout import EnvConfig
+
+SECRET = "sk-0123456789abcdef"
+
+
+class Locked(gymnasium.Env[str, str]):
+    """A user's environment behind a service with a key."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, api_key: str = "", nested: dict[str, list[str]] | None = None) -> None:
+        if api_key != SECRET:
+            raise PermissionError(f"401: {api_key!r} is not a valid key")
+        self.nested = nested
+
+    def reset(self, *, seed=None, options=None):
+        raise ConnectionError(f"GET /reset?key={SECRET} timed out")
+
+
+gymnasium.register("Locked-v0", entry_point=Locked)
+
+
+@pytest.mark.parametrize(
+    "name", ["api_key", "OPENAI_API_KEY", "apikey", "password", "db_passwd", "token", "hf_token", "secret"]
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, nested):
+    arguments = {"client": {name: SECRET}} if nested else {name: SECRET}
+    with pytest.raises(ValueError, match=rf"'{name}'.*\$\{{{name.upper()}\}}") as refused:
+        EnvConfig("Locked-v0", arguments)
+    assert SECRET not in str(refused.value)
+    check_secrets({name: f"${{{name.upper()}}}"})
+    check_secrets({name: ""})
+
+
+@pytest.mark.parametrize("name", ["stop_token", "key", "door_key", "key_color", "max_tokens", "secretary", "tokenizer"])
+def test_other_arguments_are_left_alone(name):
+    EnvConfig("Locked-v0", {name: "red"})
+
+
+def test_references_are_filled_where_the_environment_is_made(monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    config = EnvConfig("Locked-v0", {"api_key": "${MY_KEY}", "nested": {"urls": ["https://x?k=${MY_KEY}&a=1"]}})
+    env = config.make().unwrapped
+    assert env.nested == {"urls": [f"https://x?k={SECRET}&a=1"]}
+    assert SECRET not in f"{config} {config.label}"
+
+
+@pytest.mark.parametrize("worker", ["thread", "process"])
+def test_errors_of_the_environment_do_not_tell_a_secret(monkeypatch, worker):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    made = EnvConfig("tests.episodes.test_secrets:Locked-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()
+    with pytest.raises(EnvError, match=r"key=\$\{MY_KEY\} timed out") as raised:
+        made._environment.reset(0)
+    assert SECRET not in f"{raised.value} {raised.value.trace}"
+    made.close()
+
+
+def test_a_rejected_secret_is_not_told_either(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-wrong")
+    with pytest.raises(EnvError, match=r"401: '\$\{MY_KEY\}' is not a valid key"):
+        Environment(EnvConfig("Locked-v0", {"api_key": "${MY_KEY}"}).make)
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_variable_that_is_not_set_is_told_with_its_key(monkeypatch, value):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises(ValueError, match=r"data.init_args.env.kwargs.client.api_key .* MY_KEY, which is not set"):
+        EnvConfig("Locked-v0", {"client": {"api_key": "${MY_KEY}"}}).make()
+
+
+def test_texts_without_secrets_are_the_same():
+    assert filled({"a": [1, "$b", "${}", ("x",)]}, "k") == {"a": [1, "$b", "${}", ("x",)]}
+    assert masked("nothing here") == "nothing here"
