@@ -193,7 +193,8 @@ class Agent(L.LightningModule, ABC):
         rows = rows_to_score(self.models, rollout, self._needs_now)
         left_out = LeftOut()
         with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
-            rollout = left_out.of(self.score(rollout))
+            rollout = self.score(rollout)
+        rollout = left_out.of(rollout)
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         rollout = left_out.of(rollout.union(shaped_rewards=self._shaped_rewards(rollout)))

@@ -88,11 +88,15 @@ class RunCheckpoints(ModelCheckpoint):
         self.saved = [other for other in known if other in kept]
         self.last_model_path = path
         self._save_checkpoint(trainer, path)
-        self._link_checkpoint(trainer, path, os.path.join(str(self.dirpath), LAST))
+        self.name_last(trainer, path)
         for other in known:
             if other not in kept and self._should_remove_checkpoint(trainer, other, path):
                 self._remove_checkpoint(trainer, other)
         return path
+
+    def name_last(self, trainer: L.Trainer, path: str) -> None:
+        """Let ``last.ckpt`` name this checkpoint, which may also be one that was not saved here."""
+        self._link_checkpoint(trainer, path, os.path.join(str(self.dirpath), LAST))
 
     def _score(self, trainer: L.Trainer) -> Tensor | None:
         """Return the metric of the current weights; None where they have none, as between two validations."""

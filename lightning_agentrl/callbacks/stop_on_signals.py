@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
 from lightning_agentrl.rollout import RolloutDataModule
@@ -120,6 +121,8 @@ class StopOnSignals(L.Callback):
             root = trainer.default_root_dir
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
         trainer.save_checkpoint(path)
+        if isinstance(callback, RunCheckpoints):
+            callback.name_last(trainer, path)
         self._saved = path
         return True
 

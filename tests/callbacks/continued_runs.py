@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
-from lightning_agentrl.callbacks import CriticWarmup, TurnLog
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import FullMemory
@@ -44,7 +44,7 @@ MODES: dict[str, dict[str, Any]] = {
 def run(
     path: Path, folder: Path, mode: str, *callbacks: L.Callback, start: Path | None = None, devices: int = 1
 ) -> Path:
-    """Fit; the checkpoint that is written after each iteration.
+    """Fit; the link to the newest checkpoint.
 
     Args:
         path: of the run.
@@ -58,9 +58,7 @@ def run(
     agent = make_agent(
         folder, SeparateCritic() if grouped else SharedCritic(), advantage=GRPO() if grouped else DualDiscountGAE()
     )
-    saving = L.pytorch.callbacks.ModelCheckpoint(
-        path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
-    )
+    saving = RunCheckpoints(dirpath=str(path))
     every = [*callbacks, CriticWarmup(rollouts=2, rounds=1, fraction=1.0), TurnLog(str(path / "turns")), saving]
     settings: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0}
     if devices > 1:
