@@ -25,7 +25,7 @@ def made_of(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
     """What a run says of itself, before any weights are read."""
     made, trainer = make_agent(model, **(agent or {})), make_trainer(model, 1, [CriticWarmup(1, 1, 1.0)] * warm_up)
     module = make_data(**data)
-    trainer.strategy.connect(made)
+    made.trainer = trainer
     trainer._data_connector.attach_datamodule(made, datamodule=module)
     return {"settings": made.settings(), "weights": "a", "versions": {"torch": "1"}}
 
@@ -120,6 +120,7 @@ def test_another_model_of_the_same_shape_is_refused_and_a_moved_one_is_not(tiny_
     make_trainer(tmp_path, 2).fit(make_agent(moved), make_data(), ckpt_path=path)
 
 
+@pytest.mark.slow
 def test_a_refused_run_is_continued_once_its_changes_are_named(
     tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
