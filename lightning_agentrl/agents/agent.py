@@ -26,7 +26,7 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered
+from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import prepare_zero
@@ -174,15 +174,20 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         rollout = rollout.union(shaped_rewards=self._shaped_rewards(rollout))
-        advantages, returns = self.advantage.estimate(rollout, self.ranks.sum)
+        groups = self.datamodule.groups
+        lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
+        trained = without_rows(rollout, lost_B)
+        advantages, returns = self.advantage.estimate(trained, self.ranks.sum)
         if self.advantage.whiten:
-            advantages = whiten(advantages, rollout.trained_mask, self.ranks.sum)
+            advantages = whiten(advantages, trained.trained_mask, self.ranks.sum)
         rollout = rollout.union(advantages=advantages, returns=returns)
         with self.clock.stage("log"):
             metrics = describe(rollout, self.device, self.ranks.sum)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
-        if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
+        if self.phase == "train" and lost_B.any():  # the warm-up of a critic takes all rows
+            rollout = rollout.select(~lost_B)
+        if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
         return Prepared(rollout, metrics)

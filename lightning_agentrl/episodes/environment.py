@@ -18,7 +18,7 @@ from typing import Any, Protocol, SupportsFloat
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_metrics
+from lightning_agentrl.episodes.contract import Contract, contract_error, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.make_errors import environment_problem
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -28,6 +28,7 @@ _FORMS = {
     "step": ("(observation, reward, terminated, truncated, info)", 5),
 }
 _TEXTS = ("long_term_text", "short_term_text", "executed_action")  # of info
+_FLAGS = ("success", "invalid_action")  # of info, None where nothing is said
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ class Environment:
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, SupportsFloat):
                 raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
-            return self._answer(observation, info, float(reward), bool(terminated), bool(truncated))
+            ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
+            return self._answer(observation, info, float(reward), *ends)
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
@@ -185,6 +187,9 @@ class Environment:
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
                 raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+        for name in _FLAGS:
+            if info.get(name) is not None:
+                read_flag(f"info[{name!r}]", info[name])
         return Answer(
             observation=info.get("long_term_text", observation),
             short_term=info.get("short_term_text", ""),

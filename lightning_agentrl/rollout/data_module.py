@@ -28,6 +28,7 @@ from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
@@ -63,6 +64,7 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
         stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
@@ -89,6 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        faults: FaultLimits | None = None,
         max_staleness: int = 0,
         stall_seconds: float = 300.0,
         seed: int | None = None,
@@ -107,6 +110,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.engine = engine or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
+        self.faults = faults or FaultLimits()
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
@@ -117,6 +121,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
+        self._lost = LostEpisodes(self.faults.share)
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
@@ -290,12 +295,20 @@ class RolloutDataModule(L.LightningDataModule):
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
 
     def collect(self) -> Rollout:
-        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
+        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
+
+        Raises:
+            EnvError: environments fail more often than ``faults`` allows. All ranks stop.
+        """
         learner, _ = self._connected()
-        self._begin_training(learner)
-        self._settle()
+        with raise_once():
+            self._begin_training(learner)
+            self._settle()
+            self._background.raise_failure()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
+        with raise_once():
+            self._lost.add(rollout)
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
@@ -307,7 +320,7 @@ class RolloutDataModule(L.LightningDataModule):
         with learner.clock.stage("collect", total=episodes.total):
             self._send_weights(learner)
             player = self._player(learner.temperature, learner.clock)
-            with self._guarded(player):
+            with raise_once(), self._guarded(player):
                 rollout = loop.run(episodes.collect(player))
         self._saved.collected += 1
         return rollout
@@ -393,7 +406,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
-                with self._guarded(player):
+                with raise_once(), self._guarded(player):
                     return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker, player))
             finally:
                 self.pool.close_held_out()
@@ -411,7 +424,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
         watchdog = self._watchdog(clock, stage)
-        return Player(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog)
+        return Player(
+            self.interaction,
+            self.engine,
+            self.memory.grows,
+            temperature,
+            self.seed,
+            clock.advance,
+            watchdog,
+            self.faults.in_a_row,
+        )
 
     def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
