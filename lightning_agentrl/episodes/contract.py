@@ -16,7 +16,7 @@ import gymnasium
 
 from lightning_agentrl.errors.faults import EnvError
 
-CONTRACT = "contract"  # kind of an error that a retry does not fix
+CONTRACT = "contract"  # kind of an error that is wrong input where environments are checked before a run
 OUR_METRICS = ("retries", "errors/", "lost/")  # a name and prefixes below env/ that count errors of environments
 
 

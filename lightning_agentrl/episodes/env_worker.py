@@ -175,7 +175,7 @@ class EnvWorker:
             ConfigError: the environment could never be made.
         """
         last: Exception | None = None
-        made_before = self._astray
+        made_before, overcome = self._astray, len(self.errors)
         for attempt in itertools.count():
             try:
                 if attempt or self._astray:
@@ -186,6 +186,7 @@ class EnvWorker:
                 return ask()
             except ReplayDiffersError as error:
                 self._astray = True
+                del self.errors[overcome:]
                 raise error from last  # its state is unknown, so the episode cannot continue
             except (EnvError, ConfigError) as error:
                 if isinstance(error, ConfigError) and not (attempt or made_before):
@@ -195,6 +196,7 @@ class EnvWorker:
                 repeats = action is None or self.contract.deterministic
                 self._astray = True
                 if wrong_input or attempt >= self.retries or self._given_up or not repeats:
+                    del self.errors[overcome:]
                     raise fault from (None if fault is error else error)
                 last = fault
                 self.errors.append(fault.kind)

@@ -73,15 +73,19 @@ class Player:
             session.lost += noted
         lost = session.worker.lost_seeds
         lost.add(session.episode_seed(session.episode))
+        notes = getattr(fault, "__notes__", ())
         if len(lost) > self.in_a_row:
-            raise EnvError(
+            episodes = "an episode" if len(lost) == 1 else f"{len(lost)} episodes in a row without a turn between them"
+            broken = EnvError(
                 fault.kind,
-                f"environment {session.index} lost {len(lost)} episodes in a row without a turn between them, more "
-                f"than data.init_args.faults.in_a_row allows ({self.in_a_row}); the last one: {fault}",
+                f"environment {session.index} lost {episodes}, more than data.init_args.faults.in_a_row allows "
+                f"({self.in_a_row}); the last one: {fault}",
                 fault.trace,
-            ) from fault
-        where = "".join(f" ({note})" for note in getattr(fault, "__notes__", ()))
-        warn_each(f"{fault}{where}; its episode is lost")
+            )
+            for note in notes:
+                broken.add_note(note)
+            raise broken from fault
+        warn_each(f"{fault}{''.join(f' ({note})' for note in notes)}; its episode is lost")
         return "" if recorder.goes_on else fault.kind
 
     async def episode(self, session: Session) -> tuple[list[Turn], str]:

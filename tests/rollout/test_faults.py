@@ -76,11 +76,10 @@ def places(rollout: Rollout) -> list[tuple[int, int, StopReason | None]]:
     ("worker", "fault", "kind"),
     [
         *(("thread", fault, kind) for fault, kind in RAISED.items()),
-        *(("process", fault, ENDED[fault]) for fault in ("exits", "takes memory")),
+        ("process", "exits", "died"),
         *(
-            pytest.param("process", fault, kind, marks=pytest.mark.slow)
-            for fault, kind in {**RAISED, **ENDED}.items()
-            if fault not in ("exits", "takes memory")
+            pytest.param("process", fault, {**RAISED, **ENDED}[fault], marks=pytest.mark.slow)
+            for fault in ("leaves", "is interrupted", "aborts", "hangs", "keeps memory", "takes memory")
         ),
     ],
 )
@@ -105,14 +104,14 @@ OF_STEPS = ("reward", "terminated", "truncated")  # what a reset does not give
 
 
 @pytest.mark.parametrize(
-    ("worker", "at", "names"),
+    ("worker", "at", "names", "retries"),
     [
-        ("thread", 2, list(GARBAGE)),
-        ("thread", 0, [name for name in GARBAGE if name not in OF_STEPS]),
-        pytest.param("process", 2, ["no tuple", "reward", "metrics", "system prompt"], marks=pytest.mark.slow),
+        ("thread", 2, list(GARBAGE), 0),
+        ("thread", 2, list(GARBAGE), 1),
+        pytest.param("thread", 0, [name for name in GARBAGE if name not in OF_STEPS], 0, marks=pytest.mark.slow),
+        pytest.param("process", 2, ["reward", "system prompt"], 1, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("retries", [0, 1])
 def test_garbage_of_any_kind_is_retried_and_then_costs_the_episode(worker, at, names, retries, tiny_folder, tmp_path):
     """In each field of the contract, and in each part of what reset and step return."""
     environments = [
@@ -274,7 +273,7 @@ def test_a_share_of_lost_episodes_stops_the_run(tiny_folder):
         rollout = place.collect(12)
     failed = sum(lost(rollout).values())
     share = failed / (failed + sum(turn.stop is StopReason.ENV_DONE for turn in rollout.turns))
-    assert 0.2 < share < 0.8
+    assert 0.1 < share < 0.9
     every = Rollout.concat([rollout] * 8)
     LostEpisodes(share + 0.05).add(every)
     with pytest.raises(EnvError, match=r"of the last \d+ episodes were lost .*data.init_args.faults.share"):
@@ -320,7 +319,28 @@ class Moody(Scripted):
         return super().step(action)
 
 
-gymnasium.register("Moody-v0", Moody)
+class Moodier(Moody):
+    """Some seeds do not even begin."""
+
+    def reset(self, **settings: Any) -> Any:
+        answer = super().reset(**settings)
+        if self.key % 3 == 1:
+            raise OSError("no mood to begin")
+        return answer
+
+
+class Shut(Scripted):
+    """Half of the seeds do not begin."""
+
+    def reset(self, **settings: Any) -> Any:
+        answer = super().reset(**settings)
+        if self.key % 2:
+            raise OSError("this level is broken")
+        return answer
+
+
+for cls in (Moody, Moodier, Shut):
+    gymnasium.register(f"{cls.__name__}-v0", cls)
 
 
 @contextmanager
@@ -378,14 +398,6 @@ def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_ru
 
 
 def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
-    class Shut(Scripted):
-        def reset(self, **settings):
-            answer = super().reset(**settings)
-            if self.key % 2:
-                raise OSError("this level is broken")
-            return answer
-
-    gymnasium.register("Shut-v0", Shut)
     sizes = GroupRollout(size=2, per_rollout=6)
     with group_data(tiny_folder, sizes, env=EnvConfig("Shut-v0", retries=0)) as data:
         rollout = data.collect()
@@ -416,14 +428,6 @@ def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
 
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder, memory):
-    class Moodier(Moody):
-        def reset(self, **given):
-            answer = super().reset(**given)
-            if self.key % 3 == 1:
-                raise OSError("no mood to begin")
-            return answer
-
-    gymnasium.register("Moodier-v0", Moodier)
     settings: dict[str, Any] = {"num_envs": 4, "turns_per_env": 3, "mini_batch_turns": 6, "memory": memory}
     settings |= {"env": EnvConfig("Moodier-v0", retries=0), "groups": None, "faults": FaultLimits(99, 1.0)}
 
