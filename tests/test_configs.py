@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
@@ -23,11 +22,10 @@ from tests.engines.servers import ServerProcess
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
-needs_vllm = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
-TO_RUN = [pytest.param(path, marks=needs_vllm if "vllm" in path.stem else ()) for path in CONFIGS]
+ALIKE = ("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes")  # made small
+MARKS = {path: pytest.mark.vllm for path in CONFIGS if "vllm" in path.stem}
+MARKS |= {path: pytest.mark.long for path in CONFIGS if path.stem in ALIKE}
+TO_RUN = [pytest.param(path, marks=MARKS.get(path, ())) for path in CONFIGS]
 QUICK = ("quickstart", "guess_number_grpo")
 TO_READ = [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow) for path in CONFIGS]
 

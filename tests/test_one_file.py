@@ -312,7 +312,9 @@ def test_replies_are_sampled_from_the_distribution_that_is_scored(folder: Path) 
         assert close(torch.tensor(logps, dtype=torch.float64), one_file.logps_and_entropy(actor, turn)[0].detach())
 
 
-@pytest.mark.parametrize("env", ["agentrl_envs:Bandit-v0", "agentrl_envs:GuessNumber-v0"])
+@pytest.mark.parametrize(
+    "env", ["agentrl_envs:Bandit-v0", pytest.param("agentrl_envs:GuessNumber-v0", marks=pytest.mark.slow)]
+)
 def test_it_runs(
     tiny_folder: Path, env: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

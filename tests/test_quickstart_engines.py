@@ -142,7 +142,7 @@ def test_a_try_does_not_replace_the_page(capsys: pytest.CaptureFixture[str]) -> 
     assert "need another folder for their page: --out" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"vllm seed 3 ended with 2:\n.*no_such_key"):
         quickstart.run("vllm", 3, ["--trainer.no_such_key", "1"], tmp_path / "run")

@@ -40,7 +40,10 @@ def called(x: Any) -> str:
 
 
 CLASSES = sorted(concrete(AdvantageEstimator), key=called)
-CASES = [(cls, arguments) for cls in CLASSES for arguments in ({}, *VARIANTS.get(cls, []))]
+CASES = [
+    *((cls, {}) for cls in CLASSES),
+    *(pytest.param(cls, variant, marks=pytest.mark.slow) for cls in CLASSES for variant in VARIANTS.get(cls, [])),
+]
 of_every_estimator = pytest.mark.parametrize(("cls", "arguments"), CASES, ids=called)
 of_every_class = pytest.mark.parametrize("cls", CLASSES, ids=called)
 of_group_estimators = pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls.needs_groups], ids=called)

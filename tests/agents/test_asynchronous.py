@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import threading
 import warnings
 from pathlib import Path
@@ -39,11 +38,10 @@ from lightning_agentrl.rollout import (
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.rollout.scripted import FREE_TEXT, Scripted
 
-VLLM = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+ENGINES = [
+    TransformersEngine,
+    pytest.param(lambda: VLLMEngine(kv_cache_gb=0.05), marks=pytest.mark.vllm, id="VLLMEngine"),
 ]
-ENGINES = [TransformersEngine, pytest.param(lambda: VLLMEngine(kv_cache_gb=0.05), marks=VLLM, id="VLLMEngine")]
 EVENTS: list[str] = []
 LOCK = threading.Lock()
 STEPPED, UPDATED = threading.Event(), threading.Event()
@@ -164,7 +162,7 @@ def check_weights(keep: Keep, agent: PPOAgent) -> None:
         assert (moved > 5e-3) == (number > 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_learns_what_the_synchronous_mode_learns(tmp_path):
     """At a learning rate that suits older turns: at this one both modes take the same 50 iterations."""
     keep = Keep()
@@ -196,12 +194,13 @@ GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop_after", "settings"),
     [
-        *(pytest.param(epoch, {}, marks=pytest.mark.slow) for epoch in (1, 2)),
+        *(pytest.param(epoch, {}, marks=pytest.mark.long) for epoch in (1, 2)),
         (3, {}),
-        pytest.param(3, GROUPS, marks=pytest.mark.slow),
+        (3, GROUPS),
     ],
 )
 def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settings):
@@ -283,9 +282,9 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
 @pytest.mark.parametrize(
     ("staleness", "given", "kind"),
     [
-        (0, None, type(None)),
+        pytest.param(0, None, type(None), marks=pytest.mark.slow),
         (1, None, TruncatedWeights),
-        (1, NoCorrection(), NoCorrection),
+        pytest.param(1, NoCorrection(), NoCorrection, marks=pytest.mark.slow),
         pytest.param(1, Bypass(), Bypass, marks=pytest.mark.slow),
     ],
 )

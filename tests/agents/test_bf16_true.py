@@ -51,7 +51,7 @@ def test_values_are_computed_in_float32(tmp_path, tiny_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
+@pytest.mark.parametrize("critic", [pytest.param(SharedCritic, marks=pytest.mark.long), SeparateCritic])
 def test_a_resumed_run_goes_on_with_its_masters(tmp_path, tiny_folder, critic):
     _, whole = fit(tmp_path / "whole", tiny_folder, 4, critic())
     fit(tmp_path / "part", tiny_folder, 2, critic())

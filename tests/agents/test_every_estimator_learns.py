@@ -9,8 +9,9 @@ from benchmarks.estimators.report import IN_ROOMS
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SharedCritic
 
-ALWAYS = ("DualDiscountGAE",)
-NAMES = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in estimators()]
+KINDS = ("GRPO", "OptimalTokenBaseline", "ReMax", "ReinforcePlusPlus")  # groups, their weights, greedy, no critic
+MARKS = {"DualDiscountGAE": (), **dict.fromkeys(KINDS, pytest.mark.slow)}
+NAMES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in estimators()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -29,8 +30,9 @@ def test_a_shared_critic(tmp_path):
     assert outcome.learned is not None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IN_ROOMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in KINDS[1:] else pytest.mark.long) for name in IN_ROOMS]
+)
 def test_two_rooms(tmp_path, name):
     """Several turns: the reward comes at the end, behind a door."""
     outcome = learn(TWO_ROOMS, estimators()[name], tmp_path, seed=0)

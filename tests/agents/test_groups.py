@@ -90,9 +90,10 @@ def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memo
     assert float(trainer.callback_metrics["rollout/policy_lag"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("advantage", "warm_up", "stops"),
-    [(GRPO(), False, [2]), pytest.param(DualDiscountGAE(), True, [1, 3], marks=pytest.mark.slow)],
+    [(GRPO(), False, [2]), (DualDiscountGAE(), True, [1, 3])],
 )
 def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, advantage, warm_up, stops):
     """Stopped while episodes are paused, also inside a warm-up."""

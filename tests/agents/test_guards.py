@@ -45,7 +45,7 @@ def fit(path, folder, guard, epochs=2, critic=None, ckpt_path=None, precision="6
     return watch, agent, trainer
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["64-true", pytest.param("bf16-true", marks=pytest.mark.slow)])
 def test_a_skipped_step_moves_nothing_and_is_counted(tmp_path, exact_folder, precision):
     guard = SkipSome([1])
     watch, agent, trainer = fit(tmp_path, exact_folder, guard, precision=precision)
@@ -62,6 +62,7 @@ def test_a_skipped_step_moves_nothing_and_is_counted(tmp_path, exact_folder, pre
     assert all("policy/loss" in attempt.metrics for attempt in guard.seen)
 
 
+@pytest.mark.slow
 def test_attempts_are_in_the_checkpoint(tmp_path, exact_folder):
     """A run that skipped goes on with the weights of one that did not stop."""
     _, whole, _ = fit(tmp_path / "whole", exact_folder, SkipSome([0, 3]), epochs=3)
@@ -91,7 +92,7 @@ def test_a_guard_can_end_the_run(tmp_path, exact_folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", FSDP2], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
 def test_one_rank_says_it_for_all(tmp_path, exact_folder, monkeypatch, strategy):
     """Two processes, of which the second alone objects, take the steps of one process that objects."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")

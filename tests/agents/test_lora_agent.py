@@ -215,7 +215,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
     ("saved", "given", "told"),
     [
         (LoRA(rank=4), None, "has adapters of rank 4 and alpha 8 on all-linear, this run has no adapters"),
-        (None, LoRA(rank=4), "has no adapters, this run has adapters of rank 4"),
+        pytest.param(None, LoRA(rank=4), "has no adapters, this run has adapters of rank 4", marks=pytest.mark.slow),
         pytest.param(LoRA(rank=4), LoRA(rank=2), "has adapters of rank 4 .* rank 2", marks=pytest.mark.slow),
         pytest.param(LoRA(rank=4), LoRA(rank=4, alpha=4), "has .* alpha 8 .* alpha 4", marks=pytest.mark.slow),
         pytest.param(

@@ -17,7 +17,7 @@ import yaml
 
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.processes import metrics
-from tests.commands.test_cli import Command, agentrl, changed, sentence  # noqa: F401 - a fixture
+from tests.cli import Command, changed, sentence
 from tests.guides import write_files
 from tests.types.samples import action, glue, prompt, turn
 
@@ -55,7 +55,7 @@ def test_a_bonus_lies_on_the_last_token_of_its_turn_and_shrinks_with_the_count(f
 def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
     folder: Path,
     tiny_folder: Path,
-    agentrl: Command,  # noqa: F811
+    agentrl: Command,
 ) -> None:
     """What is logged in each of three iterations, against the turns that were played."""
     arguments = {
@@ -91,7 +91,7 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
     assert torch.load(checkpoint, weights_only=True)["visits"] == dict(visits)
 
 
-def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:  # noqa: F811
+def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:
     given = changed(yaml.safe_load((folder / "explore.yaml").read_text()), "model.init_args.lr_actr", 1e-3)
     told = sentence(agentrl(config=given))
     for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean optim.lr_actor?"):

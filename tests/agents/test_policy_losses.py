@@ -249,7 +249,7 @@ class RejectAll(OffPolicyCorrection):
         return None
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("aggregation", ["token-mean", pytest.param("seq-mean-token-mean", marks=pytest.mark.slow)])
 def test_where_everything_is_rejected_nothing_is_learned_and_nothing_breaks(tmp_path, tiny_folder, aggregation):
     spy = train(tmp_path, tiny_folder, correction=RejectAll(), policy_loss=PPOClip(aggregation=aggregation))
     assert spy.steps[0]["mismatch/rejected"] == 1.0

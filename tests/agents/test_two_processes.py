@@ -13,6 +13,7 @@ from tests.agents.processes import assert_alike, assert_same, fit, metrics, opti
 from tests.tiny import small_model, tiny_tokenizer
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
@@ -26,23 +27,33 @@ def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
 
 
 @pytest.mark.slow
-def test_what_two_processes_refuse_is_told_once_before_weights_are_read(tmp_path, exact_folder):
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (
+            ("--data.init_args.num_envs", "3", "--data.init_args.mini_batch_turns", "4"),
+            "3 environments cannot be shared",
+        ),
+        pytest.param(
+            ("--data.init_args.prompt.max_prompt_tokens", "2045"),
+            "do not fit the model's context of 2048 tokens",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["sizes", "context"],
+)
+def test_what_two_processes_refuse_is_told_once_before_weights_are_read(tmp_path, exact_folder, arguments, part):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json"):  # no weights at all
         if (exact_folder / name).exists():
             (tmp_path / name).write_text((exact_folder / name).read_text())
-    refused = {
-        ("--data.init_args.num_envs", "3", "--data.init_args.mini_batch_turns", "4"): "3 environments cannot be shared",
-        ("--data.init_args.prompt.max_prompt_tokens", "2045"): "do not fit the model's context of 2048 tokens",
-    }
-    for arguments, part in refused.items():
-        with pytest.raises(AssertionError) as error:
-            fit(tmp_path / "run", tmp_path, "SharedCritic", 2, *arguments)
-        told = [line for line in str(error.value).splitlines() if "agentrl: " in line]
-        assert len(told) == 1
-        assert part in told[0]
+    with pytest.raises(AssertionError) as error:
+        fit(tmp_path / "run", tmp_path, "SharedCritic", 2, *arguments)
+    told = [line for line in str(error.value).splitlines() if "agentrl: " in line]
+    assert len(told) == 1
+    assert part in told[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exact_folder):
     """The warm-up's data of both processes are in the checkpoint. With a critic of its own backbone."""
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1)

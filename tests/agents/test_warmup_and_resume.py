@@ -125,16 +125,22 @@ def run_and_save(tmp_path, folder, epochs, callbacks):
     return tmp_path / "stop.ckpt", agent
 
 
-def test_the_reference_is_neither_saved_nor_optimised(tmp_path, tiny_folder):
-    path, agent = run_and_save(tmp_path, tiny_folder, 1, [])
-    saved = torch.load(path, weights_only=True)["state_dict"]
-    assert {name.split(".")[0] for name in saved} == {"actor", "critic"}
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, tiny_folder):
+    """Checkpoint and agent of one iteration. Do not change them."""
+    return run_and_save(tmp_path_factory.mktemp("saved"), tiny_folder, 1, [])
+
+
+def test_the_reference_is_neither_saved_nor_optimised(saved):
+    path, agent = saved
+    state = torch.load(path, weights_only=True)["state_dict"]
+    assert {name.split(".")[0] for name in state} == {"actor", "critic"}
     optimised = {id(p) for group in agent.trainer.optimizers[0].param_groups for p in group["params"]}
     assert not any(id(p) in optimised or p.requires_grad for p in agent.models.reference.parameters())
 
 
-def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(tmp_path, tiny_folder):
-    path, _ = run_and_save(tmp_path, tiny_folder, 1, [])
+def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(saved, tmp_path, tiny_folder):
+    path, _ = saved
     trainer = make_trainer(tmp_path, 2)
     trainer.fit(make_agent(tiny_folder, SeparateCritic(), lr_actor=1e-7), make_data(), ckpt_path=str(path))
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [1e-7, 1e-2]
@@ -150,8 +156,8 @@ def test_a_checkpoint_saved_after_the_fit_has_the_environments(tmp_path, tiny_fo
     assert state["iteration"] == 2
 
 
-def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_only(tmp_path, tiny_folder):
-    path, _ = run_and_save(tmp_path, tiny_folder, 1, [])
+def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_only(saved, tmp_path, tiny_folder):
+    path, _ = saved
     other = {"env": EnvConfig("agentrl_envs:Bandit-v0")}
     trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0)
     agent = make_agent(tiny_folder, SeparateCritic())

@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import struct
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -15,16 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_agentrl.commands import main as commands
-from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
-
-
-def fit(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:  # noqa: F811
-    (path / "given.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.chdir(path)
-    monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
-    monkeypatch.setattr(sys, "argv", ["agentrl", "fit", "--config", "given.yaml", *arguments])
-    commands.main()
+from tests.cli import Config, changed, fit
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
@@ -43,13 +33,13 @@ def log_records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def with_logger(config: Config, kind: str, **arguments: Any) -> Config:  # noqa: F811
+def with_logger(config: Config, kind: str, **arguments: Any) -> Config:
     logger = {"class_path": f"lightning.pytorch.loggers.{kind}", "init_args": arguments}
     return changed(config, "trainer.logger", logger)
 
 
 def test_a_run_folder_holds_config_and_facts(
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     tiny_folder: Path,
@@ -81,7 +71,7 @@ def test_a_run_folder_holds_config_and_facts(
 
 
 @pytest.mark.slow
-def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = changed(with_logger(config, "CSVLogger", save_dir="runs", name="bandit"), "trainer.max_epochs", 2)
     two["trainer"]["callbacks"] = [{"class_path": "TurnLog"}]
     fit(two, tmp_path, monkeypatch)
@@ -96,7 +86,7 @@ def test_csv(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_without_a_logger_the_files_are_in_the_root(
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +97,7 @@ def test_without_a_logger_the_files_are_in_the_root(
 
 @pytest.mark.slow
 def test_weights_and_biases_offline(
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

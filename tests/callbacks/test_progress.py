@@ -63,6 +63,7 @@ def test_held_out_episodes_are_counted(tiny_folder: Path, tmp_path: Path) -> Non
     assert lines == [f"held-out episodes | validate {done}/8 episodes" for done in range(9)]
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_both_bars_and_keeps_a_line_of_each_iteration(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=True)
     trainer = make_trainer(tmp_path, 2, [bar], enable_progress_bar=True)

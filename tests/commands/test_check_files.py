@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,7 @@ import pytest
 from lightning_agentrl.commands.check_files import check_file, check_files
 from lightning_agentrl.commands.places import places_of
 from lightning_agentrl.errors import ConfigError
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write files, given as name=text, into the working folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(**files: str) -> None:
-        for name, text in files.items():
-            (tmp_path / f"{name}.yaml").write_text(text)
-
-    return write
+from tests.cli import Write
 
 
 @pytest.mark.parametrize(
@@ -44,7 +32,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
     ],
 )
-def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Callable[..., None]) -> None:
+def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Write) -> None:
     write(a=text)
     with pytest.raises(ConfigError) as told:
         check_file(Path("a.yaml"))
@@ -53,7 +41,7 @@ def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write:
         assert part in shown
 
 
-def test_files_are_looked_at_before_anything_is_imported(write: Callable[..., None], tmp_path: Path) -> None:
+def test_files_are_looked_at_before_anything_is_imported(write: Write, tmp_path: Path) -> None:
     write(a="model: {}\n")
     (tmp_path / "noise.yaml").write_bytes(b"\xff\xfe\x00")
     check_files(["fit", "--config", "a.yaml", "--config={model: 1}", "--model", "x"])
@@ -70,6 +58,6 @@ def test_files_are_looked_at_before_anything_is_imported(write: Callable[..., No
         check_files(["a.yaml"])
 
 
-def test_merged_keys_and_anchors_are_not_given_twice(write: Callable[..., None]) -> None:
+def test_merged_keys_and_anchors_are_not_given_twice(write: Write) -> None:
     write(a="model: &m {init_args: {a: 1}}\ndata: {<<: *m, init_args: {a: 2}}\ntrainer: *m\n")
     assert check_file(Path("a.yaml")) == {"model", "data", "trainer"}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,87 +12,7 @@ import pytest
 import yaml
 
 from lightning_agentrl.agents import models
-from lightning_agentrl.commands import main as commands
-from tests.golden import check_wording
-
-Config = dict[str, Any]
-Command = Callable[..., tuple[int, str]]  # gives the exit code and standard error
-
-
-@pytest.fixture
-def config(tiny_folder: Path, tmp_path: Path) -> Config:
-    return {
-        "model": {
-            "class_path": "PPOAgent",
-            "init_args": {"model": str(tiny_folder), "critic": {"class_path": "SharedCritic"}},
-        },
-        "data": {
-            "class_path": "RolloutDataModule",
-            "init_args": {
-                "env": {"id": "agentrl_envs:Bandit-v0"},
-                "num_envs": 4,
-                "turns_per_env": 2,
-                "mini_batch_turns": 4,
-                "memory": {"class_path": "WindowMemory", "init_args": {"turns": 0}},
-                "interaction": {"class_path": "TurnInteraction", "init_args": {"max_reply_tokens": 4}},
-                "validation": {"episodes": 2},
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "max_epochs": 1,
-            "logger": False,
-            "default_root_dir": str(tmp_path),
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        },
-    }
-
-
-@pytest.fixture
-def agentrl(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run the command in this process; gives its exit code and what it wrote to standard error."""
-    monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str, config: Config | None = None, command: str = "fit") -> tuple[int, str]:
-        given = [command]
-        if config is not None:
-            (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-            given += ["--config", str(tmp_path / "given.yaml")]
-        monkeypatch.setattr(sys, "argv", ["agentrl", *given, *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            commands.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, capsys.readouterr().err
-
-    return run
-
-
-def sentence(result: tuple[int, str]) -> str:
-    """The one sentence of a refused input."""
-    code, text = result
-    assert code == 2
-    assert "Traceback" not in text
-    told = [line for line in text.splitlines() if line.startswith("agentrl: ")]
-    assert len(told) == 1
-    assert text.rstrip().endswith(told[0])
-    check_wording(told[0].removeprefix("agentrl: "))
-    return told[0].removeprefix("agentrl: ")
-
-
-def changed(config: Config, key: str, value: Any) -> Config:
-    config = copy.deepcopy(config)
-    node = config
-    *way, last = key.split(".")
-    for part in way:
-        node = node.setdefault(part, {})
-    node[last] = value
-    return config
-
+from tests.cli import Command, Config, changed, sentence
 
 WRONG = {
     "top": ("modle", {"class_path": "PPOAgent"}, ["modle", "model?"]),
@@ -404,6 +322,7 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
     assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
 
 
+ITEMS_AGAIN = {"key of tasks", "neither", "environment", "scorer", "scorer key"}
 WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
     "environment key": ({"id": "x", "shar": 2}, ["no key 'shar' in EnvConfig", "envs[1].shar", "mean share?"]),
     "key of tasks": ({"path": "x", "shr": 2}, ["no key 'shr' in TaskSet", "envs[1].shr", "mean share?"]),
@@ -426,7 +345,9 @@ WRONG_ITEMS: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_ITEMS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ITEMS_AGAIN else ()) for case in WRONG_ITEMS]
+)
 def test_a_wrong_item_of_a_list_of_sources_is_told_with_its_place(case: str, config: Config, agentrl: Command) -> None:
     item, parts = WRONG_ITEMS[case]
     data = config["data"]["init_args"]

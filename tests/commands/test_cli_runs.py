@@ -1,6 +1,5 @@
 """A run that the command has started: it works, or ends by memory, an environment, Ctrl-C or a bug."""
 
-# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import re
@@ -15,7 +14,7 @@ import torch
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 
 def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
@@ -27,7 +26,10 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
 @pytest.mark.parametrize(
     ("owner", "name", "command", "parts"),
     [
-        (TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+        pytest.param(
+            *(TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             TransformersEngine,
             "_generate_batch",
@@ -39,7 +41,10 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
             *(PPOAgent, "score", "fit", ["in stage score", "model.init_args.compute.max_tokens_per_micro_batch"]),
             marks=pytest.mark.slow,
         ),
-        (PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
+        pytest.param(
+            *(PPOAgent, "policy_loss", "fit", ["in stage update", "gradient_checkpointing", "SharedCritic"]),
+            marks=pytest.mark.slow,
+        ),
         (models, "load_causal_lm", "fit", ["in stage load", "smaller model (model.init_args.model)"]),
     ],
 )
@@ -93,9 +98,9 @@ gymnasium.register(id="Labyrinth-v0", entry_point=Labyrinth)
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
-        ("number", ["observations must be text"]),
+        pytest.param("number", ["observations must be text"], marks=pytest.mark.slow),
         ("later number", ["observations must be text", "environment ", "action '"]),
-        ("no info", ["(observation, info)"]),
+        pytest.param("no info", ["(observation, info)"], marks=pytest.mark.slow),
         ("four values", ["(observation, reward, terminated, truncated, info)", "environment ", "action '"]),
     ],
 )
@@ -110,7 +115,7 @@ def test_an_environment_with_wrong_answers_is_told(
 @pytest.mark.parametrize(
     ("fault", "last"),
     [
-        ("reset", "agentrl: the environment raised KeyError: 'level' \\("),
+        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' \\(", marks=pytest.mark.slow),
         ("step", "episodes in a row .* the environment raised IndexError: no such room \\(environment "),
     ],
 )
@@ -142,6 +147,7 @@ def test_the_command_makes_no_environment_twice(
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Command) -> None:
     env = {"id": "tests.episodes.small_envs:Walk-v0", "kwargs": {"fault": "exits"}, "worker": "process", "retries": 0}
     code, text = agentrl(config=changed(config, "data.init_args.env", env))
@@ -191,6 +197,7 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     assert "there is no checkpoint yet" in text
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

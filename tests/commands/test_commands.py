@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from lightning_agentrl import __version__
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.view.read import read_turns
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
+from tests.cli import Config, changed, fit, run_command
 
 
 @pytest.fixture
@@ -22,14 +20,7 @@ def agentrl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Run the command in this process; gives exit code, output and errors."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["agentrl", *arguments])
-        monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
-        code = 0
-        try:
-            commands.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
+        return run_command(monkeypatch, *arguments), *capsys.readouterr()
 
     return run
 
@@ -72,7 +63,7 @@ def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]],
 
 def test_a_page_of_a_real_run(
     agentrl: Callable[..., tuple[int, str, str]],
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,7 +79,7 @@ def test_a_page_of_a_real_run(
 @pytest.mark.slow
 def test_a_page_of_the_last_iterations(
     agentrl: Callable[..., tuple[int, str, str]],
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +98,7 @@ def test_a_page_of_the_last_iterations(
 
 def test_a_dry_run_belongs_to_fit(
     agentrl: Callable[..., tuple[int, str, str]],
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,7 +115,7 @@ def test_a_dry_run_belongs_to_fit(
 @pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_quiet_run_shows_results_only(
     quiet: bool,
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from contextlib import redirect_stderr
-from pathlib import Path
 
 import pytest
 
 from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.errors import ConfigError, EnvError, Problem
+from tests.cli import Write
 
 MISSPELT = Problem(
     "there is no key 'lr_actr' in PPOAgent",
@@ -19,18 +18,6 @@ MISSPELT = Problem(
     fix="rename or remove it",
     known=("model", "critic", "advantage", *(f"a_further_key_{number}" for number in range(9))),
 )
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write files, given as name=text, into the working folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(**files: str) -> None:
-        for name, text in files.items():
-            (tmp_path / f"{name}.yaml").write_text(text)
-
-    return write
 
 
 class Terminal(io.StringIO):
@@ -52,7 +39,7 @@ def end(error: BaseException, *arguments: str) -> int:
     return int(stop.value.code or 0)
 
 
-def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Callable[..., None]) -> None:
+def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Write) -> None:
     write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
     with redirect_stderr(terminal):
         assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
@@ -67,7 +54,7 @@ def test_a_terminal_shows_labelled_lines(terminal: Terminal, write: Callable[...
     assert max(map(len, lines)) <= 80
 
 
-def test_a_log_gets_the_same_in_one_sentence(capsys: pytest.CaptureFixture[str], write: Callable[..., None]) -> None:
+def test_a_log_gets_the_same_in_one_sentence(capsys: pytest.CaptureFixture[str], write: Write) -> None:
     write(my="model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
     assert end(ConfigError(MISSPELT), "fit", "--config", "my.yaml") == 2
     assert capsys.readouterr().err == (
@@ -85,9 +72,7 @@ def test_a_terminal_has_colours_unless_they_are_unwanted(terminal: Terminal, mon
     )
 
 
-def test_a_sentence_of_another_module_is_split_where_it_says_what_to_do(
-    terminal: Terminal, write: Callable[..., None]
-) -> None:
+def test_a_sentence_of_another_module_is_split_where_it_says_what_to_do(terminal: Terminal, write: Write) -> None:
     write(my="data: {init_args: {num_envs: 4}}\n")
     error = ConfigError("4 environments cannot be shared; change data.init_args.num_envs")
     error.add_note("on process 3")

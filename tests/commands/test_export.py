@@ -19,7 +19,6 @@ from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.commands.test_cli import config  # noqa: F401 - a fixture
 from tests.tiny import tiny_model_folder
 
 IDS = torch.tensor([[1, 5, 9, 33, 70, 12, 8]])
@@ -121,7 +120,7 @@ def test_an_untied_head_is_exported(tmp_path, tiny_folder):
 
 
 @pytest.mark.slow
-def test_a_run_of_the_command_can_be_exported_from_another_folder(config, tmp_path, tiny_folder, monkeypatch):  # noqa: F811
+def test_a_run_of_the_command_can_be_exported_from_another_folder(config, tmp_path, tiny_folder, monkeypatch):
     """The model is named by a relative path in the config; the checkpoint knows where that was."""
     lora = {"class_path": "LoRA", "init_args": {"rank": 2, "targets": ["q_proj"]}}
     config["model"]["init_args"] |= {"model": f"../{tiny_folder.name}", "lora": lora}

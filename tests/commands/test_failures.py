@@ -17,7 +17,7 @@ from lightning_agentrl.agents.checkpoints import check_weights
 from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 HUNGRY = """\
 import torch
@@ -61,8 +61,8 @@ def test_the_stage_in_which_memory_ran_out_tells_which_keys_to_lower(
     name: str,
     stage: str,
     lower: str,
-    config: Config,  # noqa: F811
-    agentrl: Command,  # noqa: F811
+    config: Config,
+    agentrl: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,8 +92,8 @@ def test_bugs_have_no_sentence() -> None:
 def test_a_model_whose_weights_are_damaged_is_named(
     tiny_folder: Path,
     tmp_path: Path,
-    config: Config,  # noqa: F811
-    agentrl: Command,  # noqa: F811
+    config: Config,
+    agentrl: Command,
 ) -> None:
     damaged = Path(shutil.copytree(tiny_folder, tmp_path / "damaged"))
     weights = (damaged / "model.safetensors").read_bytes()
@@ -121,8 +121,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
     small_disk: Path,
-    config: Config,  # noqa: F811
-    agentrl: Command,  # noqa: F811
+    config: Config,
+    agentrl: Command,
 ) -> None:
     saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(small_disk), "filename": "here"}}
     told = sentence(agentrl(config=changed(config, "trainer.callbacks", [saving])))
@@ -158,10 +158,11 @@ def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:
 # Checkpoints
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_checkpoint_is_told(
     tmp_path: Path,
-    config: Config,  # noqa: F811
-    agentrl: Command,  # noqa: F811
+    config: Config,
+    agentrl: Command,
 ) -> None:
     saving = {
         "class_path": "ModelCheckpoint",

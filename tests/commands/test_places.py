@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from lightning_agentrl.commands.places import places_of
 from lightning_agentrl.errors import Problem
+from tests.cli import Write
 
 CONFIG = """\
 model:
@@ -25,18 +23,6 @@ trainer:
       init_args:
         monitor: val/sucess
 """
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Write files, given as name=text, into the working folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(**files: str) -> None:
-        for name, text in files.items():
-            (tmp_path / f"{name}.yaml").write_text(text)
-
-    return write
 
 
 def where(problem: Problem, *arguments: str) -> list[str]:
@@ -57,7 +43,7 @@ def where(problem: Problem, *arguments: str) -> list[str]:
         (Problem("lower model.init_args.lr_actor, or model.init_args.lr_critic"), "a.yaml, line 4"),  # a sentence
     ],
 )
-def test_a_key_is_found_in_its_line(problem: Problem, expected: str, write: Callable[..., None]) -> None:
+def test_a_key_is_found_in_its_line(problem: Problem, expected: str, write: Write) -> None:
     write(a=CONFIG)
     (found,) = where(problem, "fit", "--config", "a.yaml")
     assert expected in found
@@ -73,12 +59,12 @@ def test_a_key_is_found_in_its_line(problem: Problem, expected: str, write: Call
         Problem("something else"),
     ],
 )
-def test_no_place_is_better_than_a_wrong_one(problem: Problem, write: Callable[..., None]) -> None:
+def test_no_place_is_better_than_a_wrong_one(problem: Problem, write: Write) -> None:
     write(a=CONFIG)
     assert where(problem, "--config", "a.yaml") == []
 
 
-def test_a_key_that_an_anchor_brings_is_found_where_it_stands(write: Callable[..., None]) -> None:
+def test_a_key_that_an_anchor_brings_is_found_where_it_stands(write: Write) -> None:
     write(a="model: &m\n  init_args:\n    lr_actor: 1\ndata:\n  <<: *m\n  num_envs: 2\ntrainer: *m\n")
     assert where(Problem("", key="data.init_args.lr_actor"), "--config=a.yaml") == [
         "a.yaml, line 3 (data.init_args.lr_actor)"
@@ -86,14 +72,14 @@ def test_a_key_that_an_anchor_brings_is_found_where_it_stands(write: Callable[..
     assert where(Problem("", key="trainer.init_args.lr_actor"), "-c", "a.yaml")[0].startswith("a.yaml, line 3")
 
 
-def test_of_several_files_the_last_that_has_the_key_counts(write: Callable[..., None]) -> None:
+def test_of_several_files_the_last_that_has_the_key_counts(write: Write) -> None:
     write(a=CONFIG, b="model:\n  init_args: {lr_actor: 1.0e-5}\n", c="data: {class_path: X}\n")
     files = ["--config", "a.yaml", "--config", "b.yaml", "--config", "c.yaml"]
     assert where(Problem("", key="model.init_args.lr_actor"), *files)[0].startswith("b.yaml, line 2")
     assert where(Problem("", key="model.init_args.lr_actor", value="fast"), *files)[0].startswith("a.yaml, line 4")
 
 
-def test_arguments_without_a_class_are_looked_for_in_the_first_file(write: Callable[..., None]) -> None:
+def test_arguments_without_a_class_are_looked_for_in_the_first_file(write: Write) -> None:
     write(a="model: {init_args: {lr_actor: 1}}\n", b=CONFIG, c="model: 3\n")
     problem = Problem("", key="model", classless=True)
     assert where(problem, "--config", "a.yaml", "--config", "b.yaml") == ["a.yaml, line 1 (model)"]
@@ -110,7 +96,7 @@ def test_arguments_without_a_class_are_looked_for_in_the_first_file(write: Calla
         "--model={class_path: PPOAgent, init_args: {lr_actor: fast}}",
     ],
 )
-def test_the_command_line_is_told_from_the_file(argument: str, write: Callable[..., None]) -> None:
+def test_the_command_line_is_told_from_the_file(argument: str, write: Write) -> None:
     write(a=CONFIG)
     key = "model.init_args.lr_actor"
     for given in ([argument], argument.split("=", 1)):
@@ -119,7 +105,7 @@ def test_the_command_line_is_told_from_the_file(argument: str, write: Callable[.
     assert where(Problem("", key=key), "--model.lr_actor=1", "--config", "a.yaml")[0].startswith("a.yaml, line 4")
 
 
-def test_a_class_on_the_command_line_is_found(write: Callable[..., None]) -> None:
+def test_a_class_on_the_command_line_is_found(write: Write) -> None:
     problem = Problem("", key="model.class_path", value="PPOAgnt")
     assert where(problem, "--model=PPOAgnt") == ["command line (model.class_path)"]
     assert where(problem, "--model.class_path", "PPOAgnt") == ["command line (model.class_path)"]
@@ -129,7 +115,7 @@ def test_a_class_on_the_command_line_is_found(write: Callable[..., None]) -> Non
     )
 
 
-def test_what_a_further_file_may_hold_is_not_guessed(write: Callable[..., None]) -> None:
+def test_what_a_further_file_may_hold_is_not_guessed(write: Write) -> None:
     write(a=CONFIG, b="model: agent.yaml\n")
     problem = Problem("", key="model.init_args.lr_actor")
     assert where(problem, "--config", "a.yaml", "--config", "b.yaml") == []

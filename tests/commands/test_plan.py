@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.plan import DryRun, PlanShown, _saved_bytes, activation_bytes, example_rows, memory_plan
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import plan_micro_batches
 from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.commands.test_cli import Config, changed, config  # noqa: F401 - fixtures
+from tests.cli import Config, changed, fit
 
 
 @pytest.fixture
 def dry_run(
-    config: Config,  # noqa: F811
+    config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -35,11 +32,7 @@ def dry_run(
         others = [{"class_path": name} for name in ("TurnLog", "RunSummary", "ModelCheckpoint")]
         small = changed(config, "trainer.callbacks", [warmup, *others])
         small["trainer"] |= {"max_epochs": max_epochs, "logger": True}
-        (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
-        monkeypatch.setattr(sys, "argv", ["agentrl", "fit", "--config", "small.yaml", "--dry-run"])
-        commands.main()
+        fit(small, tmp_path, monkeypatch, "--dry-run")
         return capsys.readouterr().out
 
     return run
@@ -47,7 +40,7 @@ def dry_run(
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], str], tmp_path: Path) -> None:
     shown = dry_run(10)
-    assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["given.yaml"]
     for line in (
         "4 environments * 2 turns = 8",
         "2, each on 4 turns",

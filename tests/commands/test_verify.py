@@ -4,57 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.verify_engine import BOUND, ROUGH_BOUND, ROUNDS, Gaps, default_bound, move
 from lightning_agentrl.engines import TransformersEngine, VLLMEngine, VLLMServerEngine
-from tests.commands.test_cli import Config, changed, config  # noqa: F401 - a fixture
-
-Verify = Callable[..., tuple[int, list[str]]]  # gives the exit code and the lines it printed
+from tests.cli import Config, Verify, changed, judged
 
 
-@pytest.fixture
-def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Verify:
-    """Run the command in this process."""
-    monkeypatch.setattr(commands, "keep_freed_memory", lambda: True)
-    monkeypatch.chdir(tmp_path)
-
-    def run(config: Config, *arguments: str) -> tuple[int, list[str]]:  # noqa: F811
-        (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(sys, "argv", ["agentrl", "verify-engine", "--config", "given.yaml", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            commands.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        told = capsys.readouterr()
-        print(told.err, file=sys.stderr)  # shown if the test fails
-        return code, told.out.splitlines()
-
-    return run
-
-
-LAST = re.compile(r"gap_max=(\S+) gap_mean=(\S+) (ok|FAILED)")
-
-
-def judged(lines: list[str]) -> tuple[float, float, str]:
-    """Largest gap, mean gap and judgement of the last line."""
-    match = LAST.fullmatch(lines[-1])
-    assert match, lines
-    return float(match[1]), float(match[2]), match[3]
-
-
-def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Config) -> None:  # noqa: F811
+def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Config) -> None:
     code, lines = verify(changed(config, "model.init_args.temperature", 0.7))
     assert code == 0
     largest, mean, judgement = judged(lines)
@@ -67,7 +29,7 @@ def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Confi
 
 def test_weights_that_are_not_taken_over_are_found(
     verify: Verify,
-    config: Config,  # noqa: F811
+    config: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The keys and values of the prefix stay those of the weights before."""
@@ -89,20 +51,20 @@ def test_weights_that_are_not_taken_over_are_found(
     assert "above the bound of 0.001" in lines[-2]
 
 
-def test_the_bound_can_be_given(verify: Verify, config: Config) -> None:  # noqa: F811
+def test_the_bound_can_be_given(verify: Verify, config: Config) -> None:
     code, lines = verify(config, "--bound", "1e-12")
     assert code == 1
     assert judged(lines)[2] == "FAILED"
 
 
-def test_nothing_is_trained_or_written(verify: Verify, config: Config, tmp_path: Path) -> None:  # noqa: F811
+def test_nothing_is_trained_or_written(verify: Verify, config: Config, tmp_path: Path) -> None:
     config["trainer"]["logger"] = True
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
     assert verify(config)[0] == 0
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
 
 
-def test_wrong_input_is_told(verify: Verify, config: Config, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_wrong_input_is_told(verify: Verify, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify(changed(config, "model.init_args.modl", "x"))[0] == 2
     assert verify(config, "--bund", "1")[0] == 2
 

@@ -206,7 +206,7 @@ def test_seeds_and_repeats(engine):
     assert len({reply.ids for reply in replies}) > 6
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_first_token_is_drawn_from_the_softmax(engine, policy, temperature):
     """Pearson's statistic over the likely tokens and the rest; 5 standard deviations of chi-square."""
     count = 3000

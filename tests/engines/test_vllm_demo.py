@@ -9,22 +9,24 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.commands.test_cli import Config
-from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, judged
 from tests.engines.servers import ROOT, ServerProcess
-from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
+
+pytestmark = pytest.mark.vllm
 
 BOUND = 1e-4
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Begins to start before the first test, which does not need it."""
     options = ("--dtype", "float32", "--kv-cache-memory-bytes", str(200 * 2**20), "--max-model-len", "1024")
     server = ServerProcess(Path("demo"), tmp_path_factory.mktemp("demo") / "server.log", options)
     server.start()
-    yield server
-    server.kill()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.kill()
 
 
 def shipped(name: str, tmp_path: Path) -> Config:
@@ -41,12 +43,12 @@ def check(result: tuple[int, list[str]]) -> None:
     assert 0 < largest < BOUND
 
 
-def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> None:  # noqa: F811
+def test_vllm_samples_from_what_is_trained(verify: Verify, tmp_path: Path) -> None:
     check(verify(shipped("quickstart_vllm.yaml", tmp_path)))
 
 
-def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.long
+def test_a_server_samples_from_what_is_trained(verify: Verify, server: ServerProcess, tmp_path: Path) -> None:
     config = shipped("quickstart_vllm_server.yaml", tmp_path)
     config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
-    server.wait()
     check(verify(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,10 +20,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from tests.inputs import text
 from tests.tiny import VOCABULARY
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = pytest.mark.vllm
 CLOSE = 7  # not the end-of-sequence id of the folder, which is 2
 LONGEST = 400
 

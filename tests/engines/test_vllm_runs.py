@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,21 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Config, changed
+from tests.cli import Config, changed, fit
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
-
-
-@pytest.fixture
-def given(vllm_config: Config) -> Config:
-    given = changed(vllm_config, "seed_everything", 3)
-    given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
-    given["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
-    return given
+pytestmark = pytest.mark.vllm
 
 
 def played(folder: Path) -> list[dict[str, Any]]:
@@ -40,22 +27,22 @@ def played(folder: Path) -> list[dict[str, Any]]:
     return sorted(turns, key=lambda turn: (turn["iteration"], turn["env"], turn["episode"], turn["turn"]))
 
 
-def test_a_run_can_be_repeated(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_be_repeated(vllm_run: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one process after the other run, whose engine was stopped."""
     stories = []
     for name in ("first", "second"):
         folder = tmp_path / name
         folder.mkdir()
-        fit(changed(given, "trainer.default_root_dir", str(folder)), folder, monkeypatch)
+        fit(changed(vllm_run, "trainer.default_root_dir", str(folder)), folder, monkeypatch)
         stories.append(played(folder))
     assert len(stories[0]) == 3 * 8
     assert len({tuple(turn["reply_ids"]) for turn in stories[0]}) > 4
     assert stories[0] == stories[1]
 
 
-def test_two_processes_have_an_engine_each(given: Config, tmp_path: Path) -> None:
-    given["trainer"]["max_epochs"] = 2
-    check_two_processes(given, tmp_path)
+def test_two_processes_have_an_engine_each(vllm_run: Config, tmp_path: Path) -> None:
+    vllm_run["trainer"]["max_epochs"] = 2
+    check_two_processes(vllm_run, tmp_path)
 
 
 def check_two_processes(given: Config, folder: Path) -> None:
@@ -69,12 +56,12 @@ def check_two_processes(given: Config, folder: Path) -> None:
     assert len(turns) == 2 * 8
 
 
-def test_ctrl_c_ends_it_with_one_line(given: Config, tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_one_line(vllm_run: Config, tmp_path: Path) -> None:
     """While replies are sampled; no thread of vLLM aborts the process as it exits."""
-    given["trainer"]["max_epochs"] = 100000
-    given["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"] = 200
-    given["trainer"]["default_root_dir"] = str(tmp_path / "run")
-    done = run(given, tmp_path)
+    vllm_run["trainer"]["max_epochs"] = 100000
+    vllm_run["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"] = 200
+    vllm_run["trainer"]["default_root_dir"] = str(tmp_path / "run")
+    done = run(vllm_run, tmp_path)
     end = time.monotonic() + 300
     while not list((tmp_path / "run").rglob("turns/*.jsonl")):  # the first rollout is there
         assert done.poll() is None, done.communicate()[0][-3000:]

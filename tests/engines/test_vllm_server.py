@@ -18,8 +18,7 @@ from lightning_agentrl.engines.vllm_server import shared_weights
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from tests.commands.test_cli import Config, changed
-from tests.commands.test_verify import Verify, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, changed
 from tests.engines.servers import Pair, places, watched
 from tests.engines.test_vllm_engine import (
     CLOSE,
@@ -27,13 +26,14 @@ from tests.engines.test_vllm_engine import (
     PREFIX,
     handle_of,
     policy_of,
-    pytestmark,  # noqa: F401
     request,
     serve,
     tokens,
     trained_logps,
 )
 from tests.engines.withheld import check_each_kind
+
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def given(server_config: Config) -> Config:
 
 
 def test_each_kind_of_weight_that_is_withheld_is_found_out(
-    verify: Verify,  # noqa: F811
+    verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,7 +25,7 @@ from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.extension import sizes_of
-from tests.commands.test_cli import Command, Config, agentrl, changed, config, sentence  # noqa: F401 - fixtures
+from tests.cli import Command, Config, changed, sentence
 from tests.inputs import image, text
 
 
@@ -224,7 +224,7 @@ def test_one_that_does_not_is_refused_with_what_to_do(part: str, changes: dict[s
     ("urls", "told"),
     [([], "at least one"), (["http://a:1", "http://a:1/"], "different"), (["127.0.0.1:8001"], "as http://127.0.0.1")],
 )
-def test_impossible_addresses_are_refused(urls: list[str], told: str, config: Config, agentrl: Command) -> None:  # noqa: F811
+def test_impossible_addresses_are_refused(urls: list[str], told: str, config: Config, agentrl: Command) -> None:
     with pytest.raises(ValueError, match=told):
         VLLMServerEngine(urls)
     engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": urls}}
@@ -235,8 +235,8 @@ def test_impossible_addresses_are_refused(urls: list[str], told: str, config: Co
 
 @pytest.mark.parametrize("command", ["fit", "verify-engine"])
 def test_no_server_ends_in_a_sentence_with_the_command_that_starts_one(
-    config: Config,  # noqa: F811
-    agentrl: Command,  # noqa: F811
+    config: Config,
+    agentrl: Command,
     command: str,
 ) -> None:
     engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": ["http://127.0.0.1:9"]}}

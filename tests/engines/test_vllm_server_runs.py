@@ -14,22 +14,22 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.engines import VLLMServerEngine
 from tests.agents import test_asynchronous as ahead
 from tests.agents.harness import make_agent, make_trainer
-from tests.agents.test_asynchronous import afresh  # noqa: F401 - a fixture
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Config, changed
+from tests.cli import Config, changed, fit, three_iterations
 from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples
-from tests.engines.test_vllm_engine import pytestmark  # noqa: F401
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.rollout.scripted import story
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    ahead.forget()
 
 
 @pytest.fixture
 def training(server_config: Config, tmp_path: Path) -> Config:
-    given = changed(server_config, "seed_everything", 3)
-    given["trainer"] |= {"max_epochs": 3, "check_val_every_n_epoch": 3, "callbacks": [{"class_path": "TurnLog"}]}
-    given["trainer"]["default_root_dir"] = str(tmp_path / "run")
-    given["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}
-    return given
+    return changed(three_iterations(server_config), "trainer.default_root_dir", str(tmp_path / "run"))
 
 
 def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ from lightning_agentrl.engines.vllm_server.transfer_source import WeightSource
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Config, changed
-from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, changed, fit, judged
 from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, places, watched
-from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
+from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
+
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +136,14 @@ def given(server_config: Config) -> Config:
     return changed(given, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
-def test_the_servers_sample_from_what_is_trained(verify: Verify, given: Config) -> None:  # noqa: F811
+def test_the_servers_sample_from_what_is_trained(verify: Verify, given: Config) -> None:
     code, lines = verify(changed(given, "model.init_args.temperature", 0.8))
     assert (code, judged(lines)[2]) == (0, "ok")
     assert judged(lines)[0] < 3e-4
 
 
 def test_each_kind_of_weight_that_is_withheld_is_found_out(
-    verify: Verify,  # noqa: F811
+    verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,7 +18,9 @@ from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, pytestmark, serve, trained_logps  # noqa: F401
+from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
+
+pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize(

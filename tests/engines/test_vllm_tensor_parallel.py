@@ -15,12 +15,13 @@ import yaml
 from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.engines import VLLMEngine
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Command, Config, agentrl, changed, sentence  # noqa: F401 - a fixture
+from tests.cli import Command, Config, changed, fit, sentence
 from tests.engines import shared_vllm
 from tests.engines.shared_vllm import adapted, episodes, parts, updates
-from tests.engines.test_vllm_engine import handle_of, policy_of, pytestmark  # noqa: F401
-from tests.engines.test_vllm_runs import given, played, run  # noqa: F401 - a fixture
+from tests.engines.test_vllm_engine import handle_of, policy_of
+from tests.engines.test_vllm_runs import played, run
+
+pytestmark = pytest.mark.vllm
 
 
 def processes(folder: Path, model: Path, world: int, size: int) -> list[dict[str, Any]]:
@@ -155,7 +156,8 @@ FSDP2 = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, id="fsdp2")])
 def test_two_processes_sample_from_what_is_trained(vllm_config: Config, tmp_path: Path, strategy: Any) -> None:
     assert gap_of(shared(vllm_config, tmp_path, strategy), tmp_path) < 3e-4
 
@@ -181,17 +183,17 @@ def test_a_real_model_is_shared_by_three_processes(tmp_path: Path) -> None:
 
 
 def test_a_run_of_two_processes_is_that_of_one(
-    given: Config,  # noqa: F811
+    vllm_run: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Turn by turn, over three iterations with updates between them."""
-    done = run(shared(given, tmp_path / "two"), tmp_path)
+    done = run(shared(vllm_run, tmp_path / "two"), tmp_path)
     out, _ = done.communicate(timeout=300)
     assert done.returncode == 0, out[-3000:]
     one = tmp_path / "one"
     one.mkdir()
-    fit(changed(given, "trainer.default_root_dir", str(one)), one, monkeypatch)
+    fit(changed(vllm_run, "trainer.default_root_dir", str(one)), one, monkeypatch)
     assert len(played(one)) == 3 * 8
     assert played(tmp_path / "two") == played(one)
 
@@ -215,15 +217,15 @@ gymnasium.register("Broken-v0", Broken)
 
 
 @pytest.mark.long
-def test_an_environment_that_breaks_in_one_process_ends_both(given: Config, tmp_path: Path) -> None:  # noqa: F811
+def test_an_environment_that_breaks_in_one_process_ends_both(vllm_run: Config, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     env = {"id": "broken:Broken-v0", "retries": 0}
-    done = run(changed(shared(given, tmp_path / "run"), "data.init_args.env", env), tmp_path)
+    done = run(changed(shared(vllm_run, tmp_path / "run"), "data.init_args.env", env), tmp_path)
     out, _ = done.communicate(timeout=300)
     assert done.returncode not in (0, None)
     assert "ZeroDivisionError: a bug of the environment" in out
 
 
-def test_one_process_alone_is_refused(vllm_config: Config, agentrl: Command) -> None:  # noqa: F811
+def test_one_process_alone_is_refused(vllm_config: Config, agentrl: Command) -> None:
     asked = sentence(agentrl(config=changed(vllm_config, "data.init_args.engine.init_args.tensor_parallel", 2)))
     assert asked.startswith("data.init_args.engine.init_args.tensor_parallel 2 needs a multiple of 2 processes, got 1")

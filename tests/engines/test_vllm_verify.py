@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_agentrl.engines.vllm import engine as vllm_engine
-from tests.commands.test_cli import Config, changed
-from tests.commands.test_verify import Verify, judged, verify  # noqa: F401 - a fixture
+from tests.cli import Config, Verify, changed, fit, judged
 from tests.engines.withheld import check_each_kind
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture
@@ -24,14 +19,14 @@ def given(vllm_config: Config) -> Config:
     return changed(vllm_config, "data.init_args.interaction.init_args.max_reply_tokens", 24)
 
 
-def test_adapters_are_sampled_with(verify: Verify, given: Config) -> None:  # noqa: F811
+def test_adapters_are_sampled_with(verify: Verify, given: Config) -> None:
     lora = {"class_path": "LoRA", "init_args": {"rank": 4}}
     code, lines = verify(changed(given, "model.init_args.lora", lora))
     assert (code, judged(lines)[2]) == (0, "ok")
 
 
 def test_each_kind_of_weight_that_is_withheld_is_found_out(
-    verify: Verify,  # noqa: F811
+    verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -40,8 +35,6 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
 
 def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the tokens that are trained on, and of weights that were trained: small in both iterations."""
-    from tests.callbacks.test_loggers import fit
-
     longer: Any = changed(given, "trainer.max_epochs", 3)
     longer["trainer"]["logger"] = {"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path)}}
     longer["model"]["init_args"] |= {"optim": {"lr_actor": 1e-3, "lr_critic": 1e-2}}

@@ -40,7 +40,6 @@ def test_a_copy_has_weights_of_its_own_until_they_are_copied(tiny_folder):
 
 
 def test_below_adapters_the_base_is_shared(tiny_folder):
-    pytest.importorskip("peft")
     policy = LanguageModel(LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor"))
     copied = frozen_copy(policy)
     for (name, own), (_, trained) in zip(copied.named_parameters(), policy.named_parameters(), strict=True):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from lightning_agentrl.commands import verify_engine
 from lightning_agentrl.engines.weights import named_weights
-from tests.commands.test_cli import Config
-from tests.commands.test_verify import Verify, judged
+from tests.cli import Config, Verify, judged
 
 KINDS = {
     "embedding": ("embed_tokens", "lm_head"),  # under either name it would be the same tensor

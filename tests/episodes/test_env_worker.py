@@ -109,6 +109,7 @@ def test_a_process_plays_as_a_thread_does_and_goes_on_from_its_state(tiny_folder
     assert None not in expected[1]
 
 
+@pytest.mark.slow
 def test_groups_hand_processes_over(tiny_folder, monkeypatch):
     def play(worker: str) -> list:
         groups = GroupRollout(size=2, per_rollout=1, mini_batches=1)
@@ -146,6 +147,7 @@ def test_a_process_loads_neither_torch_nor_transformers_and_hashes_as_all_do():
     assert not modules & {"torch", "transformers", "lightning", "jsonargparse"}
 
 
+@pytest.mark.slow
 def test_global_generators_repeat_an_episode_in_a_process():
     seen = []
     for seed in (5, 5, 6):
@@ -191,10 +193,10 @@ def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
     ("fault", "kind", "told"),
     [
         ("exits", "died", "process ended in step with exit code 3"),
-        ("exits beside a child", "died", "process ended in step with exit code 3"),
-        ("aborts", "died", "process ended in step by signal SIGABRT"),
+        pytest.param("exits beside a child", "died", "process ended in step with exit code 3", marks=pytest.mark.slow),
+        pytest.param("aborts", "died", "process ended in step by signal SIGABRT", marks=pytest.mark.slow),
         ("hangs", "timeout", r"step took longer than 1 s, .* data\.init_args\.env\.timeout_seconds"),
-        ("hangs and holds the interpreter", "timeout", "step took longer than 1 s"),
+        pytest.param("hangs and holds the interpreter", "timeout", "step took longer than 1 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind, told, tmp_path):
@@ -256,6 +258,7 @@ def test_the_budget_is_of_one_call_and_what_is_beyond_it_costs_the_episode(tiny_
     assert [turn.stop for turn in rollout.turns] == [None, "env_fault", None]
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_be_replayed_is_refused():
     """This one tells its number, which no seed decides."""
 
@@ -423,6 +426,7 @@ def test_an_environment_of_the_started_script_is_refused(monkeypatch):
             EnvConfig(name, worker="process").make_worker()
 
 
+@pytest.mark.slow
 def test_an_id_that_only_this_process_has_registered_is_known_there():
     with closing(EnvConfig("Walk-v0", {"length": 7}, worker="process").make_worker()) as worker:
         assert worker.reset_now(START).observation.endswith("step 0")
@@ -430,7 +434,9 @@ def test_an_id_that_only_this_process_has_registered_is_known_there():
         assert worker.reset_now(START).observation.endswith("step 0")
 
 
-@pytest.mark.parametrize(("name", "settings"), [("Nothing", {}), ("Walk", {"lenght": 3})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [pytest.param("Nothing", {}, marks=pytest.mark.slow), ("Walk", {"lenght": 3})]
+)
 def test_an_environment_that_cannot_be_made_is_told_as_in_a_thread(name, settings):
     told = []
     for place in ("thread", "process"):

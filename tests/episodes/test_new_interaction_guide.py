@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from benchmarks.estimators.words import word_model
-from tests.callbacks.test_loggers import fit
-from tests.commands.test_cli import Command, agentrl, changed, sentence  # noqa: F401 - a fixture
+from tests.cli import Command, changed, fit, sentence
 from tests.guides import write_files
 
 WORDS = ("Player", ",", "stones", ":", "0", "1", "2", "3", "4", "5", "6", "7")
@@ -89,7 +88,7 @@ def check_game(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Non
         assert other[-1]["success"] is (won < 0)
 
 
-def test_half_games_are_refused(folder: Path, agentrl: Command) -> None:  # noqa: F811
+def test_half_games_are_refused(folder: Path, agentrl: Command) -> None:
     given = small(folder)
     del given["data"]["init_args"]["groups"]
     given["model"]["init_args"]["advantage"] = {"class_path": "DualDiscountGAE"}

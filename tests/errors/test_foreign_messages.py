@@ -215,7 +215,9 @@ MOVED = {  # where a class was, and under which name a saved config still has it
 }
 
 
-@pytest.mark.parametrize("deep", MOVED)
+@pytest.mark.parametrize(
+    "deep", [pytest.param(deep, marks=pytest.mark.slow if i else ()) for i, deep in enumerate(MOVED)]
+)
 def test_a_saved_config_names_classes_as_it_did_before_they_moved(
     deep: str, parse: Parse, refused: Callable[..., Problem]
 ) -> None:

@@ -42,14 +42,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 PULL_BACK = {"DRO", "KLCov"}  # towards the old policy, whatever the advantages are
 
 
-def concrete(base: type) -> list[type]:
+def concrete(base: type) -> list[Any]:
     """All classes of the package below a base that can be made."""
     below = [cls for child in base.__subclasses__() for cls in (child, *concrete(child))]
     own = [cls for cls in below if cls.__module__.startswith("lightning_agentrl.")]
     return sorted({cls for cls in own if not inspect.isabstract(cls)}, key=lambda cls: cls.__name__)
 
 
-LOSSES = concrete(PolicyLoss)
+LOSSES: list[type[PolicyLoss]] = concrete(PolicyLoss)
 of_every_loss = pytest.mark.parametrize("cls", LOSSES, ids=lambda cls: cls.__name__)
 
 

@@ -14,7 +14,7 @@ from lightning_agentrl.metrics.episodes import EpisodeResult
 from tests.metrics import two_ranks
 from tests.metrics.two_ranks import SPLITS, describe_part
 
-pytestmark = pytest.mark.slow  # two processes; `make test` has them in tests/agents/test_two_processes.py
+pytestmark = pytest.mark.slow  # two processes
 
 
 @pytest.fixture(scope="module")

@@ -92,6 +92,7 @@ def test_small_subtrees_stay_apart_from_rows_beside_a_large_one():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_block_mask_of_flex_attention():
     """What a GPU runs, in torch's plain form of it."""

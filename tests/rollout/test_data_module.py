@@ -238,7 +238,7 @@ def test_before_connect():
 
 
 @pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
-@pytest.mark.parametrize("env", [GUESS, pytest.param(BABYAI, marks=pytest.mark.slow), BANDIT])
+@pytest.mark.parametrize("env", [GUESS, *(pytest.param(env, marks=pytest.mark.slow) for env in (BABYAI, BANDIT))])
 def test_same_seed_same_rollouts(connected, env, memory):
     settings = {"env": env, "memory": memory, "mini_batch_turns": 8}
     settings["prompt"] = PromptFormat(think=False, examples=False, max_prompt_tokens=1500)

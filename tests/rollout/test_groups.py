@@ -72,8 +72,15 @@ def episodes(rollout: Rollout) -> list[list]:
     return [list(turns) for _, turns in groupby(rollout.turns, key=lambda turn: (turn.env, turn.episode))]
 
 
-@pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
-@pytest.mark.parametrize("groups", [SIZES, AHEAD])
+@pytest.mark.parametrize(
+    ("memory", "groups"),
+    [
+        (WindowMemory(), AHEAD),
+        (FullMemory(), SIZES),
+        pytest.param(WindowMemory(), SIZES, marks=pytest.mark.slow),
+        pytest.param(FullMemory(), AHEAD, marks=pytest.mark.slow),
+    ],
+)
 def test_every_rollout_has_its_groups_as_whole_episodes(tiny_folder, memory, groups):
     with data_module(tiny_folder, groups, memory=memory) as data:
         rollouts = collect(data, 4)

@@ -1,4 +1,4 @@
-"""A short run of the quickstart with the real model, seen in a browser: the page of the run, and TensorBoard."""
+"""A short run of the quickstart with a tiny model, seen in a browser: the page of the run, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -10,33 +10,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from playwright.sync_api import Browser
 
 from tests.pictures import chromium, picture_of_tensorboard, picture_of_view, tensorboard
+from tests.test_configs import made_small
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
-ENV = '{"mission_in": "observation", "max_turns": 4, "render_mode": "rgb_array"}'
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two iterations after the warm-up, with few environments and short episodes."""
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
+    """Four iterations of eight turns, with pictures."""
     folder = tmp_path_factory.mktemp("real")
-    overrides = {
-        "trainer.max_epochs": 4,
-        "trainer.default_root_dir": folder,
-        "trainer.enable_checkpointing": "false",
-        "data.init_args.num_envs": 8,
-        "data.init_args.mini_batch_turns": 16,
-        "data.init_args.env.kwargs": ENV,
-        "data.init_args.validation.episodes": 4,
-        "trainer.callbacks": '[{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]',
-    }
-    command = [str(Path(sys.executable).with_name("agentrl")), "fit", "--config", "configs/quickstart.yaml", "--quiet"]
-    command += [f"--{key}={value}" for key, value in overrides.items()]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=500)
+    config = made_small(yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text()), tiny_folder)
+    config["data"]["init_args"]["env"]["kwargs"] |= {"mission_in": "observation", "render_mode": "rgb_array"}
+    config["trainer"] |= {"max_epochs": 4, "default_root_dir": str(folder), "enable_checkpointing": False}
+    config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
+    (folder / "small.yaml").write_text(yaml.safe_dump(config))
+    agentrl = str(Path(sys.executable).with_name("agentrl"))
+    subprocess.run([agentrl, "fit", "--config", "small.yaml", "--quiet"], cwd=folder, check=True, timeout=500)
     return folder
 
 
@@ -59,7 +54,7 @@ def test_the_page_of_the_run(run: Path, browser: Browser, tmp_path: Path) -> Non
     shows_something(tmp_path / "view.png")
     (log,) = run.rglob("rank0-*.jsonl")
     turns = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(turns) == 4 * 32
+    assert len(turns) == 4 * 8
     episodes = {(turn["env"], turn["episode"]) for turn in turns}
     assert page.locator(".row[data-id]").count() == min(len(episodes), 100)
     opened = page.locator("[data-turn]").first
