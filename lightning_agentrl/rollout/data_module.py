@@ -323,7 +323,8 @@ class RolloutDataModule(L.LightningDataModule):
         learner, _ = self._connected()
         self._begin_training(learner)
         self._settle()
-        ready = self._background.take(learner.policy_version, self.steps_per_iteration)
+        with self.stopping.together():
+            ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.distributed import all_gather, rank
-from lightning_agentrl.errors import one_line
+from lightning_agentrl.errors import EngineGoneError, one_line
 
 
 class Stopped(SystemExit):
@@ -39,8 +40,9 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked = 0  # number of the signal that asks to end; 0: none
+        self.reason = ""  # why it ends without a signal
         self.saves = 0  # how often it was asked to save and go on
-        self.save: Callable[[], object] = lambda: None
+        self.save: Callable[[], object] | None = None  # None: nobody handles an end
         self._saved = 0
         self._inside = False  # work that may be left
 
@@ -51,7 +53,7 @@ class Stopping:
             save: saves the run; called on all ranks.
         """
         self.asked = self.saves = self._saved = 0
-        self.save = save
+        self.reason, self.save = "", save
 
     def ask(self, number: int) -> None:
         """Ask the run to end as if this signal had come."""
@@ -66,6 +68,8 @@ class Stopping:
     def together(self) -> Iterator[None]:
         """Work that a rank may leave; then agree. All ranks enter and leave together.
 
+        An engine that is gone ends the run as SIGTERM would.
+
         Raises:
             Stopped: see :meth:`agree`.
         """
@@ -73,9 +77,15 @@ class Stopping:
         try:
             yield
         except Exception as error:
+            engine_is_gone = isinstance(error, EngineGoneError) and self.save is not None and not self.asked
+            if engine_is_gone:
+                self.reason = one_line(str(error))
+                self.ask(signal.SIGTERM)
             if not self.asked:
                 raise
-            if not isinstance(error, _Left):  # such as that of an engine, which another rank has left
+            if not engine_is_gone and not isinstance(
+                error, _Left
+            ):  # such as that of an engine, which another rank has left
                 kind = type(error).__name__
                 rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")
         finally:
@@ -92,6 +102,6 @@ class Stopping:
         self.asked, saves = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
         if self.asked:
             raise Stopped(self.asked)
-        if saves > self._saved:
+        if saves > self._saved and self.save is not None:
             self._saved = saves
             self.save()
