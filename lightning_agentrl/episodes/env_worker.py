@@ -145,7 +145,7 @@ class EnvWorker:
 
     def _count_mended(self, answer: Answer) -> None:
         if answer.mended:
-            self._overcome.append(SURROGATES)
+            self.errors.append(SURROGATES)
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
         """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""

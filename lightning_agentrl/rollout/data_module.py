@@ -355,7 +355,7 @@ class RolloutDataModule(L.LightningDataModule):
             EnvError: environments fail more often than ``faults`` allows. All ranks stop.
         """
         learner, _ = self._connected()
-        with raise_once():
+        with self.stopping.together(alone=True):
             self._begin_training(learner)
             self._settle()
             self._background.raise_failure()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.distributed import all_gather, raise_once, rank
-from lightning_agentrl.errors import one_line
+from lightning_agentrl.errors import EngineGoneError, one_line
 
 
 class Stopped(SystemExit):
@@ -39,8 +40,9 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked = 0  # number of the signal that asks to end; 0: none
+        self.reason = ""  # why it ends without a signal
         self.saves = 0  # how often it was asked to save and go on
-        self.save: Callable[[], object] = lambda: None
+        self.save: Callable[[], object] | None = None  # None: nobody handles an end
         self._saved = 0
         self._inside = False  # work that may be left
 
@@ -51,7 +53,7 @@ class Stopping:
             save: saves the run; called on all ranks.
         """
         self.asked = self.saves = self._saved = 0
-        self.save = save
+        self.reason, self.save = "", save
 
     def ask(self, number: int) -> None:
         """Ask the run to end as if this signal had come."""
@@ -66,6 +68,8 @@ class Stopping:
     def together(self, alone: bool = False) -> Iterator[None]:
         """Work that a rank may leave; then agree. All ranks enter and leave together.
 
+        An engine that is gone ends the run as SIGTERM would.
+
         Args:
             alone: ranks do not wait for each other inside, so an error of one is told to all at the end.
 
@@ -77,6 +81,10 @@ class Stopping:
         try:
             yield
         except Exception as raised:
+            if isinstance(raised, EngineGoneError) and self.save is not None and not self.asked:
+                self.reason = one_line(str(raised))
+                self.ask(signal.SIGTERM)
+                raised = _Left()
             if not (self.asked or alone):
                 raise
             error = raised
@@ -105,6 +113,6 @@ class Stopping:
         self.asked, saves, failures = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
         if self.asked:
             raise Stopped(self.asked)
-        if saves > self._saved and not failures:
+        if saves > self._saved and self.save is not None and not failures:
             self._saved = saves
             self.save()
