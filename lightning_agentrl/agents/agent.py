@@ -40,7 +40,7 @@ from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_gr
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered, trained_rows
+from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, trained_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
@@ -198,17 +198,21 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         rollout = left_out.of(rollout.union(shaped_rewards=self._shaped_rewards(rollout)))
-        advantages, returns = self.advantage.estimate(rollout, self.ranks.sum)
+        groups = self.datamodule.groups
+        lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
+        advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
         rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
         if self.advantage.whiten:
-            whitened = whiten(cast(Tensor, rollout.advantages), rollout.trained_mask, self.ranks.sum)
-            rollout = rollout.union(advantages=whitened)
+            trained = without_rows(rollout, lost_B).trained_mask
+            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
             metrics = describe(rollout, self.device, self.ranks.sum) | self._tell_left_out(left_out, rollout)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
         self._judge_gap(metrics, rollout)
-        if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
+        if self.phase == "train" and lost_B.any():  # the warm-up of a critic takes all rows
+            rollout = rollout.select(~lost_B)
+        if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
         return Prepared(rollout, metrics)

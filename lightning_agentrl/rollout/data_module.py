@@ -28,6 +28,7 @@ from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
@@ -66,6 +67,7 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
         prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
@@ -95,6 +97,7 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        faults: FaultLimits | None = None,
         max_staleness: int = 0,
         prove: Prove = "stop",
         stall_seconds: float = 300.0,
@@ -118,6 +121,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.engine = engine or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
+        self.faults = faults or FaultLimits()
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
@@ -131,6 +135,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._background = Background(max_staleness)
         self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
         self.stopping = Stopping()
+        self._lost = LostEpisodes(self.faults.share)
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
@@ -344,12 +349,20 @@ class RolloutDataModule(L.LightningDataModule):
         self._begun = None
 
     def collect(self) -> Rollout:
-        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
+        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
+
+        Raises:
+            EnvError: environments fail more often than ``faults`` allows. All ranks stop.
+        """
         learner, _ = self._connected()
-        self._begin_training(learner)
-        self._settle()
+        with self.stopping.together(alone=True):
+            self._begin_training(learner)
+            self._settle()
+            self._background.raise_failure()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
+        with raise_once():
+            self._lost.add(rollout)
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
@@ -358,7 +371,7 @@ class RolloutDataModule(L.LightningDataModule):
     def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
         episodes = self._begin_training(learner)
-        with self.stopping.together(), learner.clock.stage("collect", total=episodes.total):
+        with self.stopping.together(alone=True), learner.clock.stage("collect", total=episodes.total):
             self._send_proven(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
@@ -450,7 +463,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
-        with self.stopping.together(), learner.clock.stage("validate", total=len(seeds)):
+        with self.stopping.together(alone=True), learner.clock.stage("validate", total=len(seeds)):
             self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
@@ -474,7 +487,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
         watchdog = self._watchdog(clock, stage)
-        return Player(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog)
+        return Player(
+            self.interaction,
+            self.engine,
+            self.memory.grows,
+            temperature,
+            self.seed,
+            clock.advance,
+            watchdog,
+            self.faults.in_a_row,
+        )
 
     def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)

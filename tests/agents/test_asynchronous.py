@@ -27,6 +27,7 @@ from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import (
     EnvConfig,
+    FaultLimits,
     GroupRollout,
     PromptFormat,
     RawParser,
@@ -84,6 +85,7 @@ def noted_data(engine: Engine | None = None, **settings: Any) -> RolloutDataModu
         prompt=FREE_TEXT,
         interaction=TurnInteraction(4, RawParser()),
         engine=engine,
+        faults=FaultLimits(in_a_row=0),  # the first one ends the run
         **({"max_staleness": 1} | settings),
     )
 

@@ -119,8 +119,8 @@ def test_an_environment_with_wrong_answers_is_told(
 @pytest.mark.parametrize(
     ("fault", "last"),
     [
-        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' (", marks=pytest.mark.slow),
-        ("step", "agentrl: the environment raised IndexError: no such room (environment "),
+        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' \\(", marks=pytest.mark.slow),
+        ("step", "episodes in a row .* the environment raised IndexError: no such room \\(environment "),
     ],
 )
 def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
@@ -130,7 +130,7 @@ def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
     assert code == 1
     assert "test_cli_runs.py" in text
     assert "trainer.py" not in text  # none of the fifty lines in between
-    assert text.splitlines()[-1].startswith(last)
+    assert re.search(last, text.splitlines()[-1])
 
 
 def test_the_command_makes_no_environment_twice(

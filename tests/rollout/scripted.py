@@ -149,7 +149,9 @@ class Workplace:
         return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
 
     def episode(self, session: Session) -> list[Turn]:
-        return self.loop.run(self.player.episode(session))
+        turns, lost = self.loop.run(self.player.episode(session))
+        assert not lost
+        return turns
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
