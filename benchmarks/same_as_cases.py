@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ Rule = tuple[str, str]  # regular expression of an old name, or of its beginning
 METRICS: list[Rule] = []
 TURNS: list[Rule] = []  # fields of the turn log; (r"metrics\.old", "metrics.new") for those inside of one
 WEIGHTS: list[Rule] = []  # keys of the state dict
+
+# What one side may lack: metrics and fields of the turn log that are new.
+ADDED = re.compile(r"stop/(env_fault|reply_budget)|val/lost_episodes|lost|asked_again")
 
 OPTIM = ("lr_actor", "lr_critic", "weight_decay", "max_grad_norm_actor", "max_grad_norm_critic")
 COMPUTE = ("max_tokens_per_micro_batch", "gradient_checkpointing", "recompute_logits", "kernels")

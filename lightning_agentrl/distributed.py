@@ -24,6 +24,11 @@ def all_gather(value: T) -> list[T]:
     return gathered
 
 
+def rank() -> int:
+    """Return the number of this process among those of the run."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks; ``x`` must lie on a device that the process group can reach."""
     if not (dist.is_available() and dist.is_initialized()):

@@ -64,7 +64,7 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     for callback in trainer["callbacks"]:
         if callback["class_path"] == "CriticWarmup":
             callback["init_args"] = {"rollouts": 1, "rounds": 1, "fraction": 1.0}
-        if callback["class_path"] == "ModelCheckpoint":
+        if callback["class_path"] == "RunCheckpoints":
             callback["init_args"]["every_n_epochs"] = 3
     return config
 
@@ -206,7 +206,7 @@ def test_a_config_runs(
     run = tmp_path / config["trainer"]["default_root_dir"]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["before"]["episodes"] == summary["after"]["episodes"] == 2
-    if "ModelCheckpoint" in path.read_text():
+    if "RunCheckpoints" in path.read_text():
         assert len(optimizers_in(tmp_path / summary["checkpoint"])) == 1
     (events,) = run.rglob("events.out.tfevents.*")
     logged = EventAccumulator(str(events)).Reload().Scalars("rollout/reward_per_turn")

@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
-from lightning_agentrl.agents.checkpoints import accept_checkpoint, check_weights, prepare_checkpoint
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
+from lightning_agentrl.agents.checkpoints import (
+    KEY,
+    accept_checkpoint,
+    check_weights,
+    prepare_checkpoint,
+    refuse_not_finite,
+    rewind,
+)
 from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
+from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered
+from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, trained_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
-from lightning_agentrl.agents.zero import prepare_zero
-from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
+from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
+from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import EngineMismatchError, RunStoppedError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -42,7 +58,7 @@ from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule
+from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 
@@ -107,10 +123,16 @@ class Agent(L.LightningModule, ABC):
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
+        self.finite_steps = FiniteSteps(self.optim.max_not_finite)
+        self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
+        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
+        self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
+        self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+        self._proof: EngineProof | None = None  # once the engine was proven
 
     # What a researcher overrides
 
@@ -169,20 +191,28 @@ class Agent(L.LightningModule, ABC):
         """
         collected_now = rollout.scores.old_logps is None
         rows = rows_to_score(self.models, rollout, self._needs_now)
-        with self.clock.stage("score", total=rows), self.evaluation_mode():
+        left_out = LeftOut()
+        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
             rollout = self.score(rollout)
+        rollout = left_out.of(rollout)
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
-        rollout = rollout.union(shaped_rewards=self._shaped_rewards(rollout))
-        advantages, returns = self.advantage.estimate(rollout, self.ranks.sum)
+        rollout = left_out.of(rollout.union(shaped_rewards=self._shaped_rewards(rollout)))
+        groups = self.datamodule.groups
+        lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
+        advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
+        rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
         if self.advantage.whiten:
-            advantages = whiten(advantages, rollout.trained_mask, self.ranks.sum)
-        rollout = rollout.union(advantages=advantages, returns=returns)
+            trained = without_rows(rollout, lost_B).trained_mask
+            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
-            metrics = describe(rollout, self.device, self.ranks.sum)
+            metrics = describe(rollout, self.device, self.ranks.sum) | self._tell_left_out(left_out, rollout)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
-        if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
+        self._judge_gap(metrics, rollout)
+        if self.phase == "train" and lost_B.any():  # the warm-up of a critic takes all rows
+            rollout = rollout.select(~lost_B)
+        if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
         return Prepared(rollout, metrics)
@@ -205,6 +235,21 @@ class Agent(L.LightningModule, ABC):
             error.add_note(f"scores that were not computed: {', '.join(missing)}; declare in `needs` what is read")
             raise
 
+    def _tell_left_out(self, left_out: LeftOut, rollout: Rollout) -> dict[str, float]:
+        """Say which turns are not trained on since a number is not finite; return how many of all ranks they are.
+
+        Raises:
+            RunStoppedError: none is left.
+        """
+        parts = all_gather((left_out.turns, len(rollout.turns), left_out.names[:SHOWN]))
+        turns, every = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        names = [name for part in parts for name in part[2]]
+        if turns:
+            rank_zero_warn(f"{turns} of {every} turns are not trained on; not finite: {', '.join(names)}")
+        if turns and turns == every:
+            self._stop(f"no turn of the rollout has finite numbers ({', '.join(names)})")
+        return {"guard/turns_left_out": float(turns)}
+
     def _describe_collected(self, rollout: Rollout) -> dict[str, float]:
         """Return numbers of a rollout that is seen for the first time, and show it to the callbacks."""
         metrics: dict[str, float] = {}
@@ -221,7 +266,9 @@ class Agent(L.LightningModule, ABC):
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
         """Compute the gradient over all micro-batches, clip it per group, and step unless a guard objects."""
-        rollout, training = batch.rollout, self.phase == "train"
+        rollout, training = trained_rows(batch.rollout), self.phase == "train"
+        if batch_idx == 0:
+            self._told = batch.metrics
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
@@ -238,7 +285,7 @@ class Agent(L.LightningModule, ABC):
             losses = Losses(self.policy_loss if training else None, self.value_loss, self.update_metrics)
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
             with without_sync(model), self.cached_precision():
-                metrics = accumulate_gradients(
+                metrics, fault = accumulate_gradients(
                     self.models,
                     rollout,
                     losses,
@@ -248,18 +295,30 @@ class Agent(L.LightningModule, ABC):
                     self.ranks,
                     self.clock,
                     self.manual_backward,
+                    self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
                 )
+            self._judge_gap(metrics, rollout)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
+            taken = self.trainer.global_step
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
                 held=None if training else "actor",
-                allowed=lambda norms: self._allowed(Attempt(self.attempts, metrics, norms)),
+                allowed=lambda norms: self._allowed(
+                    Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
+                ),
+                discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
             self.attempts += 1
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()} | batch.metrics
-        if self.variance_proxy and "actor" in norms:
+        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()}
+        not_finite = self.finite_steps.in_a_row > 0
+        if not_finite:
+            metrics = {name: x for name, x in metrics.items() if math.isfinite(x)}
+        metrics["guard/not_finite"] = float(not_finite)
+        metrics["guard/skipped"] = float(self.trainer.global_step == taken)
+        metrics |= batch.metrics
+        if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
 
@@ -282,14 +341,49 @@ class Agent(L.LightningModule, ABC):
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
 
-    def _allowed(self, attempt: Attempt) -> bool:
-        """Ask the guards; return whether to step. The one place where a step can be skipped, on all ranks together."""
-        verdict, reason = decide(self.trainer, (c for c in self._callbacks if isinstance(c, StepGuard)), attempt)
+    def _allowed(self, attempt: Attempt, fault: str) -> bool:
+        """Ask the guards; return whether to step. The one place where a step can be skipped, on all ranks together.
+
+        Args:
+            attempt: the step.
+            fault: what of it is not finite on this rank.
+        """
+        verdict, reason = self.finite_steps.judge(fault, attempt.norms)
+        if verdict is Verdict.STEP:
+            verdict, reason = decide(self.trainer, (c for c in self._callbacks if isinstance(c, StepGuard)), attempt)
         if verdict is Verdict.STOP:
-            raise RuntimeError(f"stopped before optimizer step {attempt.number + 1}: {reason}")
+            self._stop(f"stopped before optimizer step {attempt.number + 1}: {reason}")
         if verdict is Verdict.SKIP:
             rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
+            loop = cast(Any, self.trainer).fit_loop.epoch_loop
+            if loop.max_steps > 0:  # it counts attempts, or a run would end inside an iteration
+                loop.max_steps -= 1
         return verdict is Verdict.STEP
+
+    def _stop(self, reason: str) -> NoReturn:
+        """End the run on all ranks, of which one says why; every rank must call it."""
+        with raise_once():
+            raise RunStoppedError(reason, last_good_checkpoint(self.trainer))
+        raise AssertionError
+
+    def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
+        """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
+        if self._proof is None or GAP not in numbers:
+            return
+        older = (
+            self.datamodule.samples_ahead
+        )  # where nothing may be older, what an engine says of it counts for nothing
+        if older:
+            older = max_over_ranks(int(any(turn.policy_version != self.policy_version for turn in rollout.turns))) > 0
+        self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
+
+    def _object(self, told: str) -> None:
+        """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
+        if told and self.datamodule.prove == "stop":
+            with raise_once():
+                raise EngineMismatchError(told)
+        if told:
+            rank_zero_warn(told)
 
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
@@ -316,10 +410,12 @@ class Agent(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
         with raise_once():
+            guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+                self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer = load_tokenizer(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
@@ -328,6 +424,9 @@ class Agent(L.LightningModule, ABC):
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
             self.datamodule.check(self.tokenizer, read_context_length(self.model))
+            if stage == "fit":
+                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
+                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
@@ -346,10 +445,11 @@ class Agent(L.LightningModule, ABC):
         self.masters = MasterWeights(self.named_parameters(), self._saved_weights)
         self._saved_weights = {}
         zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
-        self.correction = correction_for(self.correction, self.datamodule.max_staleness)
+        self._proof = None
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -366,16 +466,40 @@ class Agent(L.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
+        with raise_once():
+            refuse_not_finite(checkpoint, self.trainer)
+        checkpoint[KEY] |= self.made_of
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
+        checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
+        if self.datamodule.preparing:
+            rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
         if "state_dict" in checkpoint:  # sharded strategies have read the weights already
             self._saved_weights = checkpoint["state_dict"]
             check_weights(self._saved_weights, self.state_dict())
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            with raise_once():
+                if self.trainer.is_global_zero:
+                    check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
+        self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
+
+    def settings(self) -> dict[str, Any]:
+        """Return by key of the config what this run is made of, as plain types, for those who continue it."""
+        data = self.datamodule
+        found = arguments(self, "model") | arguments(data, "data") | arguments(data.sizes, "data.init_args")
+        for source in data.pool.sources:
+            found |= arguments(source, source.key)
+        for callback in self._callbacks:
+            if isinstance(callback, RolloutSource):
+                found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
+        if data.groups is not None:
+            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
+        return found | {"trainer.precision": str(self.trainer.precision)}
 
     # What data module, engine and callbacks ask for
 
@@ -404,15 +528,47 @@ class Agent(L.LightningModule, ABC):
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
+    def prove_engine(self) -> None:
+        """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
+        if self._proof is None and self.datamodule.prove != "off":
+            self._proof = self.engine_proof()
+            self._object(self._proof.at_start(self.policy_version))
+
+    def probe_engine(self) -> None:
+        """Compare a few tokens where the gap of the rollout will not tell, because the policy will have moved on or its
+        log-probs are not computed.
+        """
+        hidden = self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass)
+        if self._proof is not None and hidden:
+            self._object(self._proof.after_update())
+
+    def engine_proof(self) -> EngineProof:
+        """Return what compares engine and policy."""
+        data = self.datamodule
+        return EngineProof(
+            data.engine,
+            data.policy_handle,
+            data.first_inputs,
+            self.tokenizer,
+            replace(self.reader(), advance=lambda count: None),
+            self.evaluation_mode,
+            derive_seed(data.seed, self.global_rank),
+        )
+
     def reader(self) -> Reader:
+        lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
         return Reader(
             self.temperature,
             self.compute.max_tokens_per_micro_batch,
             self.device,
             self.models.share_prefixes,
-            self.clock.advance,
-            agree=max_over_ranks if in_lockstep(self.trainer.strategy) else None,
+            self.clock.advance if lockstep else self._advance_or_leave,
+            agree=max_over_ranks if lockstep else None,
         )
+
+    def _advance_or_leave(self, rows: int) -> None:
+        self.clock.advance(rows)
+        self.datamodule.stopping.look()
 
     @contextmanager
     def cached_precision(self) -> Iterator[None]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
+from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
-from lightning_agentrl.errors import CheckpointError
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.errors import CheckpointError, RunStoppedError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
@@ -63,6 +67,16 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
     checkpoint["state_dict"] |= frozen_weights(module)
 
 
+def rewind(progress: Mapping[str, dict[str, int]]) -> None:
+    """Make Lightning's counts of epochs those from before an iteration whose update has not begun.
+
+    Args:
+        progress: of the fit loop, changed in place.
+    """
+    for counts in progress.values():
+        counts["ready"] = counts["started"] = counts["completed"]
+
+
 def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Refuse the weights of other models.
 
@@ -85,6 +99,19 @@ def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Non
             f"is of another model: {', '.join(found)}",
             "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out",
         )
+
+
+def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None:
+    """Refuse to save weights, or states of the optimizer, that are not finite; every rank must call it.
+
+    Raises:
+        RunStoppedError: on all ranks, if any rank holds such a number.
+    """
+    held = {key: checkpoint[key] for key in ("state_dict", "optimizer_states") if key in checkpoint}
+    names = sorted({name for part in all_gather(list(not_finite_in(held))) for name in part})
+    if names:
+        reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
+        raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
 
 
 def _described(settings: dict[str, Any] | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.advantages import AdvantageEstimator
@@ -31,6 +32,11 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             f"; use one of {', '.join(PRECISIONS)}"
         )
     check_strategy(trainer, lora)
+    if not isinstance(saves := trainer.strategy.checkpoint_io, TorchCheckpointIO):
+        raise ValueError(
+            f"{type(saves).__name__} would save in a way that cannot be read back before the checkpoint gets its name; "
+            "remove it from trainer.plugins"
+        )
     if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
         raise ValueError(
             "trainer.limit_train_batches would drop mini-batches of a collected rollout; remove it and set "

@@ -36,17 +36,22 @@ class Attempt:
 
     Args:
         number: of attempted steps before it.
+        index: of the step within its iteration.
         metrics: means of losses and other numbers over the mini-batch and all ranks.
         norms: of the gradients before clipping by group, over all ranks; empty under ZeRO, which computes them later.
+        rollout: numbers of the iteration's rollout over all ranks, as they are logged; inside a round of the critic
+            warm-up there are none.
     """
 
     number: int
+    index: int
     metrics: Mapping[str, float]
     norms: Mapping[str, float]
+    rollout: Mapping[str, float]
 
 
 class StepGuard(L.Callback, ABC):
-    """A callback that may keep a step from being taken."""
+    """A callback that may keep a step from being taken. It is not asked about one that is not finite."""
 
     @abstractmethod
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:

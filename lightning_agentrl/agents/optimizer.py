@@ -19,7 +19,7 @@ from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped, step_zero
 
 @dataclass(frozen=True)
 class Optim:
-    """AdamW on two parameter groups, each with its own learning rate and clip.
+    """AdamW on two parameter groups, each with its own learning rate and clip. A step that is not finite is not taken.
 
     Args:
         lr_actor: learning rate of the actor.
@@ -27,6 +27,7 @@ class Optim:
         weight_decay: of both groups.
         max_grad_norm_actor: clip of the norm of the actor's gradient.
         max_grad_norm_critic: clip of the norm of the critic's gradient.
+        max_not_finite: so many steps in a row whose loss or gradient is not finite stop the run.
     """
 
     lr_actor: float = 1e-6
@@ -34,6 +35,11 @@ class Optim:
     weight_decay: float = 0.01
     max_grad_norm_actor: float = 1.0
     max_grad_norm_critic: float = 1.0
+    max_not_finite: int = 5
+
+    def __post_init__(self) -> None:
+        if self.max_not_finite < 1:
+            raise ValueError(f"optim.max_not_finite must be at least 1, got {self.max_not_finite}")
 
     @property
     def rates(self) -> dict[str, float]:
@@ -100,7 +106,11 @@ def sync_gradients(
 
 
 def step_by_group(
-    optimizer: Any, limits: dict[str, float], held: str | None, allowed: Callable[[dict[str, float]], bool]
+    optimizer: Any,
+    limits: dict[str, float],
+    held: str | None,
+    allowed: Callable[[dict[str, float]], bool],
+    discard: Callable[[], object],
 ) -> dict[str, float]:
     """Clip each parameter group by its own norm, ask, then step all groups or none.
 
@@ -111,13 +121,15 @@ def step_by_group(
         limits: clips by group.
         held: a group that does not move, and whose Adam state does not decay, as it would with a gradient of zero.
         allowed: returns, for the norms before clipping, whether to step; the same on all ranks.
+        discard: under ZeRO, takes a step with all groups held that does not count as one.
 
     Returns:
         Norms before clipping of the groups that have a gradient.
     """
     if is_grouped(optimizer):
-        held_groups = [held] if held else []
-        return step_zero(optimizer, limits, held_groups if allowed({}) else list(limits))
+        if allowed({}):
+            return step_zero(optimizer, limits, [held] if held else [], optimizer.step)
+        return step_zero(optimizer, limits, list(limits), discard)
     if held is not None:
         drop_gradients(optimizer, held)
     norms = {name: float(norm) for name, norm in clip_by_group(optimizer, limits).items()}

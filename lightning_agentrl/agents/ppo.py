@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_agentrl.advantages import kl_in_reward
 from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.agents.resume import arguments
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -171,6 +172,9 @@ class PPOAgent(Agent):
             "policy/approx_kl": old_logps - scores.logps,
             **{f"policy/{name}": x for name, x in metrics.items()},
         }
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | arguments(self.loss, "model.init_args.policy_loss")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

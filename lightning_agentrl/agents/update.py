@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_agentrl.agents.finite import fault_of_losses, named
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
 from lightning_agentrl.distributed import Ranks, max_over_ranks
@@ -17,6 +18,7 @@ from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 
 GAP = "mismatch/logp_gap_mean"
+LOSSES = ("policy/loss", "critic/loss")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def accumulate_gradients(
     ranks: Ranks,
     clock: StageClock,
     backward: Callable[[Tensor], None],
-) -> dict[str, float]:
+    gradients_are_finite: Callable[[], bool],
+) -> tuple[dict[str, float], str]:
     """Run the backward pass of every micro-batch.
 
     Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is split changes nothing.
@@ -68,17 +71,19 @@ def accumulate_gradients(
         ranks: of the run.
         clock: counts packed tokens and finished rows.
         backward: runs the backward pass of one loss.
+        gradients_are_finite: asked after each micro-batch.
 
     Returns:
-        Means of losses and metrics over the trained tokens of the mini-batch on all ranks.
+        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; and the first loss or
+        gradient on this rank that is not finite, named with its turn or with its micro-batch, empty if there is none.
     """
     trained = rollout.trained_mask
     tokens = float(ranks.sum(trained.sum().double()))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1.0))
     rows = action_rows(rollout)
     totals: dict[str, float] = {}
-    largest_gap = 0.0
-    for index in reader.micro_batches(rows):
+    largest_gap, fault = 0.0, ""
+    for number, index in enumerate(reader.micro_batches(rows)):
         micro = rollout.select(index).to(ranks.device)
         mask = micro.trained_mask
         packed = reader.pack([rows[i] for i in index])
@@ -95,11 +100,14 @@ def accumulate_gradients(
                 totals[name] = totals.get(name, 0.0) + float(masked_sum(x.detach().double(), mask))
             if GAP in metrics and mask.any():
                 largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
+            fault = fault or fault_of_losses({k: metrics[k] for k in LOSSES if k in metrics}, micro)
+        if not fault and not gradients_are_finite():
+            fault = f"the gradient of micro-batch {number} is not finite ({named(micro.turns)})"
         clock.advance(len(index))
     numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
     if GAP in numbers:
         numbers["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
-    return numbers
+    return numbers, fault
 
 
 def micro_batch_losses(

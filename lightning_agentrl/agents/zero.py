@@ -6,12 +6,12 @@ flat tensor. So what is done per group, clipping it and holding it still in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_agentrl.distributed import sum_over_ranks
 
@@ -56,16 +56,45 @@ def is_grouped(optimizer: Any) -> bool:
     return any("max_norm" in group for group in optimizer.param_groups)
 
 
-def step_zero(optimizer: Any, limits: Mapping[str, float], held: Sequence[str]) -> dict[str, float]:
+def step_zero(
+    optimizer: Any, limits: Mapping[str, float], held: Sequence[str], step: Callable[[], object]
+) -> dict[str, float]:
     """Let the engine step, even if all groups are held, since it then drops its gradients.
+
+    Args:
+        optimizer: with its groups.
+        limits: clips by group.
+        held: groups that do not move.
+        step: of the engine.
 
     Returns:
         Norms before clipping of the groups that moved.
     """
     for group in optimizer.param_groups:
         group.update(max_norm=limits[group["name"]], held=group["name"] in held)
-    optimizer.step()
+    step()
     return {group["name"]: group["grad_norm"] for group in optimizer.param_groups if not group["held"]}
+
+
+class GradientWatch:
+    """Whether the gradients of this rank are finite, seen as they arise: ZeRO moves them away at once.
+
+    Args:
+        parameters: that are trained.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._norms: list[Tensor] = []
+        for parameter in parameters:
+            parameter.register_hook(self._see)
+
+    def _see(self, gradient: Tensor) -> None:
+        self._norms.append(torch.linalg.vector_norm(gradient.detach()))
+
+    def finite(self) -> bool:
+        """Return whether all gradients since the last call were finite."""
+        norms, self._norms = self._norms, []
+        return not norms or bool(torch.stack(norms).isfinite().all())
 
 
 def prepare_zero(strategy: DeepSpeedStrategy) -> None:

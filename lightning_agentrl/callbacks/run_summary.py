@@ -16,6 +16,7 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
+LOST = "lost_episodes"  # told where there are any
 
 
 class RunSummary(L.Callback):
@@ -65,7 +66,7 @@ class RunSummary(L.Callback):
         callback = trainer.checkpoint_callback
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
             return ""
-        path = callback.best_model_path
+        path = callback.last_model_path or callback.best_model_path
         if self._saved_at != trainer.global_step or not path:
             path = str(Path(callback.dirpath) / "final.ckpt")
             trainer.save_checkpoint(path)
@@ -82,9 +83,10 @@ class RunSummary(L.Callback):
         metrics = EpisodeMetrics().to(pl_module.device)
         metrics.update(data.play_held_out(data.validation_seeds()))
         numbers = metrics.compute()
-        return {
+        told = {
             key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
         }
+        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {})
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ from lightning_agentrl.types import Rollout
 class TurnLog(RolloutCallback):
     """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
-    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next.
+    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. A run that goes on
+    from a checkpoint in the same folder first cuts off what was played after it, since these turns are played again.
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
@@ -52,6 +53,8 @@ class TurnLog(RolloutCallback):
         head = {"iteration": trainer.current_epoch + 1, "phase": agent.phase, "rank": rank}
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._number is None:  # never into the file of an earlier run, which may end in a broken line
+            if trainer.ckpt_path:
+                self._cut(head["iteration"], rank, trainer.world_size)
             self._number = max(self._numbers(rank), default=-1) + 1
         first, texts = self._number, self._texts.setdefault(agent.tokenizer, {})
         file = self._path(rank, self._number).open("a", encoding="utf-8")
@@ -68,6 +71,15 @@ class TurnLog(RolloutCallback):
             for old in self._numbers(rank)[: -self.keep_files - 1]:
                 self._path(rank, old).unlink()
 
+    def _cut(self, iteration: int, rank: int, world: int) -> None:
+        """Remove the turns from an iteration on, of this rank and of those beyond the last that it stands for."""
+        ranks = {int(path.name[4:].split("-")[0]) for path in self._folder.glob("rank*-*.jsonl")}
+        for other in sorted(ranks):
+            if other % world == rank:
+                for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
+                    if cut_from(self._path(other, number), iteration) > 0:
+                        break
+
     def _path(self, rank: int, number: int) -> Path:
         return self._folder / f"rank{rank}-{number:06d}.jsonl"
 
@@ -75,3 +87,22 @@ class TurnLog(RolloutCallback):
         """Return the sorted numbers of the files of a rank."""
         found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self._folder.iterdir())
         return sorted(int(match[1]) for match in found if match)
+
+
+def cut_from(log: Path, iteration: int) -> int:
+    """Cut a log off before its first turn of this iteration or a later one, also a last line that is not whole.
+
+    Returns:
+        Bytes that are left; a log of which nothing is left is removed.
+    """
+    kept = 0
+    with log.open("rb+") as opened:
+        for line in opened:
+            begun = re.match(rb'{"iteration":(\d+),', line)
+            if begun is None or int(begun[1]) >= iteration or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+        opened.truncate(kept)
+    if not kept:
+        log.unlink()
+    return kept

@@ -59,18 +59,21 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
                 f"the runs have {len(ranks[0])} and {len(ranks[1])} processes, which collect different turns"
             )
         for rank in ranks[0]:
-            links = [read_link(chain[iteration][rank]) for chain in both]
-            if any(link["rollout/turn/timeouts"].any() for link in links if "rollout/turn/timeouts" in link):
+            one, other = (read_link(chain[iteration][rank]) for chain in both)
+            if any(link.get("rollout/turn/timeouts", np.zeros(1)).any() for link in (one, other)):
                 struck.append(iteration)
-            at_all = at_all or first_difference(*links, iteration)
-            beyond = beyond or first_difference(*links, iteration, tolerance)
+            at_all = at_all or first_difference(one, other, iteration)
+            beyond = beyond or first_difference(one, other, iteration, tolerance)
         if beyond is not None:
             break
     said = [f"compared iterations {common[0]} to {iteration}"]
     said.append("first difference: " + ("none, equal to the bit" if at_all is None else str(at_all)))
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))
-    said += [f"iteration {iteration}: a time limit struck, which depends on the machine" for iteration in struck]
+    said += [
+        f"iteration {iteration}: a time limit struck, which depends on the machine"
+        for iteration in dict.fromkeys(struck)
+    ]
     return said
 
 

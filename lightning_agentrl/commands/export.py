@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import PreTrainedModel
 
+from lightning_agentrl.agents.checkpoint_files import damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
@@ -55,6 +56,8 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
 
 
 def _read(checkpoint: Path) -> dict[str, Any]:
+    if checkpoint.exists() and (reason := damage(checkpoint)).startswith("is damaged"):
+        raise ValueError(f"the checkpoint '{checkpoint}' {reason}; give another one beside it")
     if (checkpoint / METADATA).is_file():
         return _read_folder(checkpoint)
     if checkpoint.is_dir():

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lightning_agentrl.errors import CheckpointNotSavedError, ConfigError, EnvError, Problem, causes
-from lightning_agentrl.errors.foreign_messages import out_of_memory, unknown_metric
+from lightning_agentrl.errors.foreign_messages import disk_full, out_of_memory, unknown_metric
 
 _TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
@@ -23,7 +23,6 @@ _LESS_MEMORY = {  # by the stage in which it ran out
     "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
 }
 _LESS_MEMORY_ANYWHERE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -62,12 +61,17 @@ def _disk(error: BaseException) -> Problem | None:
     if not isinstance(error, OSError):
         return None
     path = str(error.filename or "")
-    if error.errno in _DISK_FULL:
-        saving = isinstance(error, CheckpointNotSavedError)
+    saving, before = isinstance(error, CheckpointNotSavedError), ""
+    if isinstance(error, CheckpointNotSavedError):
+        before = f"; continue with --ckpt_path {error.before}" if error.before else "; there is no checkpoint yet"
+    if disk_full(error):
         free = f"{_free(path)}, cannot write '{path}'" if path else ""
-        fewer = ", or keep fewer checkpoints: raise every_n_epochs or lower save_top_k of ModelCheckpoint"
+        fewer = ", or keep fewer checkpoints: raise every_n_epochs or lower keep of RunCheckpoints"
         fix = "free some space or choose another folder (trainer.default_root_dir)" + fewer * saving
-        return Problem(f"the disk is full{free}", fix=fix)
+        return Problem(f"the disk is full{free}", fix=fix + before)
+    if saving:
+        what = f"the disk did not keep the checkpoint '{path}': what is read back is not what was written"
+        return Problem(what, fix=f"choose another folder (trainer.default_root_dir){before}")
     if error.errno in _NO_ACCESS and path:
         fix = "choose another folder (trainer.default_root_dir, the logger's save_dir, ModelCheckpoint's dirpath)"
         return Problem(f"'{path}' cannot be used: {error.strerror}", fix=fix)

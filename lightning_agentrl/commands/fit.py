@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import re
 import signal
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 import lightning_agentrl.advantages
@@ -22,23 +27,25 @@ import lightning_agentrl.engines
 import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import Chain, RolloutReport, StageProgress
+from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress, StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
-from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
-from lightning_agentrl.commands.verify_engine import BOUND, ROUGH_BOUND, EngineVerified, VerifyEngine
+from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.rollout.stopping import Stopped
 
 _CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
@@ -92,10 +99,16 @@ class AgentCLI(LightningCLI):
         parser.add_argument(
             "--dry_run", type=bool, default=False, help="Build everything, show the plan and one prompt, and stop."
         )
+        parser.add_argument(
+            "--resume_with_changes",
+            type=str,
+            default="",
+            help="Keys, with commas between them, that may differ from those of the run that saved ckpt_path.",
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
-        given = args if isinstance(args, list) else sys.argv[1:]
+        self.given = given = args if isinstance(args, list) else sys.argv[1:]
         for name, value in options(given):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
@@ -133,7 +146,7 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not Path(checkpoint).exists():
+        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -146,7 +159,7 @@ class AgentCLI(LightningCLI):
             raise sentence from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Add progress by stage, a report of rollouts and a chain, unless the config has its own; heed quiet runs."""
+        """Add progress, a report of rollouts, a chain and checkpoints where the config has none; heed quiet runs."""
         config = self._get(self.config_init, "trainer", default={})
         callbacks = (
             list(config["callbacks"] or []) if isinstance(config["callbacks"], list | None) else [config["callbacks"]]
@@ -159,13 +172,19 @@ class AgentCLI(LightningCLI):
             callbacks.append(StageProgress())
         if not _has(callbacks, RolloutReport):
             callbacks.append(RolloutReport())
+        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
+            callbacks.append(RunCheckpoints())
         if not _has(callbacks, Chain):
             callbacks.append(Chain())
+        if not _has(callbacks, StopOnSignals):
+            callbacks.append(StopOnSignals())
+        callbacks.sort(key=lambda callback: not isinstance(callback, StopOnSignals))  # before others play episodes
+        self.signals = cast(StopOnSignals, callbacks[0])
+        self.signals.command = ["agentrl", *self.given]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
-        name_checkpoint_errors(trainer.strategy, training=self.subcommand == "fit")
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -173,7 +192,15 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own."""
+        """Refuse strategies before they start processes, since some would fail there with messages of their own.
+
+        A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
+        """
+        accepted = self.settings.get("resume_with_changes", "").split(",")
+        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
+        requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+        if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
+            self.config_init["fit"]["ckpt_path"] = "hpc"
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
@@ -195,13 +222,11 @@ class AgentCLI(LightningCLI):
         except BaseException as error:
             playing = bool(data.sessions)
             interrupted = isinstance(error.__context__, KeyboardInterrupt)  # Lightning has shut down and exits with 1
-            if interrupted:  # teardown waits for running replies; Ctrl-C again ends at once
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-            data.teardown(stage)  # a thread inside torch would abort the process as it exits
+            with _ending(error, self.signals.ends_at) if interrupted or isinstance(error, Stopped) else nullcontext():
+                data.teardown(stage)  # a thread inside torch would abort the process as it exits
             if isinstance(error, PlanShown):
                 return
             if interrupted:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
             if config_error := self._config_error(error, playing):
                 raise config_error from error
@@ -238,7 +263,13 @@ class VerifyCLI(AgentCLI):
             "--bound",
             type=float | None,
             default=None,
-            help=f"Largest accepted gap of log-probs; by default {BOUND:g}, or {ROUGH_BOUND:g} below float32.",
+            help=f"Largest accepted gap of a token; by default {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
+        )
+        parser.add_argument(
+            "--mean_bound",
+            type=float | None,
+            default=None,
+            help=f"Largest accepted mean gap of a round; by default {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -246,11 +277,22 @@ class VerifyCLI(AgentCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
             super().parse_arguments(parser, args)
+        self._compare_exactly({name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])})
+
+    def _compare_exactly(self, given: Collection[str]) -> None:
+        """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
+        config = cast(Any, self.config)
+        if "trainer.precision" not in given:
+            config.trainer.precision = "32-true"
+        engine = config.data.init_args.get("engine")
+        told = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
+        if engine is not None and "dtype" in engine.get("init_args", {}) and not told:
+            engine.init_args.dtype = "auto"
 
     def verify(self) -> bool:
         """Compare engine and trainer; return whether the gap is within the bound."""
         trainer = cast(Any, self.trainer)
-        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound)], []
+        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound, self.settings.mean_bound)], []
         kept = False
 
         def run() -> None:
@@ -319,12 +361,25 @@ def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:
     return any(isinstance(callback, kind) for callback in callbacks)
 
 
+@contextmanager
+def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
+    """End the process at the second Ctrl-C, and when its time is over, since teardown waits for running replies."""
+    seconds = math.inf if ends_at is None else max(ends_at - time.monotonic(), 0.0)
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), os._exit, [getattr(error, "code", 130)])
+    timer.daemon = True
+    timer.start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        timer.cancel()
+
+
 def _stopped(trainer: L.Trainer) -> str:
-    callback = trainer.checkpoint_callback
-    for name in ("last_model_path", "best_model_path"):
-        if path := getattr(callback, name, ""):
-            return f"stopped after iteration {trainer.current_epoch}; continue with --ckpt_path {path}"
-    return f"stopped after iteration {trainer.current_epoch}; there is no checkpoint yet"
+    path = last_good_checkpoint(trainer)
+    then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
+    return f"stopped after iteration {trainer.current_epoch}; {then}"
 
 
 def run(args: ArgsType = None) -> AgentCLI:

@@ -24,7 +24,7 @@ commands
   fit            train            agentrl fit --config configs/quickstart.yaml
   validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
   view           look at a run    agentrl view runs/quickstart
-  export         write a model    agentrl export runs/quickstart/.../newest.ckpt my_model
+  export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
   bisect         compare runs     agentrl bisect runs/one runs/other
   verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml

@@ -14,7 +14,7 @@ from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import chain_of, first_difference
 
 # Callbacks that only write files, which a replay must not do in the folder of the run.
-_WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunSummary", "StageProgress", "TurnLog"}
+_WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"}
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
@@ -66,7 +66,7 @@ def _config_of(run: Path) -> Path:
 
 def _checkpoint_before(run: Path, iteration: int) -> tuple[Path | None, int]:
     """Return the newest checkpoint of the run before an iteration, and how many iterations it has behind it."""
-    files = [path for path in run.glob("**/*.ckpt") if path.is_file()]
+    files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
     done = {
         path: int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["epoch"]) + 1 for path in files
     }

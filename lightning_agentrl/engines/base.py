@@ -93,6 +93,12 @@ class Engine(ABC):
     """A sampler of replies for many environments at a time."""
 
     own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
+    dtype: str = "auto"  # in which it computes; auto: that of the trainer
+
+    @property
+    def holds_copy(self) -> bool:
+        """Whether it holds weights of its own, which an update has to reach."""
+        return True
 
     def check(self) -> None:  # noqa: B027 - most need nothing
         """Check that what the engine needs is there, before any weights are read.

@@ -12,7 +12,7 @@ class EnvError(RuntimeError):
     The notes of the error name environment, episode, seed, turn and action.
 
     Args:
-        kind: type name of what the environment raised, or ``timeout``, ``died``, ``contract``.
+        kind: type name of what the environment raised, or ``timeout``, ``died``, ``reward``, ``contract``.
         message: one sentence.
         trace: the environment's own part of the traceback as text; empty where there is none.
     """
@@ -21,6 +21,24 @@ class EnvError(RuntimeError):
         super().__init__(message)
         self.kind = kind
         self.trace = trace
+
+
+class RunStoppedError(RuntimeError):
+    """A run has ended itself, since its numbers are not sound or a guard said so.
+
+    Args:
+        reason: one sentence without its full stop.
+        checkpoint: path of the last good one; None if there is none.
+    """
+
+    def __init__(self, reason: str, checkpoint: str | os.PathLike[str] | None) -> None:
+        kept = f"the last good checkpoint is '{checkpoint}' (key ckpt_path)" if checkpoint else "there is no checkpoint"
+        super().__init__(f"{reason}; {kept}")
+        self.checkpoint = str(checkpoint or "")
+
+
+class EngineGoneError(RuntimeError):
+    """An engine whose servers were all gone or hanging for longer than the run may wait for them."""
 
 
 class CheckpointError(ValueError):
@@ -38,11 +56,18 @@ class CheckpointError(ValueError):
 
 
 class CheckpointNotSavedError(OSError):
-    """The disk is full, so a checkpoint could not be saved.
+    """A checkpoint could not be saved, since the disk is full or did not keep what was written.
 
     Args:
         path: of the checkpoint.
+        code: number of the error.
+        before: path of the last good one; empty if there is none.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def __init__(self, path: str | os.PathLike[str], code: int = errno.ENOSPC, before: str = "") -> None:
+        super().__init__(code, os.strerror(code), str(path))
+        self.before = before
+
+
+class EngineMismatchError(RuntimeError):
+    """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""

@@ -6,6 +6,7 @@ For each pattern, a test provokes the real message.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from lightning_agentrl.errors.unknown import (
     unknown_top_key,
 )
 
-OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run")
+OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes")
 TRAINER = "lightning.pytorch.Trainer"
 _NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
 _TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
@@ -161,8 +162,10 @@ def out_of_memory(error: BaseException) -> tuple[str, str] | None:
     return "GPU" if of_torch or "CUDA" in text or "CUBLAS" in text else "CPU", ", ".join(facts)
 
 
-def cut_short(error: BaseException) -> bool:
-    """Return whether torch's archive writer could not finish a file; its error does not say why."""
+def disk_full(error: BaseException) -> bool:
+    """Return whether there was no space for a file. torch's archive writer says only that it could not finish."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import lightning as L
 import torch
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.engines import Engine, TransformersEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
@@ -28,6 +28,7 @@ from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
@@ -36,10 +37,13 @@ from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
+from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout
+
+Prove = Literal["stop", "warn", "off"]
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -63,8 +67,12 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
+        prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
+            compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
+            rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
         stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
             says what is waited for; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
@@ -89,7 +97,9 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        faults: FaultLimits | None = None,
         max_staleness: int = 0,
+        prove: Prove = "stop",
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -98,25 +108,34 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = memory or WindowMemory()
         self.sizes.check_memory(self.memory)
+        if prove not in get_args(Prove):
+            raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
         if stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
+        self.prove = prove
+        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
+        self.faults = faults or FaultLimits()
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.stream: RolloutStream | None = None
         self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
         self._learner: Learner | None = None
+        self._handle: PolicyHandle | None = None
         self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
+        self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
+        self.stopping = Stopping()
+        self._lost = LostEpisodes(self.faults.share)
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
@@ -144,6 +163,23 @@ class RolloutDataModule(L.LightningDataModule):
         """What the running iteration trains."""
         return "train" if self.stream is None else self.stream.source.phase
 
+    @property
+    def preparing(self) -> bool:
+        """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
+        return self._begun is not None
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether turns may be trained on after the weights that sampled them have changed."""
+        return self.max_staleness > 0 or (self.groups is not None and self.groups.longest_ahead > 0)
+
+    @property
+    def policy_handle(self) -> PolicyHandle:
+        """What the engine was started with."""
+        self._connected()
+        assert self._handle is not None
+        return self._handle
+
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
@@ -170,10 +206,11 @@ class RolloutDataModule(L.LightningDataModule):
             ValueError: one sentence with the key to change.
         """
         make = self._make_sessions(tokenizer)
+        self.first_inputs = []
         for kind in range(len(self.pool.sources)):
             session = make.session(kind, 0, lambda _episode: 0)
             try:
-                check_prompt(session, self.interaction, context_length)
+                self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 make.end(session, kind)
 
@@ -196,11 +233,14 @@ class RolloutDataModule(L.LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
         if self._loop is not None:
-            self._settle()
+            if self.preparing:
+                self._background.cancel()
+            else:
+                self._settle()
             self.engine.stop()
             self._loop.stop()
         self.pool.close()
-        self._saved = self._current()
+        self._saved, self._begun = self._current(), None
         if error := self._background.unraised:
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         if self._episodes is not None:
@@ -215,8 +255,9 @@ class RolloutDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
 
-        Waits for a collection in the background and saves its rollout. If it fails, the environments are saved as they
-        were when it began.
+        Before the update of an iteration, this is what the iteration began with. After it, a collection in the
+        background is waited for, and its rollout saved. If it fails, the environments are saved as they were when it
+        began.
 
         Raises:
             RuntimeError: inside an iteration, whose scored rollout would be lost.
@@ -226,11 +267,14 @@ class RolloutDataModule(L.LightningDataModule):
                 "a checkpoint inside an iteration would lose its scored rollout; save at iteration ends: "
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
-        self._settle()
+        if not self.preparing:
+            self._settle()
         return replace(self._current(), origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
+        if self._episodes is not None:
+            self.teardown("fit")  # those of a run that did not come to its end
         self._saved = RolloutState.from_plain(state_dict)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
@@ -238,6 +282,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _current(self) -> RolloutState:
         """Return the state of this rank."""
+        if self._begun is not None:
+            return self._begun
         iteration = self.stream.iteration if self.stream else self._saved.iteration
         if self._episodes is None:
             return replace(self._saved, iteration=iteration)
@@ -260,10 +306,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
-        if self._learner is learner:
-            if not self._background.cancelled:
-                return
-            self.teardown("fit")  # an interrupt ended a collection; continue from where it began
+        if self._background.cancelled or self.preparing:
+            self.teardown("fit")  # something ended a collection; continue from where it began
+        elif self._learner is learner:
+            return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
         self._session_maker = make = self._make_sessions(learner.tokenizer)
@@ -274,6 +320,7 @@ class RolloutDataModule(L.LightningDataModule):
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
+        self._handle = handle
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -282,6 +329,7 @@ class RolloutDataModule(L.LightningDataModule):
             update_epochs=self.sizes.update_epochs,
             seed=self.seed,
             source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
+            preparing=self._keeping_the_beginning,
         )
         self.stream.iteration = self._saved.iteration
         self._learner = learner  # last: what is refused on the way leaves nothing connected
@@ -289,13 +337,32 @@ class RolloutDataModule(L.LightningDataModule):
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase) -> SessionMaker:
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
 
-    def collect(self) -> Rollout:
-        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
+    @contextmanager
+    def _keeping_the_beginning(self) -> Iterator[None]:
+        """Let checkpoints hold the state before this block until it is through."""
         learner, _ = self._connected()
         self._begin_training(learner)
         self._settle()
+        self._begun = self._current()
+        self.stopping.agree()
+        yield
+        self._begun = None
+
+    def collect(self) -> Rollout:
+        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
+
+        Raises:
+            EnvError: environments fail more often than ``faults`` allows. All ranks stop.
+        """
+        learner, _ = self._connected()
+        with self.stopping.together(alone=True):
+            self._begin_training(learner)
+            self._settle()
+            self._background.raise_failure()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
+        with raise_once():
+            self._lost.add(rollout)
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
@@ -304,11 +371,12 @@ class RolloutDataModule(L.LightningDataModule):
     def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
         episodes = self._begin_training(learner)
-        with learner.clock.stage("collect", total=episodes.total):
-            self._send_weights(learner)
+        with self.stopping.together(alone=True), learner.clock.stage("collect", total=episodes.total):
+            self._send_proven(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
-                rollout = loop.run(episodes.collect(player))
+                learner.probe_engine()
+                rollout = loop.run(episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
 
@@ -317,9 +385,15 @@ class RolloutDataModule(L.LightningDataModule):
         learner, loop = self._connected()
         episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
-            self._send_weights(learner)
+            self._send_proven(learner)
+            learner.probe_engine()
         player = self._player(learner.temperature, learner.clock, "collect")
         self._background.begin(episodes, player, loop, learner.clock)
+
+    def _send_proven(self, learner: Learner) -> None:
+        self._send_weights(learner)
+        with self._watchdog(learner.clock).taking_weights():
+            learner.prove_engine()
 
     def _send_weights(self, learner: Learner) -> None:
         with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():
@@ -389,14 +463,16 @@ class RolloutDataModule(L.LightningDataModule):
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
-        with learner.clock.stage("validate", total=len(seeds)):
+        with self.stopping.together(alone=True), learner.clock.stage("validate", total=len(seeds)):
             self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
                 with self._guarded(player):
-                    return loop.run(play_episodes(seeds, self.validation.num_envs, self._maker, player))
+                    playing = play_episodes(seeds, self.validation.num_envs, self._maker, player)
+                    results = loop.run(playing, self.stopping.look)
             finally:
                 self.pool.close_held_out()
+        return results
 
     def _connected(self) -> tuple[Learner, LoopThread]:
         if self._learner is None or self._loop is None:
@@ -411,7 +487,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
         watchdog = self._watchdog(clock, stage)
-        return Player(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog)
+        return Player(
+            self.interaction,
+            self.engine,
+            self.memory.grows,
+            temperature,
+            self.seed,
+            clock.advance,
+            watchdog,
+            self.faults.in_a_row,
+        )
 
     def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+LOOK_SECONDS = 0.2  # between two looks whether to wait any longer
 
 
 class LoopThread:
@@ -23,9 +25,9 @@ class LoopThread:
         """Start a coroutine and return at once."""
         return Running(asyncio.run_coroutine_threadsafe(coroutine, self._loop), self._loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], look: Callable[[], None] | None = None) -> T:
         """Run a coroutine and return its result; see :meth:`Running.result`."""
-        return self.begin(coroutine).result()
+        return self.begin(coroutine).result(look)
 
     def stop(self) -> None:
         if not self._loop.is_closed():
@@ -55,21 +57,30 @@ class Running(Generic[T]):
         error = self._future.exception() if self.failed() and not self.cancelled else None
         return None if error is None else _first(error)
 
-    def wait(self) -> None:
-        """Wait until it has ended, with a result or without; an interrupt cancels it."""
+    def wait(self, look: Callable[[], None] | None = None) -> None:
+        """Wait until it has ended, with a result or without; an interrupt cancels it.
+
+        Args:
+            look: called several times a second; its error interrupts the wait.
+        """
         try:
-            wait([self._future])
+            while wait([self._future], None if look is None else LOOK_SECONDS).not_done:
+                assert look is not None
+                look()
         except BaseException:
             self.cancel()
             raise
 
-    def result(self) -> T:
+    def result(self, look: Callable[[], None] | None = None) -> T:
         """Wait for the result and return it; an interrupt cancels the coroutine and waits until it has ended.
+
+        Args:
+            look: see :meth:`wait`.
 
         Raises:
             Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
         """
-        self.wait()
+        self.wait(look)
         try:
             return self._future.result()
         except BaseExceptionGroup as group:

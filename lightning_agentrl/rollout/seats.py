@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_agentrl.engines import Engine
 
-Part = Callable[[], Coroutine[Any, Any, None]]  # of what is to be played
+Part = Callable[[], Coroutine[Any, Any, object]]  # of what is to be played
 
 
 async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> None:

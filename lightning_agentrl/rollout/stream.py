@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -72,6 +73,7 @@ class RolloutStream:
         update_epochs: passes over a rollout.
         seed: of the shuffling, the same on all ranks.
         source: where rollouts come from when no callback gives them; OnPolicy when not given.
+        preparing: entered while the next rollout is collected and scored.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class RolloutStream:
         update_epochs: int,
         seed: int,
         source: RolloutSource | None = None,
+        preparing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.collect = collect
         self.learner = learner
@@ -91,6 +94,7 @@ class RolloutStream:
         self.update_epochs = update_epochs
         self.seed = seed
         self.source = self.usual_source = source or OnPolicy()
+        self.preparing = preparing
         self.iteration = 0  # iterations begun
         self.inside_iteration = False  # mini-batches of the current iteration are still to come
 
@@ -98,7 +102,8 @@ class RolloutStream:
         return self.mini_batches * self.update_epochs
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        prepared = self.source.next_rollout(self)
+        with self.preparing():
+            prepared = self.source.next_rollout(self)
         rollout, metrics = prepared.rollout, prepared.metrics
         self.iteration += 1
         envs = [sample.turns[0].env for sample in rollout.samples]

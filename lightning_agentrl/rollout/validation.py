@@ -1,4 +1,7 @@
-"""Validation: whole episodes on fixed held-out seeds, in environments of their own."""
+"""Validation: whole episodes on fixed held-out seeds, in environments of their own.
+
+An episode that is lost to a fault of its environment counts as one that did not succeed, with the rewards up to then.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,8 @@ async def play_episodes(
         kind = make.pool.kind(held_out_place(seed))
         session = make.session(kind, seed, partial(_constant, seed), held_out=True)
         try:
-            results[place] = summarise(await player.episode(session))
+            turns, lost = await player.episode(session)
+            results[place] = summarise(turns, bool(lost))
         finally:
             make.end(session, kind, held_out=True)
 

@@ -238,6 +238,7 @@ def test_adapters_that_go_to_another_model_are_told(tmp_path, tiny_folder):
     fit(tmp_path, first := lora_agent(tiny_folder, SharedCritic()), 1)
     first.trainer.save_checkpoint(tmp_path / "stop.ckpt")
     other = tiny_model_folder(tmp_path / "other", seed=1)
-    trainer = make_trainer(tmp_path, 2)
+    trainer, agent = make_trainer(tmp_path, 2), lora_agent(other, SharedCritic())
+    agent.resume_with_changes = ["model.init_args.model"]
     with pytest.warns(UserWarning, match=f"'{tiny_folder}'.*'{other}'"):
-        trainer.fit(lora_agent(other, SharedCritic()), make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))
+        trainer.fit(agent, make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.callbacks import CriticWarmup, TurnLog
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
+from lightning_agentrl.callbacks.turn_log import cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
@@ -155,3 +156,32 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
 def test_wrong_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"file_mb.*0.*keep_files.*1.*0.*20.*1"):
         TurnLog(file_mb=0)
+
+
+def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path) -> None:
+    """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
+    saved = str(tmp_path / "saved")
+
+    def fit(epochs: int, ckpt_path: str | None = None) -> list[dict[str, Any]]:
+        callbacks = [TurnLog(file_mb=0.02), RunCheckpoints(dirpath=saved, keep=9)]
+        trainer = make_trainer(tmp_path, epochs, callbacks, enable_checkpointing=True)
+        trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path=ckpt_path)
+        return lines(tmp_path / "turns")
+
+    def what_was_played(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{key: value for key, value in turn.items() if not key.endswith("_seconds")} for turn in log]
+
+    whole = fit(3)
+    with max((tmp_path / "turns").iterdir()).open("a") as log:
+        log.write('{"iteration":3,"env":')
+    assert what_was_played(fit(3, f"{saved}/iteration-00001.ckpt")) == what_was_played(whole)
+
+
+def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
+    log = tmp_path / "rank0-000000.jsonl"
+    log.write_bytes(b'{"iteration":1,"a":2}\n{"iteration":2,"a":1}\n{"iteration":2,"a"')
+    assert cut_from(log, 3) == 44
+    assert cut_from(log, 2) == 22
+    assert log.read_bytes() == b'{"iteration":1,"a":2}\n'
+    assert cut_from(log, 1) == 0
+    assert not log.exists()

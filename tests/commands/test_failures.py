@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import check_weights
-from lightning_agentrl.commands.checkpoint_errors import name_checkpoint_errors
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
+from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
 
 HUNGRY = """\
@@ -126,8 +126,9 @@ def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
 ) -> None:
     saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(small_disk), "filename": "here"}}
     told = sentence(agentrl(config=changed(config, "trainer.callbacks", [saving])))
-    for part in ("the disk is full (0.0 GiB free)", f"'{small_disk}/here.ckpt'", "every_n_epochs", "save_top_k"):
+    for part in ("the disk is full (0.0 GiB free)", f"'{small_disk}/here.ckpt'", "every_n_epochs", "lower keep"):
         assert part in told
+    assert told.endswith("there is no checkpoint yet")
 
 
 @pytest.mark.parametrize(
@@ -139,12 +140,14 @@ def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
 )
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_full_disk_is_told_by_whatever_writes(write: Callable[..., None], small_disk: Path) -> None:
-    strategy = SingleDeviceStrategy()
-    cast(Any, strategy).save_checkpoint = write
-    name_checkpoint_errors(strategy, training=True)
+    trainer = make_trainer(small_disk, 1)
+    cast(Any, trainer.strategy).save_checkpoint = lambda checkpoint, filepath: write(checkpoint, filepath)
+    guard_checkpoints(trainer)
     with pytest.raises(CheckpointNotSavedError) as caught:
-        strategy.save_checkpoint({"a": torch.zeros(100_000)}, str(small_disk / "here.ckpt"))
+        trainer.strategy.save_checkpoint({"a": torch.zeros(100_000)}, str(small_disk / "here.ckpt"))
     assert caught.value.filename == str(small_disk / "here.ckpt")
+    assert caught.value.before == ""
+    assert list(small_disk.iterdir()) == []  # no half of one
 
 
 def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:

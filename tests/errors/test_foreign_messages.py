@@ -23,7 +23,7 @@ import lightning_agentrl.rollout
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.errors import ConfigError, Problem, explain
 from lightning_agentrl.errors.foreign_messages import (
-    cut_short,
+    disk_full,
     missing_package,
     out_of_memory,
     trainer_problem,
@@ -278,12 +278,12 @@ def test_memory_that_runs_out_on_a_gpu() -> None:
 def test_other_errors_are_not_about_memory_or_disk() -> None:
     for bug in (raised(lambda: torch.zeros(2) @ torch.zeros(3)), raised(lambda: {}["x"])):
         assert out_of_memory(bug) is None
-        assert not cut_short(bug)
+        assert not disk_full(bug)
 
 
 def test_a_full_disk_is_told_by_torch_without_a_reason() -> None:
     error = raised(lambda: torch.save(torch.zeros(100_000), "/dev/full"))
-    assert cut_short(error)
+    assert disk_full(error)
     assert getattr(error, "errno", None) != errno.ENOSPC
 
 

@@ -27,6 +27,7 @@ from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.test_not_finite import COUNTED
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED
 from tests.metrics.test_group_numbers import EXPECTED as GROUPS_EXPECTED
 from tests.metrics.test_group_numbers import OF_FILTER
@@ -60,6 +61,7 @@ TESTED = set().union(
     OF_STEPS,
     OF_PICKS,
     OF_COEFFICIENT,
+    COUNTED,
 )
 NO_SCALARS = (
     "histogram/episode_turns",  # drawn by the callback RolloutReport, where the logger has histograms

@@ -149,7 +149,9 @@ class Workplace:
         return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
 
     def episode(self, session: Session) -> list[Turn]:
-        return self.loop.run(self.player.episode(session))
+        turns, lost = self.loop.run(self.player.episode(session))
+        assert not lost
+        return turns
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -186,6 +188,12 @@ class Learner:
 
     def prepare(self, rollout: Rollout) -> Prepared:
         return Prepared(rollout, {})
+
+    def prove_engine(self) -> None:
+        pass
+
+    def probe_engine(self) -> None:
+        pass
 
 
 def story(rollout: Rollout) -> list[tuple]:

@@ -72,6 +72,10 @@ class TransformersEngine(Engine):
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
 
+    @property
+    def holds_copy(self) -> bool:
+        return self._trained is not None
+
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Return the keys and values of one batch of replies, plus the policy's copy if it is trained meanwhile."""
         config = handle.policy.lm.config.get_text_config()

@@ -1,0 +1,301 @@
+"""Checkpoints on disk: put in place when they are whole, read back by their checksums, and found again.
+
+torch writes the CRC-32 of every tensor, as it is in memory, into the directory of an archive, and does not read it
+again. It is compared here once a checkpoint is written. Then everything is sealed with checksums of our own, which are
+compared whenever it is read: a file with one in the comment that an archive may end with, a folder, to which every
+process writes, with a manifest of its files.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+LAST_SAVED = "last_saved"  # attribute of a strategy
+PART = ".part"  # behind the name of a checkpoint that is being written
+OLD = ".old"  # behind the name of a folder while another one takes its place
+MANIFEST = "manifest.json"
+NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
+_CHUNK = 16 * 2**20  # bytes
+_SEAL = b"agentrl %08x"  # CRC-32 of the file before it
+_SEAL_FORM = rb"agentrl ([0-9a-f]{8})"
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError),
+    *(NotImplementedError, RuntimeError),  # a damaged entry that claims to be compressed, or encrypted
+)
+
+
+# Which there are
+
+
+def last_good_checkpoint(trainer: L.Trainer) -> str:
+    """Return the checkpoint that a run saved last, or else the one that it was continued from; empty if there is none.
+
+    Both were read back, so this is quick. ``last_model_path`` would not do: Lightning sets it before it saves.
+    """
+    saved = [Path(callback._last_checkpoint_saved) for callback in _callbacks(trainer)]
+    last: Path | None = getattr(trainer.strategy, LAST_SAVED, None)  # also by others than callbacks
+    there = [path for path in (*saved, last) if path is not None and path.name and path.exists()]
+    return str(max(there, key=_age, default=trainer.ckpt_path or ""))
+
+
+def folders_of(trainer: L.Trainer) -> set[Path]:
+    """Return the folders in which a run saves checkpoints, and that of the one which it was continued from."""
+    own = {Path(c.dirpath) for c in _callbacks(trainer) if c.dirpath}
+    return own | ({Path(trainer.ckpt_path).resolve().parent} if trainer.ckpt_path else set())
+
+
+def _callbacks(trainer: L.Trainer) -> list[ModelCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder that were written to their end, the oldest first; links are left out."""
+    if not folder.is_dir():
+        return []
+    found = (path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
+    return sorted(found, key=_age)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the checkpoint in a folder that was written last, if there is one."""
+    return next(reversed(checkpoints_in(folder)), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end."""
+    if checkpoint.is_dir():
+        return (checkpoint / MANIFEST).is_file()
+    return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)
+
+
+def _age(checkpoint: Path) -> tuple[int, str]:
+    whole = checkpoint / MANIFEST if checkpoint.is_dir() else checkpoint
+    return whole.stat().st_mtime_ns, checkpoint.name
+
+
+# Whether they are whole
+
+
+def damage(checkpoint: Path, rank: int = 0, world: int = 1) -> str:
+    """Return what is wrong with this rank's share of a checkpoint's files, as the rest of a sentence; empty if nothing.
+
+    What an earlier version saved has no seal; there, the checksums of tensors are compared.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if not checkpoint.is_dir():
+        return "" if rank else _file_damage(checkpoint)
+    names = _names(checkpoint)
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except FileNotFoundError:
+        return next(filter(None, (_archive_damage(checkpoint, name) for name in names[rank::world])), "")
+    except ValueError:
+        return f"is damaged: {MANIFEST} cannot be read"
+    if missing := sorted(manifest.keys() - set(names)):
+        return f"is damaged: {missing[0]} is missing"
+    for name in names[rank::world]:
+        if name in manifest and manifest[name] != _checksum(checkpoint / name):
+            return f"is damaged: {name} is not as it was written"
+    return ""
+
+
+def _file_damage(file: Path) -> str:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - len(_SEAL % 0)))
+        found = re.fullmatch(_SEAL_FORM, opened.read())
+    if found is None:
+        return _archive_damage(file, "")
+    crc = _checksum(file, without_end=len(_SEAL % 0))[1]
+    return "" if crc == int(found[1], 16) else "is damaged: it is not as it was written"
+
+
+def seal(part: Path, rank: int = 0, world: int = 1) -> dict[str, list[int]]:
+    """Compare this rank's share of the files with the checksums that tensors had in memory, and seal it.
+
+    Returns:
+        Bytes and CRC-32 of each of these files of a folder, for its manifest.
+
+    Raises:
+        OSError: a file is not as it was in memory, or cannot be read.
+    """
+    names = _names(part)[rank::world]
+    for name in names:
+        if reason := _archive_damage(part, name):
+            raise OSError(errno.EIO, reason, str(part / name))
+    if part.is_dir():
+        return {name: _checksum(part / name) for name in names}
+    if names:
+        _seal_file(part)
+    return {}
+
+
+def _seal_file(file: Path) -> None:
+    """Make the checksum of an archive its comment, whose length is in its last two bytes."""
+    with file.open("r+b") as opened:
+        opened.seek(-2, os.SEEK_END)
+        opened.write(len(_SEAL % 0).to_bytes(2, "little"))
+    crc = _checksum(file)[1]
+    with file.open("ab") as opened:
+        opened.write(_SEAL % crc)
+
+
+def _names(checkpoint: Path) -> list[str]:
+    """Return the files of a folder by their paths in it, and of a file an empty name."""
+    if not checkpoint.is_dir():
+        return [""]
+    files = (path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
+
+
+def _archive_damage(checkpoint: Path, name: str) -> str:
+    """Compare the tensors in a file with the checksums in the directory of their archive, if the file is one."""
+    file = checkpoint / name
+    if file.suffix != ".distcp":
+        return _directory_damage(file) if not name or file.suffix == ".pt" else ""
+    pieces = FileSystemReader(checkpoint).read_metadata().storage_data.values()
+    with file.open("rb") as opened:  # an archive for each tensor, one behind the other
+        for piece in pieces:
+            if piece.relative_path == name:
+                opened.seek(piece.offset)
+                if reason := _directory_damage(io.BytesIO(opened.read(piece.length))):
+                    return reason
+    return ""
+
+
+def _directory_damage(file: Path | IO[bytes]) -> str:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            wrong = archive.testzip()
+    except _UNREADABLE:
+        return NOT_OURS
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a position before the start of the file
+            raise
+        return NOT_OURS
+    return f"is damaged: {wrong} is not as it was written" if wrong else ""
+
+
+def _checksum(file: Path, without_end: int = 0) -> list[int]:
+    """Return bytes and CRC-32 of a file, without as many bytes at its end."""
+    left = size = file.stat().st_size - without_end
+    crc = 0
+    with file.open("rb") as opened:
+        while chunk := opened.read(min(left, _CHUNK)):
+            crc, left = zlib.crc32(chunk, crc), left - len(chunk)
+    return [size, crc]
+
+
+# How they get there
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder with all that is in it, is on the disk; what is read next comes from there."""
+    for inner in [*path.rglob("*"), path] if path.is_dir() else [path]:
+        _sync_one(inner)
+
+
+def _sync_one(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(opened)
+
+
+def write_manifest(part: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the checksums of all files of a folder."""
+    (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def put_in_place(part: Path, checkpoint: Path) -> None:
+    """Give a whole checkpoint its name; at any moment before that, the name is that of the one before.
+
+    Folders cannot take each other's place at once. If this is killed in between, :func:`clean` puts the old one back.
+    """
+    old = _with_end(checkpoint, OLD)
+    if checkpoint.exists() and (checkpoint.is_dir() or part.is_dir()):
+        remove(old)
+        checkpoint.rename(old)
+    part.replace(checkpoint)
+    _sync_one(checkpoint.parent)
+    remove(old)
+
+
+def part_of(checkpoint: Path) -> Path:
+    """Return where a checkpoint is written until it is whole, in the same folder."""
+    return _with_end(checkpoint, PART)
+
+
+def exists(checkpoint: Path) -> bool:
+    """Return whether there is a checkpoint, or the old one of a save that was killed."""
+    return checkpoint.exists() or _with_end(checkpoint, OLD).exists()
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed saves have left in a folder, unless another run is saving there just now."""
+    if not folder.is_dir():
+        return
+    with suppress(BlockingIOError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for part in folder.glob(f"*{PART}"):
+            remove(part)
+        for old in folder.glob(f"*{OLD}"):
+            checkpoint = old.with_name(old.name.removesuffix(OLD))
+            if checkpoint.exists():
+                remove(old)
+            else:
+                old.rename(checkpoint)
+
+
+@contextmanager
+def saving_in(folder: Path) -> Iterator[None]:
+    """Keep others from cleaning a folder, until the block or the process ends."""
+    with _locked(folder, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, how)
+        except BlockingIOError:
+            raise
+        except OSError:  # a file system without locks of folders
+            pass
+        yield
+    finally:
+        os.close(opened)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, link or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _with_end(checkpoint: Path, end: str) -> Path:
+    return checkpoint.with_name(checkpoint.name + end)

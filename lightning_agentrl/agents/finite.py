@@ -1,0 +1,138 @@
+"""Numbers that are not finite: found, named with their turn, and kept out of training and of checkpoints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lightning_agentrl.agents.hooks import Verdict
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.types import Rollout, Scores, Turn
+
+SHOWN = 3  # turns or tensors that a sentence names
+
+
+class LeftOut:
+    """What of a rollout is not trained on, since a number of it is not finite: whole episodes, so far as they are here.
+
+    An advantage is made of the numbers of a whole episode, so one of them spoils all.
+    """
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.names: list[str] = []  # of the numbers, each with its turn
+
+    def of(self, rollout: Rollout) -> Rollout:
+        """Return the rollout with these episodes masked, and what was not finite as 0, or as the engine's log-prob."""
+        bad = {name: _not_finite(x, rollout.action_mask) for name, x in _numbers(rollout).items()}
+        if not any(bool(found.any()) for found in bad.values()):
+            return rollout
+        rows_B = torch.stack([found.any(1) for found in bad.values()]).any(0)
+        out_B = torch.isin(rollout.episode, rollout.episode[rows_B].unique()) & rollout.trained_mask.any(1)
+        self.turns += sum(len(rollout.samples[i].turns) for i in out_B.nonzero().flatten().tolist())
+        self.names += [f"{name} of {named(_turns_at(rollout, found))}" for name, found in bad.items() if found.any()]
+        engine = rollout.rollout_logps.nan_to_num(0.0, 0.0, 0.0)
+
+        def finite(name: str, x: Tensor) -> Tensor:
+            return torch.where(x.isfinite(), x, engine.to(x.dtype) if name in ("old_logps", "ref_logps") else 0.0)
+
+        found = {name: finite(name, x) for name, x in _numbers(rollout).items() if bad[name].any()}
+        scores = {name: found.pop(name) for name in [f.name for f in fields(Scores)] if name in found}
+        rollout = rollout.union(scores=Scores(**scores), **found)
+        return replace(rollout, loss_mask=rollout.trained_mask & ~out_B[:, None])
+
+
+class FiniteSteps:
+    """Steps whose loss or gradient is not finite: they are not taken, and so many of them in a row stop the run.
+
+    Args:
+        limit: so many.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_a_row = 0
+
+    def judge(self, fault: str, norms: Mapping[str, float]) -> tuple[Verdict, str]:
+        """Return what to do with a step, on all ranks the same; every rank must call it.
+
+        Args:
+            fault: what of the step is not finite on this rank, named with its turn; empty if nothing is.
+            norms: of the whole gradient by group, as far as they are known.
+        """
+        wrong = [f"the gradient of the {name} has the norm {x}" for name, x in norms.items() if not math.isfinite(x)]
+        parts = all_gather((fault, ", ".join(wrong)))
+        reason = "; ".join([own for own, _ in parts if own]) or next((norm for _, norm in parts if norm), "")
+        self.in_a_row = self.in_a_row + 1 if reason else 0
+        if self.in_a_row >= self.limit:
+            return Verdict.STOP, f"{reason}, in {self.in_a_row} steps in a row (model.init_args.optim.max_not_finite)"
+        return (Verdict.SKIP, reason) if reason else (Verdict.STEP, "")
+
+
+def fault_of_losses(losses: Mapping[str, Tensor], rollout: Rollout) -> str:
+    """Name the turns of a micro-batch whose losses [B, A] are not finite; empty if all are."""
+    bad = {name: _not_finite(x.detach(), rollout.trained_mask) for name, x in losses.items()}
+    return ", ".join(
+        f"{name} of {named(_turns_at(rollout, found))} is not finite" for name, found in bad.items() if found.any()
+    )
+
+
+def gradients_are_finite(optimizer: Any) -> bool:
+    """Return whether what this rank holds of the gradients is finite."""
+    return all_finite(p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all numbers of tensors, or of this rank's shards of them, are finite."""
+    local = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+    return not local or bool(torch.nn.utils.get_total_norm(local).isfinite())
+
+
+def not_finite_in(state: Any, path: str = "") -> Iterator[str]:
+    """Yield the names of the tensors in nested mappings and sequences that are not finite in what this rank holds."""
+    if isinstance(state, Tensor):
+        local = state.to_local() if isinstance(state, DTensor) else state
+        if local.is_floating_point() and not bool(local.isfinite().all()):
+            yield path
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from not_finite_in(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(state, list | tuple):
+        for number, value in enumerate(state):
+            yield from not_finite_in(value, f"{path}.{number}".lstrip("."))
+
+
+def named(turns: Sequence[Turn]) -> str:
+    """Return the places of turns, the first few by name."""
+    places = "; ".join(f"environment {t.env}, episode {t.episode}, turn {t.index}" for t in turns[:SHOWN])
+    return places + (f" and {len(turns) - SHOWN} more turns" if len(turns) > SHOWN else "")
+
+
+def _numbers(rollout: Rollout) -> dict[str, Tensor]:
+    """Return what there is of numbers per token [B, A] and per row [B], but for scores of greedy episodes, of which a
+    lost one is NaN.
+    """
+    every = [(f.name, getattr(rollout, f.name)) for f in fields(Rollout) if f.name != "greedy_scores"]
+    every += [(f.name, getattr(rollout.scores, f.name)) for f in fields(Scores)]
+    return {name: x for name, x in every if isinstance(x, Tensor) and x.is_floating_point()}
+
+
+def _not_finite(x: Tensor, mask_BA: Tensor) -> Tensor:
+    """Return [B, A] bool: tokens of the mask with a number that is not finite; one per row counts at all its tokens."""
+    bad = ~x.isfinite()
+    return mask_BA & (bad if bad.dim() == 2 else bad[:, None])
+
+
+def _turns_at(rollout: Rollout, where_BA: Tensor) -> list[Turn]:
+    """Return the turns of the tokens that are set, each once."""
+    found = []
+    for row in where_BA.any(1).nonzero().flatten().tolist():
+        wanted = set(rollout.turn_ids[row][where_BA[row]].tolist())
+        found += [turn for turn in rollout.samples[row].turns if turn.index in wanted]
+    return found

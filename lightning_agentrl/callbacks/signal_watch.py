@@ -1,0 +1,173 @@
+"""Learning of signals at once, on all ranks, also while the main thread waits inside torch."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any, cast
+
+import torch.distributed as dist
+
+from lightning_agentrl.distributed import rank
+from lightning_agentrl.rollout.stopping import Stopping
+
+LOOK_SECONDS = 0.5  # between two looks at what other ranks are asked for
+SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
+_watches = itertools.count()  # as many on all ranks
+
+
+class SignalWatch:
+    """A thread that passes signals on to :class:`Stopping`, of this rank and of all others.
+
+    Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
+    writes the number of a signal to a pipe at once, and the thread reads it there. Ranks tell each other through the
+    store in which they met, so that it does not matter what their main threads wait for.
+
+    Must be made in the main thread. Signals that the process was started to ignore, as Ctrl-C in the background of a
+    script, are left alone.
+
+    Args:
+        ends: signals that ask the run to end.
+        saves: signals that ask it to save and go on.
+        stopping: what the run looks at.
+        grace_seconds: from the first signal to the end of the process, if the run has not ended by then.
+        asked: called once the run is asked to end.
+        ended: called with the reason before this thread ends the process.
+    """
+
+    def __init__(
+        self,
+        ends: Sequence[int],
+        saves: Sequence[int],
+        stopping: Stopping,
+        grace_seconds: float,
+        asked: Callable[[], object],
+        ended: Callable[[str], object],
+    ) -> None:
+        heeded = [number for number in (*ends, *saves) if signal.getsignal(number) is not signal.SIG_IGN]
+        self.ends, self.saves, self.stopping = ends, saves, stopping
+        self.grace_seconds, self.asked, self.ended = grace_seconds, asked, ended
+        self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
+        self._came_at: float | None = None  # the first signal, to this rank
+        self._new_saves = 0  # asked for here, and not known to other ranks
+        self._store = self._shared_store()
+        self._passed_on = False  # to other ranks, that the run is asked to end
+        self._closed = False
+        self._pipe, self._written = os.pipe()
+        os.set_blocking(self._written, False)
+        self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
+        self._earlier = {number: signal.signal(number, _handle) for number in heeded}
+        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and put the earlier handlers back."""
+        if self._closed:
+            return
+        self._closed = True
+        for number, handler in self._earlier.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+        signal.set_wakeup_fd(self._earlier_pipe)
+        os.write(self._written, b"\0")
+        self._thread.join()
+        os.close(self._written)
+        os.close(self._pipe)
+
+    def _shared_store(self) -> Any:
+        name = f"signals {next(_watches)}"
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return None
+        return cast(Any, dist).PrefixStore(name, dist.distributed_c10d._get_default_store())
+
+    # In the thread
+
+    def _run(self) -> None:
+        while True:
+            readable, _, _ = select.select([self._pipe], [], [], LOOK_SECONDS)
+            numbers = os.read(self._pipe, 4096) if readable else b""
+            if self._closed:
+                return
+            for number in numbers:
+                self._came(number)
+            self._exchange()
+            if self.stopping.asked and self.ends_at is None:
+                self.ends_at = time.monotonic() + self.grace_seconds
+                self.asked()
+            if self.ends_at is not None and time.monotonic() > self.ends_at:
+                self._end(f"and it could not save within {self.grace_seconds:g} s")
+
+    def _came(self, number: int) -> None:
+        if number in self.saves:
+            self._new_saves += 1
+        if number not in self.ends:
+            return
+        if self._came_at is None:
+            self._came_at = time.monotonic()
+            self.stopping.ask(number)
+        elif time.monotonic() - self._came_at > SECOND_AFTER:
+            if self._store is not None:
+                with suppress(RuntimeError):
+                    self._store.set("at once", "")
+            self._end("and a second one ended it at once")
+
+    def _exchange(self) -> None:
+        """Tell the other ranks what this one is asked for, and do what they are."""
+        if self._store is None:
+            self.stopping.saves += self._new_saves
+            self._new_saves = 0
+            return
+        try:
+            self.stopping.saves = self._store.add("saves", self._new_saves)
+            self._new_saves = 0
+            if self.stopping.asked and not self._passed_on:
+                self._store.set("end", str(self.stopping.asked))
+            elif not self.stopping.asked and self._store.check(["end"]):
+                self.stopping.ask(int(self._store.get("end")))
+            self._passed_on = self.stopping.asked > 0
+            at_once = self._store.check(["at once"])
+        except RuntimeError:  # the rank that keeps the store is gone
+            self._store, at_once = None, self.stopping.asked > 0
+        if at_once:
+            self._end("and a second one ended it at once")
+
+    def _end(self, reason: str) -> None:
+        """End the process, whatever its other threads do."""
+        try:
+            self.ended(reason)
+        finally:
+            os._exit(128 + self.stopping.asked if rank() == 0 else 0)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the number is in the pipe. Without a handler, none would be written there."""
+
+
+# A forked process has the pipe and the handlers too. Until it has forgotten them, no signal reaches it.
+_fork = threading.local()
+
+
+def _hold_signals() -> None:
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def _let_signals_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
+def _forget() -> None:
+    if any(signal.getsignal(number) is _handle for number in signal.valid_signals()):
+        signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_DFL)
+    _let_signals_through()
+
+
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_through, after_in_child=_forget)

@@ -1,0 +1,153 @@
+"""Runs of every kind that end in the middle and go on. A module of its own: processes import it.
+
+Two warm-up iterations and two of training, each with a validation, in float64 on tiny models.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+
+from lightning_agentrl.advantages import GRPO, DualDiscountGAE
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
+from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.prompts.memory import FullMemory
+from lightning_agentrl.rollout import GroupRollout
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.processes import optimizer_states
+
+ITERATIONS = 4
+GROUPS = {
+    "groups": GroupRollout(size=2, per_rollout=4, mini_batches=2, ahead=4, ahead_turns=1),
+    "turns_per_env": 8,
+    "mini_batch_turns": 128,
+}
+MODES: dict[str, dict[str, Any]] = {
+    "windowed": {},
+    "full": {"memory": FullMemory()},
+    "groups": GROUPS,
+    "ahead": {"max_staleness": 1},
+    "groups ahead": {**GROUPS, "max_staleness": 2},
+}
+
+
+def run(
+    path: Path, folder: Path, mode: str, *callbacks: L.Callback, start: Path | None = None, devices: int = 1
+) -> Path:
+    """Fit; the link to the newest checkpoint.
+
+    Args:
+        path: of the run.
+        folder: of the model.
+        mode: one of ``MODES``.
+        callbacks: further ones, before the others.
+        start: checkpoint to go on with.
+        devices: processes.
+    """
+    grouped = "groups" in mode
+    agent = make_agent(
+        folder, SeparateCritic() if grouped else SharedCritic(), advantage=GRPO() if grouped else DualDiscountGAE()
+    )
+    saving = RunCheckpoints(dirpath=str(path))
+    every = [*callbacks, CriticWarmup(rollouts=2, rounds=1, fraction=1.0), TurnLog(str(path / "turns")), saving]
+    settings: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0}
+    if devices > 1:
+        settings |= {"devices": devices, "strategy": "ddp"}
+    data = make_data(engine=TransformersEngine(max_batch=1), **MODES[mode])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        make_trainer(path, ITERATIONS, every, **settings).fit(agent, data, ckpt_path=start)
+    return path / "last.ckpt"
+
+
+def in_processes(
+    path: Path,
+    folder: Path,
+    mode: str,
+    callbacks: Sequence[L.Callback] = (),
+    start: Path | None = None,
+    devices: int = 1,
+    seconds: float = 120.0,
+) -> list[int | None]:
+    """Run in processes of their own; their exit codes, None for one that does not end."""
+    context = multiprocessing.get_context("forkserver")  # imports once, without threads
+    context.set_forkserver_preload([__name__])
+    meeting = path / f"meeting-{len(list(path.glob('meeting-*')))}"
+    processes = [
+        context.Process(target=_work, args=(rank, meeting, path, folder, mode, callbacks, start, devices))
+        for rank in range(devices)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def _work(
+    rank: int,
+    meeting: Path,
+    path: Path,
+    folder: Path,
+    mode: str,
+    callbacks: Sequence[L.Callback],
+    start: Path | None,
+    devices: int,
+) -> None:
+    torch.set_num_threads(1)
+    log = os.open(path / f"log{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    if devices > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=devices)
+        os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0"}  # tells Lightning that the processes are there
+    else:
+        meeting.touch()
+    run(path, folder, mode, *callbacks, start=start, devices=devices)
+
+
+def turns(path: Path) -> list[dict[str, Any]]:
+    """What was logged of every turn, but for times."""
+    lines = [line for file in sorted((path / "turns").glob("*.jsonl")) for line in file.read_text().splitlines()]
+    records = [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
+    return sorted(records, key=lambda record: (record["iteration"], record["env"], record["episode"], record["turn"]))
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Checkpoints of two runs: weights, Adam, environments and counters, to the bit."""
+    a, b = (torch.load(path, weights_only=True) for path in (one, other))
+    assert_equal(a["state_dict"], b["state_dict"])
+    assert_equal(optimizer_states(a), optimizer_states(b))
+    for checkpoint in (a, b):  # Lightning counts a validation that was repeated twice
+        checkpoint["loops"] = {k: v for k, v in checkpoint["loops"]["fit_loop"].items() if "val_loop" not in k}
+    for part in ("RolloutDataModule", "recent_episodes", "attempts", "loops", "global_step"):
+        assert_equal(a[part], b[part])
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Plain types and tensors; how long things took does not count."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"env_seconds", "engine_seconds"}:
+            assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, two in zip(a, b, strict=True):
+            assert_equal(one, two)
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    else:
+        assert a == b

@@ -1,0 +1,128 @@
+"""Signals are seen at once, whatever the main thread waits for. In processes of their own, which they end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from lightning_agentrl.callbacks import signal_watch
+from lightning_agentrl.callbacks.signal_watch import SignalWatch
+from lightning_agentrl.rollout.stopping import Stopping
+
+ENDS, SAVES = (signal.SIGTERM, signal.SIGINT), (signal.SIGUSR1,)
+
+
+def begin(grace: float = 60.0) -> Stopping:
+    stopping = Stopping()
+    stopping.watch = SignalWatch(  # type: ignore[attr-defined]
+        ENDS, SAVES, stopping, grace, lambda: None, lambda reason: os.write(2, reason.encode())
+    )
+    return stopping
+
+
+def child(work: Callable[[], int | None], log: Path) -> int:
+    """Start a process of its own that does some work; its number."""
+    if pid := os.fork():
+        return pid
+    os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY), 2)
+    code = 99
+    try:
+        code = work() or 0
+    finally:
+        os._exit(code)
+
+
+def code_of(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_a_main_thread_that_never_comes_back_from_c_is_ended_after_its_grace(tmp_path):
+    def work() -> None:
+        begin(grace=0.3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        mutex = ctypes.create_string_buffer(64)
+        for _ in range(2):  # nobody gives it back, and no signal interrupts it
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+    assert code_of(child(work, tmp_path / "log")) == 143
+    assert "could not save within 0.3 s" in (tmp_path / "log").read_text()
+
+
+def test_a_second_signal_ends_at_once_but_one_that_comes_twice_is_one(tmp_path, monkeypatch):
+    def work() -> None:
+        stopping = begin()
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(lambda: stopping.asked == signal.SIGTERM)
+        time.sleep(0.4)
+        os.write(2, b"still here; ")
+        time.sleep(0.4)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(signal_watch, "SECOND_AFTER", 0.6)
+    started = time.monotonic()
+    assert code_of(child(work, tmp_path / "log")) == 143
+    assert time.monotonic() - started < 30
+    assert (tmp_path / "log").read_text() == "still here; and a second one ended it at once"
+
+
+def test_sigusr1_asks_to_save_and_nothing_else(tmp_path):
+    def work() -> int:
+        stopping = begin(grace=0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert wait_for(lambda: stopping.saves == 1)
+        time.sleep(0.5)
+        return 7 if not stopping.asked else 8
+
+    assert code_of(child(work, tmp_path / "log")) == 7
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (*ENDS, *SAVES)]
+    stopping = begin()
+    assert [signal.getsignal(number) for number in (*ENDS, *SAVES)] != before
+    stopping.watch.close()  # type: ignore[attr-defined]
+    assert [signal.getsignal(number) for number in (*ENDS, *SAVES)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_the_signal_of_a_forked_process_is_its_own(tmp_path):
+    stopping = begin()
+    try:
+        pid = child(lambda: time.sleep(60), tmp_path / "log")
+        os.kill(pid, signal.SIGTERM)  # before it runs, on a busy machine
+        assert code_of(pid) == -signal.SIGTERM
+        time.sleep(0.1)
+        assert not stopping.asked
+    finally:
+        stopping.watch.close()  # type: ignore[attr-defined]
+
+
+def test_a_signal_to_one_rank_reaches_the_other_without_its_main_thread(tmp_path):
+    def work(rank: int) -> Callable[[], int]:
+        def inner() -> int:
+            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=rank, world_size=2)
+            stopping = begin()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                os.kill(os.getpid(), signal.SIGTERM)
+            return 7 if wait_for(lambda: stopping.asked == signal.SIGTERM and stopping.saves == 1) else 8
+
+        return inner
+
+    pids = [child(work(rank), tmp_path / f"log{rank}") for rank in (0, 1)]
+    assert [code_of(pid) for pid in pids] == [7, 7]

@@ -1,0 +1,90 @@
+"""A reward that is not finite is an error, wherever it enters: environments, scorers, interactions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import gymnasium
+import pytest
+
+from lightning_agentrl.episodes.env_worker import EnvWorker, Start
+from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.episodes.session import Prompt
+from lightning_agentrl.episodes.tasks import OneTurn, Scorer, Task
+from lightning_agentrl.errors import EnvError
+from lightning_agentrl.rollout import TurnInteraction
+from tests.types.samples import action, prompt, turn
+
+START = Start(env=3, episode=1, seed=5)
+BAD = [math.nan, math.inf, -math.inf, 1e39]  # the last one is finite in float64 only
+
+
+class Paying(gymnasium.Env[str, str]):
+    """Pays what it is told, the last of it for ever."""
+
+    def __init__(self, rewards: list[float]) -> None:
+        self.rewards = rewards
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "begin", {}
+
+    def step(self, action):
+        return "on", self.rewards.pop(0) if len(self.rewards) > 1 else self.rewards[0], False, False, {}
+
+
+def play(rewards: list[float], retries: int) -> tuple[EnvWorker, float]:
+    worker = EnvWorker(lambda: Environment(lambda: Paying(rewards)), retries=retries)
+    worker.reset_now(START)
+    return worker, asyncio.run(worker.step("left")).reward
+
+
+@pytest.mark.parametrize("reward", BAD)
+def test_an_environment_that_gives_one_is_asked_again(reward):
+    with pytest.warns(UserWarning, match="environment 3, episode 1 with seed 5, in turn 0"):
+        worker, given = play([reward, 0.5], retries=1)
+    assert given == 0.5
+    assert worker.take_errors() == ("reward",)
+
+
+def test_past_its_retries_the_error_has_its_kind_and_place():
+    with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as error:
+        play([math.nan], retries=2)
+    assert error.value.kind == "reward"
+    assert "environment 3" in error.value.__notes__[0]
+
+
+class Unsure(Scorer):
+    needs_answer = False
+
+    def score(self, prompt: str, reply: str, answer: str | None) -> float:
+        return math.nan
+
+
+def test_a_score_of_a_task_is_a_reward():
+    environment = Environment(lambda: OneTurn([Task("1 + 1 =")], Unsure()))
+    environment.reset(0)
+    with pytest.raises(EnvError) as error:
+        environment.step("2")
+    assert error.value.kind == "reward"
+
+
+@pytest.mark.parametrize("field", ["reward", "env_reward", "episode_return"])
+def test_an_interaction_cannot_record_or_amend_one(field):
+    recorder = Recorder(2, grows=False)
+    recorder.record(Prompt((), (prompt(1),), 0), action(11), turn(env=2, episode=4))
+    with pytest.raises(EnvError) as error:
+        recorder.amend(4, **{field: math.nan})
+    assert error.value.kind == "reward"
+    assert "environment 2" in str(error.value)
+    with pytest.raises(EnvError):
+        recorder.record(Prompt((), (prompt(1),), 0), action(11), turn(**{field: math.inf}))
+    (sample,) = recorder.samples()
+    assert getattr(sample.turns[0], field) == 0.0  # the turn is as it was, and no other was added
+
+
+def test_a_penalty_is_finite():
+    with pytest.raises(ValueError, match="invalid_penalty"):
+        TurnInteraction(invalid_penalty=math.nan)
