@@ -12,9 +12,9 @@ COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
-# Two at a time, and whoever is done takes from the other; of vLLM, all tests of one engine or server go together.
+# Two at a time, and whoever is done takes from the other; whole files where an engine is started for a file.
 TWO := -n 2 --dist worksteal
-GROUPS := -n 2 --dist loadgroup
+FILES := -n 2 --dist loadfile
 
 # Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -61,7 +61,7 @@ test-rest: install chromium ## run what CI runs besides them: sweeps, two proces
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-vllm: vllm-cpu ## run the tests that need vLLM
-	$(PYTEST) $(GROUPS) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
 	rm -f tests/golden/sentences.txt
@@ -69,7 +69,7 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
-	$(PYTEST) $(GROUPS) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+	$(PYTEST) $(FILES) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)

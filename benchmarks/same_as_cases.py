@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ Rule = tuple[str, str]  # regular expression of an old name, or of its beginning
 METRICS: list[Rule] = []
 TURNS: list[Rule] = []  # fields of the turn log; (r"metrics\.old", "metrics.new") for those inside of one
 WEIGHTS: list[Rule] = []  # keys of the state dict
+
+# What one side may lack: metrics and fields of the turn log that are new.
+ADDED = re.compile(r"stop/(env_fault|reply_budget)|val/lost_episodes|lost|asked_again")
 
 OPTIM = ("lr_actor", "lr_critic", "weight_decay", "max_grad_norm_actor", "max_grad_norm_critic")
 COMPUTE = ("max_tokens_per_micro_batch", "gradient_checkpointing", "recompute_logits", "kernels")
@@ -115,9 +119,9 @@ def translated(
 def cases(model: Path, tasks: Path) -> dict[str, Case]:
     """All cases by name.
 
-    What the engine computes depends on the order of its requests where one prompt continues another, and which of two
-    environments comes first depends on the machine. So a case has one environment in each process, or prompts that
-    never continue another. ``max_staleness`` is left out: what it samples is not the same in every run.
+    What the engine computes depends on the order of its requests where one prompt continues another, and in older
+    commits that depends on the machine. So a case has one environment in each process, or prompts that never continue
+    another. ``max_staleness`` is left out: in older commits what it samples is not the same in every run.
     """
     base = {
         "seed_everything": 0,

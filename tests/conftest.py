@@ -34,15 +34,6 @@ VLLM = importlib.util.find_spec("vllm") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let one worker have all tests of a vLLM engine or server, which it starts once (`--dist loadgroup`)."""
-    for item in items:
-        if item.get_closest_marker("vllm"):
-            of_servers = {"server", "servers"}.intersection(getattr(item, "fixturenames", ()))
-            item.add_marker(pytest.mark.xdist_group("servers" if of_servers else item.path.stem))
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not VLLM and item.get_closest_marker("vllm"):
         pytest.skip("vLLM is not installed")

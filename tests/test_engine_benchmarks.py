@@ -25,6 +25,15 @@ def test_an_idle_engine_begins_when_the_next_request_comes() -> None:
     assert simulated_seconds([[1, 1], [1]], [[100.0, 0.0], [3.0]], lambda rows, new: 1.0) == 102.0
 
 
+def test_by_number_all_are_waited_for_at_admissions_only() -> None:
+    # 0-2: both begin; 2-4: env 0 ends, and comes back at 4.5. It joins in 4.5-6.5, at whose end both are done.
+    assert simulated_seconds([[2, 1], [3]], [[0.5, 1.0], [0.0]], lambda rows, new: 2.0, admit_every=1) == 6.5 + 1.0
+    # The first admission is at 0 and the next when nothing is running: env 1 ends at 6, env 0 joins in 6-8.
+    assert simulated_seconds([[2, 1], [3]], [[0.5, 1.0], [0.0]], lambda rows, new: 2.0, admit_every=4) == 8 + 1.0
+    # Env 0 comes back at 2.5 and is waited for before the third step.
+    assert simulated_seconds([[1, 1], [4]], [[1.5, 0.0], [0.0]], lambda rows, new: 1.0, admit_every=2) == 2.5 + 2.0
+
+
 @given(
     st.lists(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 9)), min_size=1, max_size=5), min_size=1, max_size=5),
     st.floats(0.1, 2),

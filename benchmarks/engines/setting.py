@@ -66,23 +66,28 @@ class Measured:
 class Setting:
     """Sessions with one engine; collections go on in the same episodes."""
 
-    def __init__(self, engine: Engine, envs: Sequence[Delay], reply: int) -> None:
-        self.engine, self.envs, self.reply = engine, envs, reply
-        policy = LanguageModel(load_causal_lm(MODEL)).eval()
-        renderer = ChatRenderer(load_tokenizer(MODEL), PROMPT)
-        self.stop_token_ids = renderer.stop_token_ids
+    def __init__(self, engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL) -> None:
+        self.engine, self.reply = engine, reply
+        policy = LanguageModel(load_causal_lm(model)).eval()
+        self.renderer = ChatRenderer(load_tokenizer(model), PROMPT)
+        self.stop_token_ids = self.renderer.stop_token_ids
         self.executor = ThreadPoolExecutor(len(envs))
         self.loop = LoopThread()
-        engine.start(
-            PolicyHandle(policy, renderer.stop_token_ids, nullcontext, max_model_len=PROMPT.max_prompt_tokens + reply)
-        )
+        window = PROMPT.max_prompt_tokens + reply
+        self.handle = PolicyHandle(policy, self.renderer.stop_token_ids, nullcontext, max_model_len=window)
+        engine.start(self.handle)
         engine.sync(0)
+        self.begin(envs)
+
+    def begin(self, envs: Sequence[Delay]) -> None:
+        """Play in these environments from now on."""
+        self.envs = envs
         self.sessions = [
             Session(
                 i,
                 EnvWorker(lambda env=env: Environment(lambda: env), self.executor),
                 lambda episode, i=i: derive_seed(i, episode),
-                renderer,
+                self.renderer,
                 Window(0),
             )
             for i, env in enumerate(envs)
@@ -98,8 +103,8 @@ class Setting:
 
 
 @contextmanager
-def setting(engine: Engine, envs: Sequence[Delay], reply: int) -> Iterator[Setting]:
-    made = Setting(engine, envs, reply)
+def setting(engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL) -> Iterator[Setting]:
+    made = Setting(engine, envs, reply, model)
     try:
         yield made
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, ClassVar, NoReturn, cast
@@ -37,15 +37,17 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered, trained_rows
+from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, trained_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
 from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.errors import RunStoppedError
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import EngineMismatchError, RunStoppedError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -130,6 +132,7 @@ class Agent(L.LightningModule, ABC):
         self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
         self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+        self._proof: EngineProof | None = None  # once the engine was proven
 
     # What a researcher overrides
 
@@ -195,16 +198,21 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         rollout = left_out.of(rollout.union(shaped_rewards=self._shaped_rewards(rollout)))
-        advantages, returns = self.advantage.estimate(rollout, self.ranks.sum)
+        groups = self.datamodule.groups
+        lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
+        advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
         rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
         if self.advantage.whiten:
-            whitened = whiten(cast(Tensor, rollout.advantages), rollout.trained_mask, self.ranks.sum)
-            rollout = rollout.union(advantages=whitened)
+            trained = without_rows(rollout, lost_B).trained_mask
+            rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
             metrics = describe(rollout, self.device, self.ranks.sum) | self._tell_left_out(left_out, rollout)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
-        if self.group_filter is not None and self.phase == "train":  # the warm-up of a critic takes all groups
+        self._judge_gap(metrics, rollout)
+        if self.phase == "train" and lost_B.any():  # the warm-up of a critic takes all rows
+            rollout = rollout.select(~lost_B)
+        if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
         return Prepared(rollout, metrics)
@@ -289,6 +297,7 @@ class Agent(L.LightningModule, ABC):
                     self.manual_backward,
                     self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
                 )
+            self._judge_gap(metrics, rollout)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
             taken = self.trainer.global_step
             norms = step_by_group(
@@ -357,6 +366,25 @@ class Agent(L.LightningModule, ABC):
             raise RunStoppedError(reason, last_good_checkpoint(self.trainer))
         raise AssertionError
 
+    def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
+        """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
+        if self._proof is None or GAP not in numbers:
+            return
+        older = (
+            self.datamodule.samples_ahead
+        )  # where nothing may be older, what an engine says of it counts for nothing
+        if older:
+            older = max_over_ranks(int(any(turn.policy_version != self.policy_version for turn in rollout.turns))) > 0
+        self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
+
+    def _object(self, told: str) -> None:
+        """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
+        if told and self.datamodule.prove == "stop":
+            with raise_once():
+                raise EngineMismatchError(told)
+        if told:
+            rank_zero_warn(told)
+
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
 
@@ -421,6 +449,7 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
+        self._proof = None
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -442,9 +471,9 @@ class Agent(L.LightningModule, ABC):
         checkpoint[KEY] |= self.made_of
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
+        checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
         if self.datamodule.preparing:
             rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
-        checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
@@ -498,6 +527,33 @@ class Agent(L.LightningModule, ABC):
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
+
+    def prove_engine(self) -> None:
+        """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
+        if self._proof is None and self.datamodule.prove != "off":
+            self._proof = self.engine_proof()
+            self._object(self._proof.at_start(self.policy_version))
+
+    def probe_engine(self) -> None:
+        """Compare a few tokens where the gap of the rollout will not tell, because the policy will have moved on or its
+        log-probs are not computed.
+        """
+        hidden = self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass)
+        if self._proof is not None and hidden:
+            self._object(self._proof.after_update())
+
+    def engine_proof(self) -> EngineProof:
+        """Return what compares engine and policy."""
+        data = self.datamodule
+        return EngineProof(
+            data.engine,
+            data.policy_handle,
+            data.first_inputs,
+            self.tokenizer,
+            replace(self.reader(), advance=lambda count: None),
+            self.evaluation_mode,
+            derive_seed(data.seed, self.global_rank),
+        )
 
     def reader(self) -> Reader:
         lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself

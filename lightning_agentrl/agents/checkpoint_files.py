@@ -44,16 +44,15 @@ _UNREADABLE = (
 # Which there are
 
 
-def last_good_checkpoint(trainer: L.Trainer) -> Path | None:
-    """Return the checkpoint that a run saved last, or else the one that it was continued from; None if there is none.
+def last_good_checkpoint(trainer: L.Trainer) -> str:
+    """Return the checkpoint that a run saved last, or else the one that it was continued from; empty if there is none.
 
-    Both were read back, so this is quick.
+    Both were read back, so this is quick. ``last_model_path`` would not do: Lightning sets it before it saves.
     """
-    resumed = Path(trainer.ckpt_path).resolve() if trainer.ckpt_path else None
     saved = [Path(callback._last_checkpoint_saved) for callback in _callbacks(trainer)]
     last: Path | None = getattr(trainer.strategy, LAST_SAVED, None)  # also by others than callbacks
     there = [path for path in (*saved, last) if path is not None and path.name and path.exists()]
-    return max(there, key=_age, default=resumed)
+    return str(max(there, key=_age, default=trainer.ckpt_path or ""))
 
 
 def folders_of(trainer: L.Trainer) -> set[Path]:

@@ -115,8 +115,10 @@ def named(turns: Sequence[Turn]) -> str:
 
 
 def _numbers(rollout: Rollout) -> dict[str, Tensor]:
-    """Return what there is of numbers per token [B, A] and per row [B]."""
-    every = [(f.name, getattr(rollout, f.name)) for f in fields(Rollout)]
+    """Return what there is of numbers per token [B, A] and per row [B], but for scores of greedy episodes, of which a
+    lost one is NaN.
+    """
+    every = [(f.name, getattr(rollout, f.name)) for f in fields(Rollout) if f.name != "greedy_scores"]
     every += [(f.name, getattr(rollout.scores, f.name)) for f in fields(Scores)]
     return {name: x for name, x in every if isinstance(x, Tensor) and x.is_floating_point()}
 

@@ -133,13 +133,24 @@ def score_policy(
 
 
 @torch.no_grad()
-def row_logps(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
-    """Return log-probs of the tokens after the logit positions of each row, [R] of each, on the CPU."""
+def row_scores(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[tuple[Tensor, ...]]:
+    """Return log-probs [R] of the tokens after the logit positions of each row and entropies [R] there, on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
-        return [policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature).logps]
+        scores = policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature)
+        return [scores.logps, scores.entropy]
 
-    return [logps for (logps,) in _read_rows(rows, reader, read)]
+    return _read_rows(rows, reader, read)
+
+
+@torch.no_grad()
+def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
+    """Return log-probs of the whole vocabulary at the logit positions of each row, [R, V] of each, on the CPU."""
+
+    def read(packed: Packed) -> list[Tensor]:
+        return [policy.distributions(policy.hidden(packed), reader.temperature)]
+
+    return [log_pi for (log_pi,) in _read_rows(rows, reader, read)]
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import Number
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import Rollout, StopReason
 
 
 def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Callable[[Tensor], Tensor]) -> Rollout:
@@ -49,6 +49,44 @@ def filtered(
     assert rollout.groups is not None
     keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.episode, gather)
     return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
+
+
+def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:
+    """Return the rows [B] (bool) that nothing can be learnt from, since an environment failed.
+
+    With groups these are the rows of groups that lack an episode. Otherwise they are those of episodes that a fault
+    ended, unless a value stands for the rest of them.
+
+    Args:
+        rollout: as it was collected.
+        bootstraps: whether the estimator does so where an episode is cut.
+        group_size: episodes of a group; None: a fixed number of turns was collected.
+    """
+    lost_B = torch.zeros(len(rollout), dtype=torch.bool)
+    failed_B = torch.tensor([sample.turns[-1].stop is StopReason.ENV_FAULT for sample in rollout.samples]).bool()
+    if group_size is None:
+        return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B])
+    assert rollout.groups is not None
+    if rollout.greedy_scores is not None:
+        failed_B |= rollout.greedy_scores.isnan()
+    places: dict[int, set[int]] = {}
+    for group, sample in zip(rollout.groups.tolist(), rollout.samples, strict=True):
+        places.setdefault(group, set()).add(sample.turns[0].env)
+    whole = [group for group, envs in places.items() if len(envs) == group_size]
+    broken = rollout.groups[failed_B]
+    return ~torch.isin(rollout.groups, rollout.groups.new_tensor(whole)) | torch.isin(rollout.groups, broken)
+
+
+def without_rows(rollout: Rollout, lost_B: Tensor) -> Rollout:
+    """Return the rollout with no token of these rows to train on, and without their greedy scores."""
+    if not lost_B.any():
+        return rollout
+    greedy = rollout.greedy_scores
+    return replace(
+        rollout,
+        loss_mask=rollout.trained_mask & ~lost_B[:, None],
+        greedy_scores=None if greedy is None else torch.where(lost_B, 0.0, greedy),
+    )
 
 
 def token_noise(rollout: Rollout, seed: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.types import Rollout, Sample, Scores
+from lightning_agentrl.types import LATE, Rollout, Sample, Scores
 
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
 
@@ -128,7 +128,7 @@ def rollout_fields(rollout: Rollout) -> Link:
         "reward": [turn.reward for turn in turns],
         "ended": [_digest(str(turn.stop)) for turn in turns],
         "metrics": [_digest(repr(sorted(turn.metrics.items()))) for turn in turns],
-        "timeouts": [turn.env_errors.count("timeout") for turn in turns],
+        "timeouts": [turn.env_errors.count("timeout") + turn.env_errors.count(LATE) for turn in turns],
     }
     link = {f"rollout/turn/{name}": np.array(values) for name, values in read.items()}
     link["rollout/token/turn"] = np.repeat(np.arange(len(turns)), [len(segment) for segment in actions])

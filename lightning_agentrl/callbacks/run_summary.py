@@ -16,6 +16,7 @@ from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
+LOST = "lost_episodes"  # told where there are any
 
 
 class RunSummary(L.Callback):
@@ -82,9 +83,10 @@ class RunSummary(L.Callback):
         metrics = EpisodeMetrics().to(pl_module.device)
         metrics.update(data.play_held_out(data.validation_seeds()))
         numbers = metrics.compute()
-        return {
+        told = {
             key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
         }
+        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {})
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:

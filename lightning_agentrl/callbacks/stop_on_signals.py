@@ -33,7 +33,8 @@ class StopOnSignals(L.Callback):
 
     A collection, scoring or validation is left and repeated when the run goes on. An update is finished. Then the run
     saves ``stopped-<iterations>.ckpt`` beside its other checkpoints and ends with 143 after SIGTERM, 130 after Ctrl-C.
-    A second signal ends it at once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
+    A run without a server of its engine, for longer than it may wait, does so too, with 143. A second signal ends it at
+    once. SIGUSR1 saves ``saved-<iterations>.ckpt`` after the running stage and goes on.
 
     Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) ends the run too, and ``scontrol`` puts the job back into the
     queue, where the same command goes on with what was saved.
@@ -92,7 +93,7 @@ class StopOnSignals(L.Callback):
             saves,
             stopping,
             self.grace_seconds,
-            lambda: _say_at_once(self._announcement(stopping.asked)),
+            lambda: _say_at_once(self._announcement(trainer, stopping.asked)),
             lambda reason: _say_at_once(self._sentence(trainer, stopping.asked, reason)),
         )
 
@@ -133,23 +134,24 @@ class StopOnSignals(L.Callback):
 
     # Sentences
 
-    def _announcement(self, number: int) -> str:
+    def _announcement(self, trainer: L.Trainer, number: int) -> str:
         return (
-            f"{_name(number)} came: the run saves and ends, in at most {self.grace_seconds:g} s; "
+            f"{_why(trainer, number)}: the run saves and ends, in at most {self.grace_seconds:g} s; "
             "a second signal ends it at once"
         )
 
     def _sentence(self, trainer: L.Trainer, number: int, what: str) -> str:
         done = trainer.current_epoch
         where = f"in the validation of iteration {done + 1}" if trainer.validating else f"after iteration {done}"
-        head = f"stopped {where}: {_name(number)} came, {what}"
+        why = _why(trainer, number)
+        head = f"stopped {where}: {why}, {what}"
         if trainer.state.fn != TrainerFn.FITTING:
-            return f"stopped: {_name(number)} came, {what}"
+            return f"stopped: {why}, {what}"
         path = last_good_checkpoint(trainer)
         return f"{head}; {how_to_continue(path, self.command)}" if path else f"{head}; there is no checkpoint yet"
 
 
-def how_to_continue(path: Path, command: Sequence[str]) -> str:
+def how_to_continue(path: str | Path, command: Sequence[str]) -> str:
     """Return what to type, or to write in Python, to go on with a checkpoint.
 
     Args:
@@ -157,7 +159,7 @@ def how_to_continue(path: Path, command: Sequence[str]) -> str:
         command: of the run; empty in Python.
     """
     if not command:
-        return f"continue with ckpt_path='{path}'"
+        return f"continue with ckpt_path={str(path)!r}"
     kept: list[str] = []
     for argument in command:
         if kept and kept[-1] == "--ckpt_path":
@@ -191,8 +193,8 @@ def _data(trainer: L.Trainer) -> RolloutDataModule:
     return cast(RolloutDataModule, cast(Any, trainer).datamodule)
 
 
-def _name(number: int) -> str:
-    return signal.Signals(number).name
+def _why(trainer: L.Trainer, number: int) -> str:
+    return _data(trainer).stopping.reason or f"{signal.Signals(number).name} came"
 
 
 @rank_zero_only

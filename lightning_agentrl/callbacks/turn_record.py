@@ -77,6 +77,8 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
         "env_seconds": round(turn.env_seconds, 4),
         "engine_seconds": round(turn.engine_seconds, 4),
         "env_errors": list(turn.env_errors),
+        "lost": list(turn.lost),
+        "asked_again": turn.asked_again,
         "metrics": {name: _number(value) for name, value in turn.metrics.items()},
         "image": None if turn.image is None else base64.b64encode(turn.image).decode(),
     }

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import places_of
-from lightning_agentrl.errors import ConfigError, EnvError, RunStoppedError, causes
+from lightning_agentrl.errors import (
+    ConfigError,
+    EngineGoneError,
+    EngineMismatchError,
+    EnvError,
+    RunStoppedError,
+    causes,
+)
 from lightning_agentrl.errors.problem import LABELS
 
 _BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
@@ -18,8 +25,8 @@ _BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 @contextmanager
 def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
-    """Exit with a sentence and code 2 on wrong input, 1 on an environment's error or a run that stopped itself, 130 on
-    Ctrl-C.
+    """Exit with a sentence and code 2 on wrong input, 130 on Ctrl-C, 1 on an error of environments or of the engine and
+    after a run that stopped itself.
 
     Bugs keep their traceback.
 
@@ -36,10 +43,11 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         if wrong_input is not None:
             _show(wrong_input, sys.argv[1:] if arguments is None else arguments)
             sys.exit(2)
-        if not isinstance(error, EnvError | RunStoppedError):
+        if not isinstance(error, EnvError | EngineGoneError | EngineMismatchError | RunStoppedError):
             raise
+        trace = error.trace if isinstance(error, EnvError) else ""
         sentence = f"agentrl: {error}" + "".join(f" ({note})" for note in _notes(error))
-        _write([*getattr(error, "trace", "").rstrip("\n").splitlines(), sentence])
+        _write([*trace.rstrip("\n").splitlines(), sentence])
         sys.exit(1)
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -37,12 +37,13 @@ from lightning_agentrl.commands.constructors import construct, constructor_error
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
-from lightning_agentrl.commands.verify_engine import BOUND, ROUGH_BOUND, EngineVerified, VerifyEngine
+from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
 
@@ -195,11 +196,11 @@ class AgentCLI(LightningCLI):
 
         A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
         """
+        accepted = self.settings.get("resume_with_changes", "").split(",")
+        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
             self.config_init["fit"]["ckpt_path"] = "hpc"
-        accepted = self.settings.get("resume_with_changes", "").split(",")
-        cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
@@ -262,7 +263,13 @@ class VerifyCLI(AgentCLI):
             "--bound",
             type=float | None,
             default=None,
-            help=f"Largest accepted gap of log-probs; by default {BOUND:g}, or {ROUGH_BOUND:g} below float32.",
+            help=f"Largest accepted gap of a token; by default {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
+        )
+        parser.add_argument(
+            "--mean_bound",
+            type=float | None,
+            default=None,
+            help=f"Largest accepted mean gap of a round; by default {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -270,11 +277,22 @@ class VerifyCLI(AgentCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
             super().parse_arguments(parser, args)
+        self._compare_exactly({name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])})
+
+    def _compare_exactly(self, given: Collection[str]) -> None:
+        """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
+        config = cast(Any, self.config)
+        if "trainer.precision" not in given:
+            config.trainer.precision = "32-true"
+        engine = config.data.init_args.get("engine")
+        told = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
+        if engine is not None and "dtype" in engine.get("init_args", {}) and not told:
+            engine.init_args.dtype = "auto"
 
     def verify(self) -> bool:
         """Compare engine and trainer; return whether the gap is within the bound."""
         trainer = cast(Any, self.trainer)
-        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound)], []
+        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound, self.settings.mean_bound)], []
         kept = False
 
         def run() -> None:

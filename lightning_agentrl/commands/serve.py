@@ -17,6 +17,8 @@ from lightning_agentrl.models.language_model import resolve_model
 from lightning_agentrl.vllm_worker.extension import EXTENSION, RECEIVER
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights
+SPAWN = "VLLM_WORKER_MULTIPROC_METHOD"  # without it, the engine's processes may not import `server_process`
+PROCESS = "lightning_agentrl.vllm_worker.server_process"
 KV_CACHE_BYTES = 2**30  # on a CPU, where vLLM would take most of the memory
 
 
@@ -41,7 +43,7 @@ def server_command(
     for_cpu = ["--enforce-eager", "--dtype", "bfloat16", "--block-size", str(CPU_BLOCK)]
     for_cpu.append("--no-enable-chunked-prefill")  # as in `start_vllm`
     for_cpu += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES)]
-    return [sys.executable, "-m", *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
+    return [sys.executable, "-m", PROCESS, *_entry(model), *fixed, *(for_cpu if on_cpu else []), *options]
 
 
 def _entry(model: str) -> list[str]:
@@ -65,5 +67,5 @@ def serve_model(model: str, port: int, host: str, options: Sequence[str], transf
     if on_cpu and transfer == "nccl":
         raise ValueError("--transfer nccl needs a GPU, and there is none; use gloo or folder")
     command = server_command(resolve_model(model), port, host, options, on_cpu, transfer)
-    print(f"{DEV_MODE}=1 {shlex.join(command)}", flush=True)
-    os.execve(command[0], command, os.environ | {DEV_MODE: "1"})
+    print(f"{DEV_MODE}=1 {SPAWN}=spawn {shlex.join(command)}", flush=True)
+    os.execve(command[0], command, os.environ | {DEV_MODE: "1", SPAWN: "spawn"})

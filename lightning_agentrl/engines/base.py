@@ -27,6 +27,7 @@ class SamplingRequest:
     max_tokens: int
     temperature: float  # 0: greedy, the most likely token every time
     seed: int
+    number: tuple[int, ...] = ()  # of the environment and of its turn: orders requests that are equally old
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, ModelInput):
@@ -49,6 +50,7 @@ class Reply:
     logps: tuple[float, ...]
     closed: bool  # False: cut by ``max_tokens``
     policy_version: int
+    late: bool = False  # its environment was over its time, so what was sampled beside it depended on that
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ class Engine(ABC):
     """A sampler of replies for many environments at a time."""
 
     own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
+    dtype: str = "auto"  # in which it computes; auto: that of the trainer
+
+    @property
+    def holds_copy(self) -> bool:
+        """Whether it holds weights of its own, which an update has to reach."""
+        return True
 
     def check(self) -> None:  # noqa: B027 - most need nothing
         """Check that what the engine needs is there, before any weights are read.
@@ -117,6 +125,14 @@ class Engine(ABC):
         It is not used around a collection that continues while the policy is trained.
         """
         return nullcontext()
+
+    def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
+        """Return a context for a collection by so many players, which gives each of them a context of its own.
+
+        A player enters its own before its first request and leaves it when it will ask no more, so an engine knows whom
+        to wait for where what is sampled together must not depend on time. Most engines do not ask.
+        """
+        return nullcontext([nullcontext()] * players)
 
     @abstractmethod
     async def generate(self, request: SamplingRequest) -> Reply:

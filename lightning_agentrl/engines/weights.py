@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 from lightning_agentrl.models.sharding import units
+
+NOISE = 0.1  # in place of weights that are all 0
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -50,3 +54,42 @@ def copy_weights(policy: LanguageModel, to: LanguageModel) -> None:
     for own, trained in zip(to.parameters(), policy.parameters(), strict=True):
         if own is not trained:
             own.copy_(trained)
+
+
+@contextmanager
+def moved(policy: nn.Module, number: int, chosen: Callable[[str], bool] = lambda name: True) -> Iterator[None]:
+    """Change every trained weight far from what it was, and put each back bit for bit.
+
+    In every third to seventh column the signs are flipped, which takes no memory and can be undone exactly. Neighbours
+    flip different columns, since the flips of a norm and of the layer behind it would cancel. Weights that are all 0,
+    as half of new adapters are, get noise.
+
+    Args:
+        policy: each rank moves its share of it.
+        number: equal numbers move equally, neighbouring ones differently.
+        chosen: names of the weights that are moved.
+    """
+    zeros = dict[str, Tensor]()
+    _move(policy, number, chosen, zeros)
+    try:
+        yield
+    finally:
+        _move(policy, number, chosen, zeros)
+
+
+@torch.no_grad()
+def _move(policy: nn.Module, number: int, chosen: Callable[[str], bool], zeros: dict[str, Tensor]) -> None:
+    """Move weights, or move them back; ``zeros`` keeps those that were all 0 in between."""
+    trained = [(name, weight) for name, weight in policy.named_parameters() if weight.requires_grad]
+    for place, (name, weight) in enumerate(trained):
+        own = weight.to_local() if isinstance(weight, DTensor) else weight
+        if not own.numel() or not chosen(name):
+            continue
+        if name in zeros:
+            own.copy_(zeros.pop(name))
+        elif not own.any():
+            zeros[name] = own.clone()
+            random = torch.Generator().manual_seed(1000 * place + number)  # the same whatever else is chosen
+            own.copy_(NOISE * torch.randn(own.shape, generator=random))
+        else:
+            own[None][..., :: 3 + (place + number) % 5].neg_()

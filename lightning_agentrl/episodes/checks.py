@@ -6,10 +6,11 @@ from lightning_agentrl.episodes.interaction import Interaction
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import RawParser
+from lightning_agentrl.types import ModelInput
 
 
-def check_prompt(session: Session, interaction: Interaction, context_length: int) -> None:
-    """Refuse a configuration whose prompts cannot work.
+def check_prompt(session: Session, interaction: Interaction, context_length: int) -> ModelInput:
+    """Refuse a configuration whose prompts cannot work; return the first prompt.
 
     Raises:
         ValueError: one sentence with what was given, what is needed and the key to change.
@@ -39,7 +40,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
             "(key data.init_args.memory)"
         )
-    session.prompt()  # raises when system text, observation and instruction alone are over the limit
+    first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
     longest = 0 if contract.one_turn else memory.longest
     if longest:
         session.past = [PastTurn(session.observation, "", contract.default_action)] * longest
@@ -50,3 +51,4 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
                 f"prompts of {form.max_prompt_tokens} tokens even without thoughts; shorten the memory "
                 "(key data.init_args.memory) or raise data.init_args.prompt.max_prompt_tokens"
             )
+    return first

@@ -9,16 +9,17 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from operator import index
+from typing import Any, Literal, SupportsIndex
 
 import gymnasium
 
 from lightning_agentrl.errors.faults import EnvError
 
-CONTRACT = "contract"  # kind of an error that a retry does not fix
+CONTRACT = "contract"  # kind of an error that is wrong input where environments are checked before a run
 REWARD = "reward"  # kind of an error in a number that is trained on
 LARGEST_REWARD = 3.4e38  # what float32 holds
-OUR_METRICS = ("retries", "errors/")  # names and prefixes below env/ that count errors of environments
+OUR_METRICS = ("retries", "errors/", "lost/")  # a name and prefixes below env/ that count errors of environments
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Contract:
         render_mode: with ``rgb_array`` each turn is drawn.
         worker: ``process`` needs a process of its own; ``inline`` runs in the event loop of the trainer, for steps of
             microseconds; None runs anywhere. A class attribute, since it is read before anything is made.
+        deterministic: equal seed and actions lead to an equal episode, so that it can be replayed after an error. False
+            as a class attribute: after an error in it, and when a run is resumed, the running episode is dropped.
     """
 
     actions: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Contract:
     one_turn: bool = False
     render_mode: str | None = None
     worker: Literal["process", "inline"] | None = None
+    deterministic: bool = True
 
 
 def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
@@ -95,8 +99,8 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
             raise contract_error(
                 f"the environment reports info['{entry}'] = {_shown(info[entry])}, which must be {needed}"
             ) from None
-    ours, errors = OUR_METRICS
-    if taken := [name for name in numbers if name == ours or name.startswith(errors)]:
+    ours, *prefixes = OUR_METRICS
+    if taken := [name for name in numbers if name == ours or name.startswith(tuple(prefixes))]:
         raise contract_error(f"the environment reports {taken} in info['metrics'], names that count its errors")
     return numbers
 
@@ -120,6 +124,17 @@ def check_reward(whose: str, reward: float) -> None:
 def well_formed(text: str) -> str:
     """Return the text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def read_flag(what: str, value: Any) -> bool:
+    """Return a truth value that an environment gave; 0 and 1 count too.
+
+    Raises:
+        EnvError: it is something else.
+    """
+    if type(value).__name__ == "bool_" or (isinstance(value, SupportsIndex) and index(value) in (0, 1)):
+        return bool(value)
+    raise contract_error(f"the environment gave {what} = {_shown(value)}; it must be true or false")
 
 
 def contract_error(sentence: str) -> EnvError:
@@ -211,6 +226,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "one_turn": ("true or false", _truth),
     "render_mode": ("a text or None", _text_or_none),
     "worker": ("'process', 'inline' or None", _worker),
+    "deterministic": ("true or false", _truth),
 }
 
 

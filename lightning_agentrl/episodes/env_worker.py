@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from lightning_agentrl.episodes.contract import CONTRACT, Contract
@@ -59,7 +60,8 @@ class EnvWorker:
         self.start: Start | None = None  # of the running episode
         self.actions: list[str] = []  # of this episode
         self.answer: Answer | None = None
-        self._overcome: list[str] = []
+        self.errors: list[str] = []  # kinds of those that were recovered from and are in no turn yet
+        self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
         self._environment = make()
         self._given_up = False  # the running call was cancelled
@@ -104,15 +106,17 @@ class EnvWorker:
         Args:
             start: of the episode.
             actions: those taken in it.
-            observation: the one that they led to; None: nothing is replayed.
+            observation: the one that they led to; None: nothing is replayed. An answer of a wrong form is then not
+                asked for again, since that is how environments are checked before a run.
 
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
         with _noting_where(start):
             if observation is None:
-                return self._begun(start, (), self._reset(start))
-            return self._begun(start, actions, self._replayed(start, actions, observation))
+                return self._begun(start, (), self._reset(start, checks=True))
+            replayed = partial(self._replayed, start, actions, observation)
+            return self._begun(start, actions, self._again(replayed, None, start))
 
     def wait(self) -> None:
         """Wait until the environment is made."""
@@ -127,7 +131,7 @@ class EnvWorker:
 
     def take_errors(self) -> tuple[str, ...]:
         """Return the kinds of errors that were recovered from since the last call."""
-        errors, self._overcome = tuple(self._overcome), []
+        errors, self.errors = tuple(self.errors), []
         return errors
 
     @property
@@ -141,7 +145,7 @@ class EnvWorker:
 
     def _count_mended(self, answer: Answer) -> None:
         if answer.mended:
-            self._overcome.append(SURROGATES)
+            self.errors.append(SURROGATES)
 
     async def _run(self, call: str, blocking: Callable[[], T]) -> T:
         """Run a call where the environment lives; return its result. A cancelled one is ended if possible."""
@@ -159,21 +163,27 @@ class EnvWorker:
 
     # Blocking, where the environment lives
 
-    def _reset(self, start: Start) -> Answer:
-        return self._again(lambda: self._environment.reset(start.seed), None, start)
+    def _reset(self, start: Start, checks: bool = False) -> Answer:
+        return self._again(lambda: self._environment.reset(start.seed), None, start, checks)
 
-    def _again(self, ask: Callable[[], T], action: str | None, start: Start | None = None) -> T:
+    def _again(self, ask: Callable[[], T], action: str | None, start: Start | None = None, checks: bool = False) -> T:
         """Call the environment; after an error make it again, replay the episode and repeat the call.
 
         Args:
             ask: the call.
-            action: what the call does; None for a reset.
-            start: of the episode that a reset begins.
+            action: what the call does; None for one that begins an episode.
+            start: of the episode that the call begins.
+            checks: whether an answer of a wrong form is wrong input, and not an error that may pass.
 
         Returns:
             What the call returned.
+
+        Raises:
+            EnvError: it failed once more than ``retries``, or cannot be repeated.
+            ConfigError: the environment could never be made.
         """
         last: Exception | None = None
+        made_before, overcome = self._astray, len(self.errors)
         for attempt in itertools.count():
             try:
                 if attempt or self._astray:
@@ -183,16 +193,23 @@ class EnvWorker:
                         self._replayed(self._started, self.actions, self.answer.observation)
                 return ask()
             except ReplayDiffersError as error:
+                self._astray = True
+                del self.errors[overcome:]
                 raise error from last  # its state is unknown, so the episode cannot continue
             except (EnvError, ConfigError) as error:
-                kind = error.kind if isinstance(error, EnvError) else type(error).__name__
-                wrong_input = kind == CONTRACT or (isinstance(error, ConfigError) and not attempt)
-                if wrong_input or attempt >= self.retries or self._given_up:
+                if isinstance(error, ConfigError) and not (attempt or made_before):
                     raise
-                last = error
-                self._overcome.append(kind)
+                fault = error if isinstance(error, EnvError) else EnvError("make", str(error))
+                wrong_input = checks and fault.kind == CONTRACT
+                repeats = action is None or self.contract.deterministic
+                self._astray = True
+                if wrong_input or attempt >= self.retries or self._given_up or not repeats:
+                    del self.errors[overcome:]
+                    raise fault from (None if fault is error else error)
+                last = fault
+                self.errors.append(fault.kind)
                 where = _where(start or self._started, () if start else self.actions, action)
-                warnings.warn(f"{error} ({where}); trying again", stacklevel=2)
+                warn_each(f"{fault} ({where}); trying again")
         raise AssertionError
 
     def _make_anew(self) -> None:
@@ -208,17 +225,24 @@ class EnvWorker:
 
         Raises:
             ReplayDiffersError: it does not lead to ``observation``, since the environment draws randomness from
-                elsewhere than its seed.
+                elsewhere than its seed, or says so.
         """
+        if not self.contract.deterministic:
+            raise ReplayDiffersError(f"environment {start.env} declares that it cannot repeat an episode")
         answer = self._environment.reset(start.seed)
         for action in actions:
             answer = self._environment.step(action)
         if answer.observation != observation:
             raise ReplayDiffersError(
                 f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
-                "draw all its randomness from self.np_random"
+                "draw all its randomness from self.np_random, or declare the attribute `deterministic` as false"
             )
         return answer
+
+
+def warn_each(text: str) -> None:
+    """Warn of one error. Python keeps no list of what was said, which would grow for as long as a run lasts."""
+    warnings.warn_explicit(text, UserWarning, __name__, 0)
 
 
 @contextmanager

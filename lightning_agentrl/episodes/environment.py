@@ -23,6 +23,7 @@ from lightning_agentrl.episodes.contract import (
     check_reward,
     contract_error,
     read_contract,
+    read_flag,
     read_metrics,
     well_formed,
 )
@@ -36,6 +37,7 @@ _FORMS = {
     "step": ("(observation, reward, terminated, truncated, info)", 5),
 }
 _TEXTS = ("long_term_text", "short_term_text", "executed_action")  # of info
+_FLAGS = ("success", "invalid_action")  # of info, None where nothing is said
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class Environment:
             if not isinstance(reward, SupportsFloat):
                 raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
             check_reward("the environment", float(reward))
-            return self._answer(observation, info, float(reward), bool(terminated), bool(truncated))
+            ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
+            return self._answer(observation, info, float(reward), *ends)
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
@@ -198,6 +201,9 @@ class Environment:
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
                 raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+        for name in _FLAGS:
+            if info.get(name) is not None:
+                read_flag(f"info[{name!r}]", info[name])
         given = {"observation": observation} | {name: info[name] for name in _TEXTS if name in info}
         texts = {name: well_formed(text) for name, text in given.items()}
         return Answer(

@@ -8,21 +8,27 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
+from lightning_agentrl.episodes.contract import contract_error
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
-from lightning_agentrl.types import ModelInput, Segment, SegmentKind, StopReason, Turn
+from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
+
+WHOLE_EPISODE_TURNS = 1000  # after which an episode that is played whole is truncated where nothing else is said
+
+NOTHING = StepResult(reward=0.0, terminated=False, truncated=False, metrics={}, info={}, seconds=0.0)
 
 
 class Interaction(ABC):
-    """A turn loop, which plays one session until the recorder is full. Many run at a time, none waits for another.
+    """A turn loop, which plays one session until the recorder is full. Many run at a time.
 
     What has to outlive a call belongs in the session, since one object serves all sessions and is not in checkpoints.
     """
 
     max_reply_tokens: int
+    max_turns: int | None = None  # of an episode; None: whole episodes end at WHOLE_EPISODE_TURNS
     parser: ActionParser
 
     @abstractmethod
@@ -40,7 +46,13 @@ class TurnInteraction(Interaction):
         invalid_penalty: what an invalid reply costs.
         invalid_mode: ``add`` the penalty to the environment's reward, ``replace`` that reward by it, or ``truncate``
             the episode after it (with the penalty added).
-        max_turns: truncate episodes here; the environment's own limit applies in any case.
+        max_turns: truncate episodes here; the environment's own limit applies in any case. None: after 1,000 turns
+            where whole episodes are played (groups, validation), else never.
+        reply_budget: tokens of all replies of an episode. The last one is cut where they are used up, and the episode
+            is truncated. None: no limit.
+        ask_again: how often a reply that names no action is asked for again before the default action is taken. Each
+            such reply is trained like others, as a turn of the rollout with the penalty as its reward, but the
+            environment takes no step, and it does not count for ``max_turns``.
     """
 
     def __init__(
@@ -50,6 +62,8 @@ class TurnInteraction(Interaction):
         invalid_penalty: float = 0.1,
         invalid_mode: Literal["add", "replace", "truncate"] = "add",
         max_turns: int | None = None,
+        reply_budget: int | None = None,
+        ask_again: int = 0,
     ) -> None:
         if max_reply_tokens < 1:
             raise ValueError(f"max_reply_tokens must be at least 1, got {max_reply_tokens}")
@@ -59,11 +73,17 @@ class TurnInteraction(Interaction):
             raise ValueError(f"invalid_penalty must be finite, got {invalid_penalty}")
         if max_turns is not None and max_turns < 1:
             raise ValueError(f"max_turns must be at least 1 or null, got {max_turns}")
+        if reply_budget is not None and reply_budget < 1:
+            raise ValueError(f"reply_budget must be at least 1 or null, got {reply_budget}")
+        if ask_again < 0:
+            raise ValueError(f"ask_again must be at least 0, got {ask_again}")
         self.max_reply_tokens = max_reply_tokens
         self.parser = parser or TolerantParser()
         self.invalid_penalty = invalid_penalty
         self.invalid_mode = invalid_mode
         self.max_turns = max_turns
+        self.reply_budget = reply_budget
+        self.ask_again = ask_again
 
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         await session.start()
@@ -84,8 +104,11 @@ class TurnInteraction(Interaction):
         prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
-        request = SamplingRequest(prompt.input, self.max_reply_tokens, temperature, request_seed)
-        reply = await engine.generate(request)
+        number = session.index, session.turns_taken
+        most = self.max_reply_tokens
+        if self.reply_budget is not None:
+            most = min(most, self.reply_budget - session.reply_tokens)
+        reply = await engine.generate(SamplingRequest(prompt.input, most, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
         turn = await self._play(session, prompt, reply, engine_seconds, recorder)
         return prompt, _action_segment(reply), turn
@@ -93,24 +116,29 @@ class TurnInteraction(Interaction):
     async def _play(
         self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
     ) -> Turn:
-        observation, index = session.observation, len(session.past)
+        observation, index = session.observation, len(session.past) + session.all_unread
         text = session.renderer.decode(reply.ids)
         contract = session.contract
         parser = RawParser() if contract.free_text else self.parser
+        if not contract.actions and isinstance(parser, TolerantParser):
+            raise contract_error("the environment names no actions (attribute `actions`) any more")
         parsed = parser.parse(text, list(contract.actions), contract.aliases)
         image = await session.image()
-        result = await session.step(contract.default_action if parsed.action is None else parsed.action)
-        executed = result.info.get("executed_action", parsed.action or contract.default_action)
-        valid = parsed.action is not None and not result.info.get("invalid_action", False)
-        session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
+        ask_again = parsed.action is None and session.unread < self.ask_again
+        if ask_again:
+            result, executed, valid = NOTHING, "", False
+            session.ask_again(prompt, _action_segment(reply))
+        else:
+            result = await session.step(contract.default_action if parsed.action is None else parsed.action)
+            executed = result.info.get("executed_action", parsed.action or contract.default_action)
+            valid = parsed.action is not None and not result.info.get("invalid_action", False)
+            session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
+        session.reply_tokens += len(reply.ids)
 
-        stop = self._stop_reason(result, valid, index + 1)
-        limit = session.renderer.format.max_prompt_tokens
-        if stop is None and session.memory.grows and len(session.prompt().input) > limit:
-            stop = StopReason.CONTEXT_LENGTH
+        stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
-        bootstrap = (session.prompt().as_segment(),) if cut else None
+        bootstrap = session.last_state() if cut else None
         return Turn(
             env=session.index,
             episode=session.episode,
@@ -135,7 +163,9 @@ class TurnInteraction(Interaction):
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
             metrics=dict(result.metrics),
-            env_errors=session.worker.take_errors(),
+            env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
+            lost=session.take_lost(),
+            asked_again=ask_again,
             image=image,
             bootstrap=bootstrap,
         )
@@ -145,16 +175,18 @@ class TurnInteraction(Interaction):
             return env_reward
         return -self.invalid_penalty if self.invalid_mode == "replace" else env_reward - self.invalid_penalty
 
-    def _stop_reason(self, result: StepResult, valid: bool, turns: int) -> StopReason | None:
+    def _stop_reason(self, session: Session, result: StepResult, accepted: bool) -> StopReason | None:
         if result.terminated:
             return StopReason.ENV_DONE
         if result.truncated:
             return StopReason.ENV_TRUNCATED
-        if self.invalid_mode == "truncate" and not valid:
+        if self.invalid_mode == "truncate" and not accepted:
             return StopReason.INVALID_ACTION
-        if self.max_turns is not None and turns >= self.max_turns:
+        if self.max_turns is not None and len(session.past) >= self.max_turns:
             return StopReason.MAX_TURNS
-        return None
+        if self.reply_budget is not None and session.reply_tokens >= self.reply_budget:
+            return StopReason.REPLY_BUDGET
+        return None if session.fits else StopReason.CONTEXT_LENGTH
 
 
 def _action_segment(reply: Reply) -> Segment:

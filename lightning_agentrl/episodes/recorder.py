@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_agentrl.episodes.contract import check_reward
 from lightning_agentrl.episodes.session import Prompt
-from lightning_agentrl.types import Sample, Segment, Turn
+from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
 
 class Recorder:
@@ -23,6 +23,7 @@ class Recorder:
     def __init__(self, turns: int | None, grows: bool, on_turn: Callable[[], None] = lambda: None) -> None:
         self.turns_left = turns
         self.grows = grows
+        self.longest: int | None = None  # turns of a whole episode after which no more are taken
         self._on_turn = on_turn
         self._samples: list[tuple[list[Segment], list[Turn]]] = []
 
@@ -30,7 +31,17 @@ class Recorder:
     def full(self) -> bool:
         if self.turns_left is not None:
             return self.turns_left == 0
+        return self.ended or (self.longest is not None and self.recorded >= self.longest)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last turn ended its episode."""
         return bool(self._samples) and self._samples[-1][1][-1].done
+
+    @property
+    def recorded(self) -> int:
+        """The number of turns that are here."""
+        return sum(len(turns) for _, turns in self._samples)
 
     @property
     def goes_on(self) -> bool:
@@ -79,6 +90,28 @@ class Recorder:
                 return
         raise ValueError(f"no turn of episode {episode} is in this recorder, so none can be amended")
 
+    def truncate(self, stop: StopReason, last_state: Callable[[], tuple[Segment, ...]], lost: Sequence[str]) -> bool:
+        """End every running episode at its last turn here, where the environment cannot go on.
+
+        Args:
+            stop: why.
+            last_state: gives the prompt whose value stands for the rest.
+            lost: kinds of faults, to be noted in one of the turns.
+
+        Returns:
+            Whether there is such a turn. Otherwise the episode was cut at the end of an earlier rollout, or has none.
+        """
+        looked_at: set[int] = set()
+        found = False
+        for _, turns in reversed(self._samples):
+            last = turns[-1]
+            if last.episode not in looked_at and not last.done:
+                noted = () if found else (*last.lost, *lost)
+                turns[-1] = replace(last, truncated=True, stop=stop, bootstrap=last_state(), lost=noted)
+                found = True
+            looked_at.add(last.episode)
+        return found
+
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
 
@@ -109,12 +142,8 @@ class EpisodeRecorder(Recorder):
         self._part_left = turns
 
     @property
-    def ended(self) -> bool:
-        return super().full
-
-    @property
     def full(self) -> bool:
-        return self.ended or self._part_left == 0
+        return super().full or self._part_left == 0
 
     def record(self, prompt: Prompt, action: Segment, turn: Turn) -> None:
         super().record(prompt, action, replace(turn, group=self.group))

@@ -36,12 +36,13 @@ class RewardModel(Scorer):
     Args:
         model: hub id or local folder.
         device: where it runs, such as ``cpu`` or ``cuda:1``; the device of the policy when not given.
-        max_batch: most pairs in one forward pass.
+        max_batch: most pairs in one forward pass. From 2 on, time decides which pairs share one, and so the last bits
+            of their scores.
     """
 
     needs_answer = False
 
-    def __init__(self, model: str, device: str | None = None, max_batch: int = 32) -> None:
+    def __init__(self, model: str, device: str | None = None, max_batch: int = 1) -> None:
         if max_batch < 1:
             raise ValueError(f"RewardModel: max_batch must be at least 1, got {max_batch}")
         self.model, self.device, self.max_batch = model, device, max_batch

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.episodes.env_worker import EnvWorker, Start
+from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer
+from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.prompts.memory import Memory, PastTurn
-from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
 from lightning_agentrl.types.plain import segments_from_plain, segments_to_plain
+
+UNREAD = "Your last reply named no action."  # what the next prompt says of it
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Session:
         self.pictures = pictures
         self.first_episode = first_episode
         self.episode = first_episode - 1  # none yet
+        self.running = False  # the episode goes on
+        self.lost: list[str] = []  # kinds of faults that ended an episode and are in no turn yet
         self.turns_taken = 0  # over all episodes of this session
         self.observation = ""  # long-term text
         self.short_term = ""
@@ -83,7 +89,13 @@ class Session:
         self.context: tuple[Segment, ...] = ()
         self.episode_return = 0.0  # environment rewards of this episode so far
         self.closed = True  # the last sampled reply ended with the turn-close token
+        self.reply_tokens = 0  # of this episode so far
+        self.unread = 0  # replies to this observation that could not be read
+        self.all_unread = 0  # of this episode
         self._renderer = renderer
+        self._prompt: Prompt | None = None  # the last one that was made, and of what
+        self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
+        self._readable: Prompt | None = None  # the last one whose new part is within the limit
 
     @property
     def contract(self) -> Contract:
@@ -99,20 +111,34 @@ class Session:
         return self.episode >= self.first_episode
 
     async def start(self) -> None:
-        """Begin the first episode, if none was begun yet."""
-        if not self.begun:
+        """Begin the next episode, if none is running."""
+        if not self.running:
             await self.reset()
 
     def begin(self) -> None:
         """Begin the first episode outside of any event loop."""
         self.episode = self.first_episode
         self._see(self.worker.reset_now(self._start))
+        self.running = True
 
     async def reset(self) -> None:
         """Begin the next episode."""
         self.episode += 1
+        self.running = False
         self._see(await self.worker.reset(self._start))
         self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
+        self.reply_tokens = self.all_unread = 0
+        self.running = True
+
+    def leave(self) -> None:
+        """Give up an episode that cannot go on."""
+        self.running = False
+        self.turns_taken += 1  # the one that failed; the seed of its reply is not used again
+
+    def take_lost(self) -> tuple[str, ...]:
+        """Return the kinds of faults that ended an episode since the last call."""
+        lost, self.lost = tuple(self.lost), []
+        return lost
 
     async def step(self, action: str) -> StepResult:
         """Take one action in the environment and return what came of it."""
@@ -139,11 +165,42 @@ class Session:
         self.worker.close()
 
     def prompt(self) -> Prompt:
-        """Return the prompt for the current observation."""
+        """Return the prompt for the current observation.
+
+        Raises:
+            PromptTooLongError: even without history it is over its limit.
+        """
+        answer, past, unread = made_of = (self.worker.answer, len(self.past), self.all_unread)  # nothing else counts
+        if self._prompt is None or self._made_of[0] is not answer or self._made_of[1:] != (past, unread):
+            self._prompt, self._made_of = self._rendered(), made_of
+            if sum(len(segment) for segment in self._prompt.new) <= self.renderer.format.max_prompt_tokens:
+                self._readable = self._prompt
+        return self._prompt
+
+    @property
+    def fits(self) -> bool:
+        """Whether the prompt for the current observation is within its limit."""
+        try:
+            return len(self.prompt().input) <= self.renderer.format.max_prompt_tokens
+        except PromptTooLongError:
+            return False
+
+    def last_state(self) -> tuple[Segment, ...]:
+        """Return the current observation as a prompt from which nothing is sampled.
+
+        Where an observation is so long that no prompt can hold it, this is the last prompt that could be read.
+        """
+        with suppress(PromptTooLongError):
+            self.prompt()
+        assert self._readable is not None, "an episode with a turn had a prompt"
+        return (self._readable.as_segment(),)
+
+    def _rendered(self) -> Prompt:
         contract = self.contract
+        short_term = f"{UNREAD}\n{self.short_term}".strip() if self.unread else self.short_term
         if self.context:
             new = self.renderer.continuation(
-                contract.system_prompt, self.observation, self.short_term, contract.actions, self.closed
+                contract.system_prompt, self.observation, short_term, contract.actions, self.closed
             )
             return Prompt(self.context, new, history_cuts=0)
         rendered = self.renderer.render(
@@ -151,7 +208,7 @@ class Session:
             contract.examples,
             self.memory.recall(self.past),
             self.observation,
-            self.short_term,
+            short_term,
             contract.actions,
         )
         return Prompt((), rendered.segments, rendered.history_cuts)
@@ -159,6 +216,16 @@ class Session:
     def remember(self, turn: PastTurn, prompt: Prompt, action: Segment) -> None:
         """Add a finished turn to the history."""
         self.past.append(turn)
+        self._grow(prompt, action)
+
+    def ask_again(self, prompt: Prompt, reply: Segment) -> None:
+        """Leave everything as it is, but say in the next prompt that the reply could not be read."""
+        self.unread += 1
+        self.all_unread += 1
+        self.turns_taken += 1
+        self._grow(prompt, reply)
+
+    def _grow(self, prompt: Prompt, action: Segment) -> None:
         if self.memory.grows:
             self.context = (*prompt.context, *prompt.new, action)
             self.closed = action.ids[-1] == self.renderer.turn_close_id
@@ -167,34 +234,54 @@ class Session:
         """Return the episode as plain types; the environment itself as its seed and actions."""
         return {
             "episode": self.episode,
+            "running": self.running,
             "turns_taken": self.turns_taken,
             "observation": self.observation,
             "past": [asdict(turn) for turn in self.past],
-            "env_actions": list(self.worker.actions) if self.begun else [],
+            "env_actions": list(self.worker.actions) if self.running else [],
             "context": segments_to_plain(self.context),
             "closed": self.closed,
             "episode_return": self.episode_return,
+            "reply_tokens": self.reply_tokens,
+            "unread": [self.unread, self.all_unread],
+            "env_errors": list(self.worker.errors),
+            "lost": list(self.lost),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the saved episode again and replay its actions.
+        """Begin the saved episode again and replay its actions; one that cannot be replayed is lost.
 
         Raises:
-            ReplayDiffersError: the replay does not lead to the saved observation.
+            ReplayDiffersError: the replay does not lead to the saved observation, although the environment declares
+                that it does.
         """
         self.episode = state["episode"]
         self.turns_taken = state["turns_taken"]
-        if not self.begun:
+        self.lost = list(state.get("lost", ()))
+        if not state.get("running", self.begun):
+            self.worker.errors = list(state["env_errors"]) if self.begun else []
             return
-        self._see(self.worker.reset_now(self._start, state["env_actions"], state["observation"]))
+        self.worker.errors = list(state.get("env_errors", ()))
+        try:
+            self._see(self.worker.reset_now(self._start, state["env_actions"], state["observation"]))
+        except EnvError as error:
+            if isinstance(error, ReplayDiffersError) and self.worker.contract.deterministic:
+                raise
+            self.lost.append(error.kind)
+            self.leave()
+            return
+        self.running = True
         self.past = [PastTurn(**turn) for turn in state["past"]]
         self.context = segments_from_plain(state["context"])
         self.closed = state["closed"]
         self.episode_return = state["episode_return"]
+        self.reply_tokens = state.get("reply_tokens", 0)
+        self.unread, self.all_unread = state.get("unread", (0, 0))
 
     @property
     def _start(self) -> Start:
         return Start(self.index, self.episode, self.episode_seed(self.episode))
 
     def _see(self, answer: Answer) -> None:
+        self.unread = 0
         self.observation, self.short_term = answer.observation, answer.short_term

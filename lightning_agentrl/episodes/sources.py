@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import gymnasium
@@ -57,6 +58,8 @@ class EnvConfig:
             parallel and can be ended when it hangs. None: what the environment declares, else a thread.
         timeout_seconds: most seconds for making the environment, a reset, a step or a picture, each by itself. One that
             takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
+        memory_mb: most megabytes of main memory that the process of an environment may hold. One that holds more is
+            ended, which counts as an error of the environment. None: no limit. Needs a process, on Linux.
     """
 
     id: str
@@ -65,13 +68,14 @@ class EnvConfig:
     share: float = 1.0
     worker: Literal["thread", "process"] | None = None
     timeout_seconds: float | None = None
+    memory_mb: float | None = None
 
     def __post_init__(self) -> None:
         self.key = ENV
         check_secrets(self.kwargs)
 
     def check(self) -> None:
-        """Refuse numbers out of range, and a time limit in a thread.
+        """Refuse numbers out of range, and limits in a thread.
 
         Raises:
             ValueError: with the key to change.
@@ -80,11 +84,19 @@ class EnvConfig:
             raise ValueError(f"{self.key}.retries must be at least 0, got {self.retries}")
         if self.worker not in (None, "thread", "process"):
             raise ValueError(f"{self.key}.worker must be thread, process or null, got '{self.worker}'")
-        if self.timeout_seconds is not None:
-            if not self.timeout_seconds > 0:
-                raise ValueError(f"{self.key}.timeout_seconds must be above 0, got {self.timeout_seconds}")
+        for name, limit in self._limits.items():
+            if not limit > 0:
+                raise ValueError(f"{self.key}.{name} must be above 0, got {limit}")
             if self.worker == "thread":
-                raise ValueError(_no_time_limit(self.timeout_seconds, self.key))
+                raise ValueError(_no_limit(name, limit, self.key))
+        if self.memory_mb is not None and not Path("/proc/self/statm").exists():
+            raise ValueError(f"{self.key}.memory_mb is read in /proc, which this machine does not have; remove the key")
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        """The limits that are set, by key; they need a process."""
+        limits = {"timeout_seconds": self.timeout_seconds, "memory_mb": self.memory_mb}
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
     def label(self) -> str:
@@ -109,9 +121,10 @@ class EnvConfig:
         """
         place = self._place()
         if place == "process":
-            return EnvWorker(partial(ProcessEnvironment, self._recipe, self.timeout_seconds), executor, self.retries)
-        if self.timeout_seconds is not None:
-            raise ConfigError(_no_time_limit(self.timeout_seconds, self.key))
+            make = partial(ProcessEnvironment, self._recipe, self.timeout_seconds, self.memory_mb)
+            return EnvWorker(make, executor, self.retries)
+        for name, limit in self._limits.items():
+            raise ConfigError(_no_limit(name, limit, self.key))
         return EnvWorker(self._made_here, executor if place == "thread" else None, self.retries)
 
     def _place(self) -> str:
@@ -145,10 +158,10 @@ class EnvConfig:
         return Recipe(self.id, self.kwargs, self.key)
 
 
-def _no_time_limit(seconds: float, key: str) -> str:
+def _no_limit(name: str, limit: float, key: str) -> str:
     return (
-        f"{key}.timeout_seconds {seconds:g} needs a process, since a thread cannot be ended; set {key}.worker to "
-        "process, or remove timeout_seconds"
+        f"{key}.{name} {limit:g} needs a process, since a thread cannot be ended; set {key}.worker to process, or "
+        f"remove {name}"
     )
 
 

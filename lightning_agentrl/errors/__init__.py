@@ -4,7 +4,14 @@ Code that finds a fault raises a ValueError with a sentence, :class:`ConfigError
 class of its own (``faults.py``). The command adds file and line (``commands/places.py``) and ends with the sentence.
 """
 
-from lightning_agentrl.errors.faults import CheckpointError, CheckpointNotSavedError, EnvError, RunStoppedError
+from lightning_agentrl.errors.faults import (
+    CheckpointError,
+    CheckpointNotSavedError,
+    EngineGoneError,
+    EngineMismatchError,
+    EnvError,
+    RunStoppedError,
+)
 from lightning_agentrl.errors.foreign_messages import causes, explain
 from lightning_agentrl.errors.names import OWN_PACKAGES, closest
 from lightning_agentrl.errors.problem import ConfigError, Place, Problem, one_line
@@ -16,6 +23,8 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotSavedError",
     "ConfigError",
+    "EngineGoneError",
+    "EngineMismatchError",
     "EnvError",
     "Place",
     "Problem",

@@ -37,6 +37,10 @@ class RunStoppedError(RuntimeError):
         self.checkpoint = str(checkpoint or "")
 
 
+class EngineGoneError(RuntimeError):
+    """An engine whose servers were all gone or hanging for longer than the run may wait for them."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint cannot be continued from.
 
@@ -57,14 +61,13 @@ class CheckpointNotSavedError(OSError):
     Args:
         path: of the checkpoint.
         code: number of the error.
-        before: the newest checkpoint that there is.
+        before: path of the last good one; empty if there is none.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        code: int = errno.ENOSPC,
-        before: str | os.PathLike[str] | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], code: int = errno.ENOSPC, before: str = "") -> None:
         super().__init__(code, os.strerror(code), str(path))
         self.before = before
+
+
+class EngineMismatchError(RuntimeError):
+    """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_agentrl.types import Turn
+from lightning_agentrl.types import StopReason, Turn
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,25 @@ class EpisodeResult:
     total_reward: float  # environment reward, without penalties
     turns: int
     valid_turns: int
+    lost: bool = False  # the environment failed
 
 
 def succeeded(last: Turn) -> bool:
-    """Return whether an episode succeeded, by its last turn: as the environment reports, else by a positive return."""
+    """Return whether an episode succeeded, by its last turn: as the environment reports, else by a positive return.
+
+    One that is lost to a fault of its environment did not.
+    """
+    if last.stop is StopReason.ENV_FAULT:
+        return False
     return last.episode_return > 0 if last.success is None else last.success
 
 
-def summarise(turns: Sequence[Turn]) -> EpisodeResult:
-    """Return the result of one finished episode, given its turns."""
+def summarise(turns: Sequence[Turn], lost: bool = False) -> EpisodeResult:
+    """Return the result of one finished episode, given its turns; one that is lost may have none."""
+    if not turns:
+        return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost)
     last = turns[-1]
-    return EpisodeResult(succeeded(last), last.episode_return, len(turns), sum(turn.valid for turn in turns))
+    return EpisodeResult(succeeded(last), last.episode_return, len(turns), sum(turn.valid for turn in turns), lost)
 
 
 def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:
@@ -53,16 +61,16 @@ class EpisodeMetrics(Metric):
 
     def __init__(self) -> None:
         super().__init__()
-        # episodes, successes, sum of returns, turns, valid turns
-        self.add_state("sums", default=torch.zeros(5, dtype=torch.float64), dist_reduce_fx="sum")
+        # episodes, successes, sum of returns, turns, valid turns, lost episodes
+        self.add_state("sums", default=torch.zeros(6, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: Iterable[EpisodeResult]) -> None:
         for r in results:
-            row = [1.0, float(r.success), r.total_reward, float(r.turns), float(r.valid_turns)]
+            row = [1.0, float(r.success), r.total_reward, float(r.turns), float(r.valid_turns), float(r.lost)]
             self.sums += torch.tensor(row, dtype=torch.float64, device=self.sums.device)
 
     def compute(self) -> dict[str, float]:
-        episodes, successes, returns, turns, valid = self.sums.tolist()
+        episodes, successes, returns, turns, valid, lost = self.sums.tolist()
         if not episodes:
             return {}
         low, high = wilson_interval(successes, episodes)
@@ -72,8 +80,9 @@ class EpisodeMetrics(Metric):
             "success_high": high,
             "return": returns / episodes,
             "mean_turns": turns / episodes,
-            "valid_action_ratio": valid / turns,
+            **({"valid_action_ratio": valid / turns} if turns else {}),
             "episodes": episodes,
+            "lost_episodes": lost,
         }
 
     def set_dtype(self, dst_type: torch.dtype | str) -> EpisodeMetrics:  # counts stay float64 under every precision

@@ -57,9 +57,11 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
 
 def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
     kinds = Counter(kind for turn in turns for kind in turn.env_errors)
+    lost = Counter(kind for turn in turns for kind in turn.lost)
     env_seconds = sum(turn.env_seconds for turn in turns)
     return {
         "env/retries": Sum(kinds.total()),
         **{f"env/errors/{kind}": Sum(count) for kind, count in kinds.items()},
+        **{f"env/lost/{kind}": Sum(count) for kind, count in lost.items()},
         "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
     }

@@ -215,6 +215,11 @@ class LanguageModel(nn.Module):
             chunks.append(cast(tuple[Tensor, ...], chunk))
         return TokenScores(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
+    def distributions(self, hidden_RH: Tensor, temperature: float) -> Tensor:
+        """Return log-probs of the whole vocabulary [R, V]; for few positions, since nothing is cut into chunks."""
+        logits = cast(nn.Module, self.lm.get_output_embeddings())(hidden_RH)
+        return (logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature).log_softmax(-1)
+
 
 def _head_scores(
     head: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, sum_pi_squared: bool

@@ -54,6 +54,10 @@ class RenderedPrompt:
     history_cuts: int
 
 
+class PromptTooLongError(ValueError):
+    """What an environment says now does not fit into a prompt, even without history."""
+
+
 class ChatRenderer:
     """A renderer of prompts with the chat template of a tokenizer.
 
@@ -103,7 +107,7 @@ class ChatRenderer:
             actions: names of the allowed actions and their descriptions.
 
         Raises:
-            ValueError: the prompt is over its limit even without any history.
+            PromptTooLongError: the prompt is over its limit even without any history.
         """
         parts = self.messages(system, examples, recollection, observation, short_term, actions)
         head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
@@ -117,7 +121,7 @@ class ChatRenderer:
         turns = len(recollection.turns)
         cuts = 0 if fits(0) else bisect_left(range(turns + 1), True, lo=1, key=fits)
         if cuts > turns:
-            raise ValueError(
+            raise PromptTooLongError(
                 f"the prompt without history has {len(prompts[turns])} tokens, over the limit of "
                 f"{self.format.max_prompt_tokens}; its parts (system text, examples, current observation, instruction) "
                 "are never cut: raise max_prompt_tokens or make them shorter (key "

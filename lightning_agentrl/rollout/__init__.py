@@ -9,6 +9,7 @@ from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, 
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data_module import RolloutDataModule
+from lightning_agentrl.rollout.fault_limits import FaultLimits
 from lightning_agentrl.rollout.learner import Prepared
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, Phase, RolloutSource, RolloutStream
@@ -21,6 +22,7 @@ __all__ = [
     "ClearingMemory",
     "EnvConfig",
     "ExactMatch",
+    "FaultLimits",
     "FullMemory",
     "GroupRollout",
     "Interaction",

@@ -53,7 +53,7 @@ class Background:
     def settle(self) -> bool:
         """Wait for a running collection; return whether it gave a rollout.
 
-        If it failed, ``take`` raises its error, where the rollout is needed.
+        If it failed, ``raise_failure`` raises its error, where the rollout is needed.
         """
         running = self._running
         if running is None or running.failed():
@@ -85,17 +85,22 @@ class Background:
             policy_version: of the weights that are trained next.
             steps_per_iteration: by which the version grows in an iteration.
 
-        Raises:
-            Exception: the error of an environment or of the engine that ended the collection.
         """
-        if self._running is not None:
-            self._raised = True
-            self._running.result()
         taken, self.ready = self.ready, None
         if taken is None:
             return None
         reason = too_old(taken, policy_version, steps_per_iteration, self.max_staleness)
         return None if _dropped(reason) else taken
+
+    def raise_failure(self) -> None:
+        """Raise the error of a collection that has failed.
+
+        Raises:
+            Exception: of an environment or of the engine.
+        """
+        if self._running is not None:
+            self._raised = True
+            self._running.result()
 
     def cancel(self) -> None:
         """End a running collection."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import lightning as L
 import torch
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.engines import Engine, TransformersEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
 from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
@@ -28,6 +28,7 @@ from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
@@ -41,6 +42,8 @@ from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStr
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout
+
+Prove = Literal["stop", "warn", "off"]
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -64,8 +67,12 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: the turn loop; TurnInteraction when not given.
         engine: what samples the replies; transformers in process by default.
         validation: what validation plays; the defaults of ValidationConfig when not given.
+        faults: when faults of environments stop the run; the defaults of FaultLimits when not given.
         max_staleness: most iterations by which the weights that sampled a turn may be behind those that it trains. 0:
             collect, then train. From 1 on: collect the next rollout while this one trains.
+        prove: what to do if the engine is found to sample from something else than the policy. It is sent weights and
+            compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
+            rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
         stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
             says what is waited for; repeated at this interval. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
@@ -90,7 +97,9 @@ class RolloutDataModule(L.LightningDataModule):
         interaction: Interaction | None = None,
         engine: Engine | None = None,
         validation: ValidationConfig | None = None,
+        faults: FaultLimits | None = None,
         max_staleness: int = 0,
+        prove: Prove = "stop",
         stall_seconds: float = 300.0,
         seed: int | None = None,
     ) -> None:
@@ -99,27 +108,34 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
         self.memory = memory or WindowMemory()
         self.sizes.check_memory(self.memory)
+        if prove not in get_args(Prove):
+            raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
         if stall_seconds < 0:
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
+        self.prove = prove
+        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.prompt = prompt or PromptFormat()
         self.interaction = interaction or TurnInteraction()
         self.engine = engine or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = validation or ValidationConfig()
+        self.faults = faults or FaultLimits()
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.stream: RolloutStream | None = None
         self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
         self._learner: Learner | None = None
+        self._handle: PolicyHandle | None = None
         self._session_maker: SessionMaker | None = None
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
         self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
         self.stopping = Stopping()
+        self._lost = LostEpisodes(self.faults.share)
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
 
     @property
@@ -152,6 +168,18 @@ class RolloutDataModule(L.LightningDataModule):
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
         return self._begun is not None
 
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether turns may be trained on after the weights that sampled them have changed."""
+        return self.max_staleness > 0 or (self.groups is not None and self.groups.longest_ahead > 0)
+
+    @property
+    def policy_handle(self) -> PolicyHandle:
+        """What the engine was started with."""
+        self._connected()
+        assert self._handle is not None
+        return self._handle
+
     # Lightning hooks
 
     def setup(self, stage: str) -> None:
@@ -178,10 +206,11 @@ class RolloutDataModule(L.LightningDataModule):
             ValueError: one sentence with the key to change.
         """
         make = self._make_sessions(tokenizer)
+        self.first_inputs = []
         for kind in range(len(self.pool.sources)):
             session = make.session(kind, 0, lambda _episode: 0)
             try:
-                check_prompt(session, self.interaction, context_length)
+                self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 make.end(session, kind)
 
@@ -291,6 +320,7 @@ class RolloutDataModule(L.LightningDataModule):
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
+        self._handle = handle
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -319,12 +349,20 @@ class RolloutDataModule(L.LightningDataModule):
         self._begun = None
 
     def collect(self) -> Rollout:
-        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights."""
+        """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
+
+        Raises:
+            EnvError: environments fail more often than ``faults`` allows. All ranks stop.
+        """
         learner, _ = self._connected()
-        self._begin_training(learner)
-        self._settle()
+        with self.stopping.together(alone=True):
+            self._begin_training(learner)
+            self._settle()
+            self._background.raise_failure()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
         rollout = self._collect_now(learner) if ready is None else ready
+        with raise_once():
+            self._lost.add(rollout)
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
@@ -333,10 +371,11 @@ class RolloutDataModule(L.LightningDataModule):
     def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
         episodes = self._begin_training(learner)
-        with self.stopping.together(), learner.clock.stage("collect", total=episodes.total):
-            self._send_weights(learner)
+        with self.stopping.together(alone=True), learner.clock.stage("collect", total=episodes.total):
+            self._send_proven(learner)
             player = self._player(learner.temperature, learner.clock)
             with self._guarded(player):
+                learner.probe_engine()
                 rollout = loop.run(episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
@@ -346,9 +385,15 @@ class RolloutDataModule(L.LightningDataModule):
         learner, loop = self._connected()
         episodes = self._begin_training(learner)
         with learner.clock.stage("collect"):
-            self._send_weights(learner)
+            self._send_proven(learner)
+            learner.probe_engine()
         player = self._player(learner.temperature, learner.clock, "collect")
         self._background.begin(episodes, player, loop, learner.clock)
+
+    def _send_proven(self, learner: Learner) -> None:
+        self._send_weights(learner)
+        with self._watchdog(learner.clock).taking_weights():
+            learner.prove_engine()
 
     def _send_weights(self, learner: Learner) -> None:
         with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():
@@ -418,7 +463,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
-        with self.stopping.together(), learner.clock.stage("validate", total=len(seeds)):
+        with self.stopping.together(alone=True), learner.clock.stage("validate", total=len(seeds)):
             self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
@@ -442,7 +487,16 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
         watchdog = self._watchdog(clock, stage)
-        return Player(self.interaction, self.engine, self.memory.grows, temperature, self.seed, clock.advance, watchdog)
+        return Player(
+            self.interaction,
+            self.engine,
+            self.memory.grows,
+            temperature,
+            self.seed,
+            clock.advance,
+            watchdog,
+            self.faults.in_a_row,
+        )
 
     def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.seats import play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.types import Rollout
 
@@ -32,11 +33,10 @@ class FixedTurns:
         return len(self.sessions) * self.turns_per_env
 
     async def collect(self, player: Player) -> Rollout:
-        """Play ``turns_per_env`` turns of each session and return them; no session waits for another."""
+        """Play ``turns_per_env`` turns of each session and return them; all play at the same time."""
         recorders = [Recorder(self.turns_per_env, player.grows, player.advance) for _ in self.sessions]
-        async with asyncio.TaskGroup() as tasks:
-            for session, recorder in zip(self.sessions, recorders, strict=True):
-                tasks.create_task(player.play(session, recorder))
+        plays = [partial(player.play, *pair) for pair in zip(self.sessions, recorders, strict=True)]
+        await play_parts(plays, len(plays), player.engine)
         return Rollout.from_samples([sample for recorder in recorders for sample in recorder.samples()])
 
     def state_dict(self) -> dict[int, Any]:

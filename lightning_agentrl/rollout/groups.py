@@ -1,9 +1,13 @@
-"""Rollouts of whole groups: complete episodes, several from each start state."""
+"""Rollouts of whole groups: complete episodes, several from each start state.
+
+An episode that is lost to a fault of its environment is played once more, with other seeds of its replies. If that is
+lost too, its group is not trained on.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,10 +17,14 @@ import torch
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors import EnvError
 from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.seats import Part, play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
+
+TRIES = 2  # that an episode has if its environment fails
 
 
 class Member:
@@ -25,18 +33,30 @@ class Member:
     def __init__(self, recorder: EpisodeRecorder, session: Session | None = None) -> None:
         self.recorder = recorder
         self.session = session
+        self.lost: list[str] = []  # kinds of the faults that ended a try
+        self.turns_taken = 0  # in the tries that were lost
 
     def over(self) -> bool:
-        return self.recorder.ended
+        return self.recorder.ended or len(self.lost) == TRIES
 
     @property
     def samples(self) -> list[Sample]:
         return self.recorder.samples()
 
+    def lose(self, kind: str) -> None:
+        """Give up a try, and its turns if there is another one."""
+        assert self.session is not None
+        self.lost.append(kind)
+        self.turns_taken, self.session = self.session.turns_taken, None
+        if len(self.lost) < TRIES:
+            self.recorder = EpisodeRecorder(self.recorder.group, self.recorder.grows)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "session": None if self.session is None else self.session.state_dict(),
             "samples": samples_to_plain(self.samples),
+            "lost": list(self.lost),
+            "turns_taken": self.turns_taken,
         }
 
 
@@ -44,8 +64,7 @@ class WholeGroups:
     """The groups of one rank, played in their order. Which weights play a turn does not depend on time.
 
     A rollout plays the episodes of its groups to their end, and then those of groups begun ahead for a fixed number of
-    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free,
-    so none waits for another.
+    turns. As many episodes as there are environments are played at a time, and the next begins as soon as one is free.
 
     Args:
         settings: sizes.
@@ -74,6 +93,7 @@ class WholeGroups:
         self.greedy = greedy
         self.collected = collected
         self._members: dict[int, list[Member]] = {}  # of groups begun and not in a rollout yet
+        self._lost_greedily: dict[int, list[str]] = {}  # kinds of faults in greedy episodes of this rollout, by group
 
     @property
     def total(self) -> int:
@@ -92,65 +112,90 @@ class WholeGroups:
     async def collect(self, player: Player) -> Rollout:
         """Play the next groups to their end; return their samples by group and episode.
 
-        Greedy episodes are played with the weights that end their group.
+        Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN.
+
+        Raises:
+            EnvError: there is not a single turn.
         """
         due = self._due
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
         greedy: dict[int, float] = {}
-        parts: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        parts: list[Part] = []
         for group in due:
             parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
             parts += [partial(self._play_greedily, group, greedy, player)] * self.greedy
         parts += [partial(self._play, g, i, self.settings.ahead_turns, player) for g in ahead for i in self._numbers]
-        await self._run(parts)
+        await play_parts(parts, self.at_a_time, player.engine)
         self.collected += 1
-        samples = {group: [s for member in self._members.pop(group) for s in member.samples] for group in due}
-        rollout = Rollout.from_samples([sample for of_group in samples.values() for sample in of_group])
+        samples = {group: [s for member in self._members[group] for s in member.samples] for group in due}
+        rollout = Rollout.from_samples(self._with_faults(samples))
+        for group in due:
+            del self._members[group]
         if not self.greedy:
             return rollout
         scores = [greedy[group] for group, of_group in samples.items() for _ in of_group]
         return rollout.union(greedy_scores=torch.tensor(scores, dtype=torch.float32))
 
+    def _with_faults(self, samples: Mapping[int, Sequence[Sample]]) -> list[Sample]:
+        """Return all samples, with the faults of each group noted in its first turn, or in that of another group.
+
+        Raises:
+            EnvError: there are none.
+        """
+        noted: list[Sample] = []
+        unnoted: list[str] = []
+        for group, of_group in samples.items():
+            unnoted += [kind for member in self._members[group] for kind in member.lost]
+            unnoted += self._lost_greedily.pop(group, [])
+            for sample in of_group:
+                if unnoted:
+                    sample, unnoted = _noting(sample, unnoted), []
+                noted.append(sample)
+        if not noted:
+            raise EnvError("lost", f"the environments failed in all {len(samples)} groups of this rollout")
+        if unnoted:
+            noted[0] = _noting(noted[0], unnoted)
+        return noted
+
     @property
     def _numbers(self) -> range:
         return range(self.settings.size)
-
-    async def _run(self, parts: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
-        """Run the parts in their order, ``at_a_time`` of them at a time."""
-        waiting = iter(parts)
-
-        async def play() -> None:
-            for part in waiting:  # shared between the tasks: each takes the next one
-                await part()
-
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self.at_a_time, len(parts))):
-                tasks.create_task(play())
 
     async def _end(self, group: int, number: int, player: Player) -> None:
         await self._play(group, number, None, player)
         player.advance()
 
     async def _play(self, group: int, number: int, turns: int | None, player: Player) -> None:
-        """Play at most ``turns`` turns of an episode; None: to its end."""
+        """Play at most ``turns`` turns of an episode, and of its second try if it is lost; None: to its end."""
         member = self._member(group, number)
-        if member.over():
-            return
-        if member.session is None:
-            member.session = self._new_session(group, number)
-        member.recorder.go_on(turns)
-        await player.play(member.session, member.recorder)
-        if member.over():
-            self._release(group, member.session)
-            member.session = None
+        while not member.over():
+            if member.session is None:
+                member.session = self._new_session(group, number)
+                member.session.turns_taken = member.turns_taken
+            session = member.session
+            member.recorder.go_on(turns)
+            lost = await player.play(session, member.recorder)
+            if lost:
+                member.lose(lost)
+            elif member.over():
+                member.session = None
+            if member.session is None:
+                self._release(group, session)
+            if not lost:
+                return
 
     async def _play_greedily(self, group: int, scores: dict[int, float], player: Player) -> None:
-        session = self._new_session(group, 0)
-        try:
-            turns = await replace(player, temperature=0.0).episode(session)  # counts as one more done
-        finally:
-            self._release(group, session)
-        scores[group] = sum(turn.reward for turn in turns)
+        scores[group] = math.nan
+        for _ in range(TRIES):
+            session = self._new_session(group, 0)
+            try:
+                turns, lost = await replace(player, temperature=0.0).episode(session)  # counts as one more done
+            finally:
+                self._release(group, session)
+            if not lost:
+                scores[group] = sum(turn.reward for turn in turns)
+                return
+            self._lost_greedily.setdefault(group, []).append(lost)
 
     def _member(self, group: int, number: int) -> Member:
         if group not in self._members:
@@ -175,9 +220,13 @@ class WholeGroups:
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:
         member = Member(EpisodeRecorder(group, self.make.memory.grows, samples_from_plain(saved["samples"])))
+        member.lost, member.turns_taken = list(saved.get("lost", ())), saved.get("turns_taken", 0)
         if saved["session"] is not None:
-            member.session = self._new_session(group, number)
-            member.session.load_state_dict(saved["session"])
+            session = member.session = self._new_session(group, number)
+            session.load_state_dict(saved["session"])
+            for kind in session.take_lost():  # it could not be replayed
+                member.lose(kind)
+                self._release(group, session)
         return member
 
     def close(self) -> None:
@@ -185,6 +234,12 @@ class WholeGroups:
         for session in self.sessions:
             session.close()
         self._members = {}
+
+
+def _noting(sample: Sample, lost: Sequence[str]) -> Sample:
+    """Return the sample with kinds of faults noted in its first turn."""
+    first, *others = sample.turns
+    return replace(sample, turns=(replace(first, lost=(*first.lost, *lost)), *others))
 
 
 def group_session(

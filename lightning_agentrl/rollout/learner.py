@@ -41,3 +41,13 @@ class Learner(Protocol):
 
     def prepare(self, rollout: Rollout) -> Prepared:
         """Score a rollout and estimate its advantages and returns."""
+
+    def prove_engine(self) -> None:
+        """Compare the engine with the policy before the first rollout; the engine has taken over the weights.
+
+        Raises:
+            EngineMismatchError: it samples from something else.
+        """
+
+    def probe_engine(self) -> None:
+        """Compare a few tokens before any rollout; called where the engine may be asked. Raises the same."""

@@ -59,6 +59,8 @@ def misfit(rollout: Rollout, num_envs: int, turns: int | None) -> str:
         turns: turns of a rollout of this run, where their number is fixed.
     """
     envs = {turn.env for turn in rollout.turns}
-    if envs == set(range(num_envs)) and turns in (None, len(rollout.turns)):
+    if turns is None and envs <= set(range(num_envs)):  # of a group an episode may be lost
+        return ""
+    if turns == len(rollout.turns) and envs == set(range(num_envs)):
         return ""
     return f"has {len(rollout.turns)} turns of {len(envs)} environments, other sizes than those of this run"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_agentrl.distributed import all_gather, rank
-from lightning_agentrl.errors import one_line
+from lightning_agentrl.distributed import all_gather, raise_once, rank
+from lightning_agentrl.errors import EngineGoneError, one_line
 
 
 class Stopped(SystemExit):
@@ -39,8 +40,9 @@ class Stopping:
 
     def __init__(self) -> None:
         self.asked = 0  # number of the signal that asks to end; 0: none
+        self.reason = ""  # why it ends without a signal
         self.saves = 0  # how often it was asked to save and go on
-        self.save: Callable[[], object] = lambda: None
+        self.save: Callable[[], object] | None = None  # None: nobody handles an end
         self._saved = 0
         self._inside = False  # work that may be left
 
@@ -51,7 +53,7 @@ class Stopping:
             save: saves the run; called on all ranks.
         """
         self.asked = self.saves = self._saved = 0
-        self.save = save
+        self.reason, self.save = "", save
 
     def ask(self, number: int) -> None:
         """Ask the run to end as if this signal had come."""
@@ -63,24 +65,39 @@ class Stopping:
             raise _Left
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def together(self, alone: bool = False) -> Iterator[None]:
         """Work that a rank may leave; then agree. All ranks enter and leave together.
+
+        An engine that is gone ends the run as SIGTERM would.
+
+        Args:
+            alone: ranks do not wait for each other inside, so an error of one is told to all at the end.
 
         Raises:
             Stopped: see :meth:`agree`.
         """
+        error: Exception | None = None
         self._inside = True
         try:
             yield
-        except Exception as error:
-            if not self.asked:
+        except Exception as raised:
+            if isinstance(raised, EngineGoneError) and self.save is not None and not self.asked:
+                self.reason = one_line(str(raised))
+                self.ask(signal.SIGTERM)
+                raised = _Left()
+            if not (self.asked or alone):
                 raise
-            if not isinstance(error, _Left):  # such as that of an engine, which another rank has left
-                kind = type(error).__name__
-                rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")
+            error = raised
         finally:
             self._inside = False
-        self.agree()
+        if self.asked and error is not None and not isinstance(error, _Left):  # of an engine that another rank has left
+            kind = type(error).__name__
+            rank_zero_warn(f"the run is asked to end, and its work ended with {kind}: {one_line(str(error))}")
+        self._agree(failed=error is not None)
+        if alone:
+            with raise_once():
+                if error is not None:
+                    raise error
 
     def agree(self) -> None:
         """Do what any rank is asked for. All ranks must call it, where the run can be continued from.
@@ -88,10 +105,14 @@ class Stopping:
         Raises:
             Stopped: on all ranks, if one is asked to end.
         """
-        wishes = all_gather((self.asked, self.saves))
-        self.asked, saves = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
+        self._agree(failed=False)
+
+    def _agree(self, failed: bool) -> None:
+        """Do the same after work that may have failed on this rank: what cannot be continued from is not saved."""
+        wishes = all_gather((self.asked, self.saves, failed))
+        self.asked, saves, failures = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
         if self.asked:
             raise Stopped(self.asked)
-        if saves > self._saved:
+        if saves > self._saved and self.save is not None and not failures:
             self._saved = saves
             self.save()

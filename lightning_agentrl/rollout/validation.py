@@ -1,8 +1,10 @@
-"""Validation: whole episodes on fixed held-out seeds, in environments of their own."""
+"""Validation: whole episodes on fixed held-out seeds, in environments of their own.
+
+An episode that is lost to a fault of its environment counts as one that did not succeed, with the rewards up to then.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +12,7 @@ from functools import partial
 from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
 from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.seats import play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
 
 
@@ -56,20 +59,17 @@ async def play_episodes(
 ) -> list[EpisodeResult]:
     """Play one whole episode per seed, ``at_a_time`` of them at a time; return results in the order of the seeds."""
     results: dict[int, EpisodeResult] = {}
-    waiting = iter(enumerate(seeds))
 
-    async def play() -> None:
-        for place, seed in waiting:  # shared between the tasks: each takes the next seed
-            kind = make.pool.kind(held_out_place(seed))
-            session = make.session(kind, seed, partial(_constant, seed), held_out=True)
-            try:
-                results[place] = summarise(await player.episode(session))
-            finally:
-                make.end(session, kind, held_out=True)
+    async def play(place: int, seed: int) -> None:
+        kind = make.pool.kind(held_out_place(seed))
+        session = make.session(kind, seed, partial(_constant, seed), held_out=True)
+        try:
+            turns, lost = await player.episode(session)
+            results[place] = summarise(turns, bool(lost))
+        finally:
+            make.end(session, kind, held_out=True)
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(min(at_a_time, len(seeds))):
-            tasks.create_task(play())
+    await play_parts([partial(play, place, seed) for place, seed in enumerate(seeds)], at_a_time, player.engine)
     return [results[place] for place in range(len(seeds))]
 
 

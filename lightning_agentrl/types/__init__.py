@@ -4,9 +4,10 @@ from lightning_agentrl.types.model_input import ImageChunk, ModelInput, TextChun
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
 from lightning_agentrl.types.segment import Segment, SegmentKind, input_of
-from lightning_agentrl.types.turn import Sample, StopReason, Turn
+from lightning_agentrl.types.turn import LATE, Sample, StopReason, Turn
 
 __all__ = [
+    "LATE",
     "ImageChunk",
     "ModelInput",
     "Rollout",

@@ -88,7 +88,8 @@ def _input_from_plain(plain: Sequence[PlainItem]) -> ModelInput:
 
 def _turn_to_plain(turn: Turn) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
-    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "image": None}  # for display only
+    plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
+    plain["image"] = None  # for display only
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap)
     return plain
@@ -101,6 +102,7 @@ def _turn_from_plain(plain: dict[str, Any]) -> Turn:
             **plain,
             "stop": None if stop is None else StopReason(stop),
             "env_errors": tuple(plain["env_errors"]),
+            "lost": tuple(plain.get("lost", ())),
             "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap),
         }
     )

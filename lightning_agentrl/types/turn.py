@@ -9,6 +9,8 @@ from enum import StrEnum
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.segment import Segment, input_of
 
+LATE = "late"  # among the errors of a turn: its environment was over its time, so the others went on without it
+
 
 class StopReason(StrEnum):
     """Why an episode ended."""
@@ -18,6 +20,8 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"  # our own limit of turns
     INVALID_ACTION = "invalid_action"  # truncated because the reply was invalid
     CONTEXT_LENGTH = "context_length"  # the context has no room left for the next prompt
+    REPLY_BUDGET = "reply_budget"  # the replies of the episode have used up their tokens
+    ENV_FAULT = "env_fault"  # the environment failed after this turn, beyond its retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class Turn:
     thought_tokens: int = 0  # leading tokens of the reply that are its thought; the others name the action
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reports, by name
     env_errors: tuple[str, ...] = ()  # kinds of environment errors that were recovered from on the way to this turn
+    lost: tuple[str, ...] = ()  # kinds of faults that ended an episode: at this turn, or on the way to it
+    asked_again: bool = False  # the reply could not be read, so nothing was executed, and it is asked for once more
     image: bytes | None = None  # PNG of what was observed, if the environment renders
     bootstrap: tuple[Segment, ...] | None = None
     group: int | None = None  # label of the episodes that began in the same state, where they are collected in groups

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import blake2b
 from typing import Any
 
 EXTENSION = f"{__name__}.TellsSizes"
@@ -27,6 +29,33 @@ class TellsSizes:
     def policy_sizes(self) -> dict[str, Any]:
         """Return the sizes of the model that it runs; vLLM would silently truncate larger weights to them."""
         return sizes_of(self.model_config.hf_text_config)  # type: ignore[attr-defined]
+
+    def weights_checksum(self) -> tuple[str, str]:
+        """Return how its part of the weights is laid out, and a checksum of all bits of them.
+
+        Only workers of equal layout can be compared.
+        """
+        model = self.get_model()  # type: ignore[attr-defined]
+        return checksum(model.named_parameters(), str(next(model.parameters()).device.type))
+
+
+def checksum(weights: Iterable[tuple[str, Any]], device: str) -> tuple[str, str]:
+    """Return the layout of tensors by name, and a checksum of their bits that also tells rows in another order."""
+    layout, content = blake2b(device.encode(), digest_size=8), blake2b(digest_size=8)
+    for name, weight in weights:
+        layout.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        if weight.numel():
+            rows = weight.detach().reshape(weight.shape[0] if weight.dim() else 1, -1).contiguous()
+            sums = rows.view(_bits(weight)).sum(1, dtype=_bits(weight, 8))
+            content.update(sums.cpu().numpy().tobytes())
+    return layout.hexdigest(), content.hexdigest()
+
+
+def _bits(weight: Any, size: int | None = None) -> Any:
+    """Return the type of integers as wide as the numbers of a tensor, or of ``size`` bytes."""
+    import torch
+
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size or weight.element_size()]
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

@@ -25,15 +25,16 @@ class GlooGroup:
         rank: rank of this process.
         size: number of members.
         address: address of this machine that the others can reach.
+        wait_time: for one tensor.
 
     Raises:
         RuntimeError: the others did not join in time.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, address: str) -> None:
+    def __init__(self, store: Store, rank: int, size: int, address: str, wait_time: timedelta = WAIT_TIME) -> None:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # as torch.distributed itself makes one
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = WAIT_TIME
+        options._timeout = wait_time
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, options)
         self._rank = rank
 

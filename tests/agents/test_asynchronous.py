@@ -18,7 +18,7 @@ from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.agents.scoring import action_rows, row_logps
+from lightning_agentrl.agents.scoring import action_rows, row_scores
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.commands.plan import DryRun, PlanShown, memory_plan, plan_text
 from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
@@ -27,6 +27,7 @@ from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import (
     EnvConfig,
+    FaultLimits,
     GroupRollout,
     PromptFormat,
     RawParser,
@@ -84,6 +85,7 @@ def noted_data(engine: Engine | None = None, **settings: Any) -> RolloutDataModu
         prompt=FREE_TEXT,
         interaction=TurnInteraction(4, RawParser()),
         engine=engine,
+        faults=FaultLimits(in_a_row=0),  # the first one ends the run
         **({"max_staleness": 1} | settings),
     )
 
@@ -153,7 +155,7 @@ def check_weights(keep: Keep, agent: PPOAgent) -> None:
     policy = copy.deepcopy(agent.actor)
     for number, rollout in enumerate(keep.rollouts):
         policy.load_state_dict(keep.weights[rollout.turns[0].policy_version])
-        logps = torch.cat(row_logps(policy, action_rows(rollout), agent.reader()))
+        logps = torch.cat([logps for logps, _ in row_scores(policy, action_rows(rollout), agent.reader())])
         sampled = rollout.rollout_logps[rollout.action_mask]
         assert (logps - sampled).abs().max() < 5e-4
         moved = (rollout.scores.old_logps[rollout.action_mask] - sampled).abs().max()

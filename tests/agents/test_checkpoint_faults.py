@@ -67,7 +67,7 @@ def test_a_full_disk_loses_nothing(tiny_folder: Path, tmp_path: Path, disk: Path
     saving = callback(dirpath=str(disk / "saved"))
     with pytest.raises(CheckpointNotSavedError) as error:
         fit(tmp_path, tiny_folder, 4, saving)
-    last = Path(str(error.value.before))
+    last = Path(error.value.before)
     there = [disk / "saved" / name for name in names(disk / "saved") if name != "last.ckpt"]
     assert there[-1] == last
     assert len(there) == (2 if callback is RunCheckpoints else 1)
@@ -81,7 +81,7 @@ def test_the_newest_is_damaged_and_the_run_goes_on_from_the_one_before(tiny_fold
     saved = tmp_path / "saved"
     trainer, whole = fit(tmp_path, tiny_folder, 4, RunCheckpoints(dirpath=str(saved)))
     assert names(saved) == ["iteration-00003.ckpt", "iteration-00004.ckpt", "last.ckpt"]
-    assert last_good_checkpoint(trainer) == saved / "iteration-00004.ckpt"
+    assert last_good_checkpoint(trainer) == str(saved / "iteration-00004.ckpt")
     flip(saved / "iteration-00004.ckpt")
     with pytest.raises(CheckpointError, match=r"is damaged.*iteration-00003\.ckpt"):
         fit(tmp_path, tiny_folder, 4, ckpt_path=str(saved / "iteration-00004.ckpt"))

@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import config_text, next_port
@@ -132,3 +134,43 @@ def test_a_collection_that_would_never_end_is_left(tmp_path: Path, exact_folder:
     assert time.monotonic() - started < 60
     assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["stopped-0.ckpt"]
     data.teardown("fit")
+
+
+class EngineGoes(L.Callback):
+    """In the update of the third iteration."""
+
+    def __init__(self) -> None:
+        self.gone = False
+
+    def on_train_batch_start(self, trainer: L.Trainer, *rest: Any) -> None:
+        self.gone = trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("mode", ["windowed", pytest.param("ahead", marks=pytest.mark.slow)])
+def test_a_run_whose_engine_is_gone_is_saved_and_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path,
+    exact_folder: Path,
+    whole: Whole,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With rollouts ahead, it goes in the middle of one."""
+    engine_goes, generate = EngineGoes(), TransformersEngine.generate
+
+    async def of_engine(self: TransformersEngine, request: Any) -> Any:
+        if engine_goes.gone:
+            raise EngineGoneError("no server has been there for 7 s")
+        return await generate(self, request)
+
+    with monkeypatch.context() as here:
+        here.setattr(TransformersEngine, "generate", of_engine)
+        with pytest.raises(Stopped) as error:
+            run(tmp_path, exact_folder, mode, StopOnSignals(), engine_goes)
+    assert error.value.code == 128 + signal.SIGTERM
+    told = capsys.readouterr().err
+    assert "no server has been there for 7 s, all is saved" in told
+    assert "SIGTERM" not in told
+    (saved,) = tmp_path.glob("stopped-*.ckpt")
+    assert_same_end(whole(mode) / "last.ckpt", run(tmp_path, exact_folder, mode, start=saved))
+    assert turns(whole(mode)) == turns(tmp_path)

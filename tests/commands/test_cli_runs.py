@@ -31,12 +31,12 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
     ("owner", "name", "command", "parts"),
     [
         pytest.param(
-            *(TransformersEngine, "_generate_batch", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
+            *(TransformersEngine, "_sample", "fit", ["in stage collect", "init_args.max_batch", "num_envs"]),
             marks=pytest.mark.slow,
         ),
         pytest.param(
             TransformersEngine,
-            "_generate_batch",
+            "_sample",
             "validate",
             ["in stage validate", "data.init_args.validation.num_envs"],
             marks=pytest.mark.slow,
@@ -119,8 +119,8 @@ def test_an_environment_with_wrong_answers_is_told(
 @pytest.mark.parametrize(
     ("fault", "last"),
     [
-        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' (", marks=pytest.mark.slow),
-        ("step", "agentrl: the environment raised IndexError: no such room (environment "),
+        pytest.param("reset", "agentrl: the environment raised KeyError: 'level' \\(", marks=pytest.mark.slow),
+        ("step", "episodes in a row .* the environment raised IndexError: no such room \\(environment "),
     ],
 )
 def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
@@ -130,7 +130,7 @@ def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
     assert code == 1
     assert "test_cli_runs.py" in text
     assert "trainer.py" not in text  # none of the fifty lines in between
-    assert text.splitlines()[-1].startswith(last)
+    assert re.search(last, text.splitlines()[-1])
 
 
 def test_the_command_makes_no_environment_twice(
@@ -225,54 +225,6 @@ def test_ctrl_c_in_an_update_ends_what_is_collected_meanwhile(
     assert not modules[0].sessions
 
 
-def test_a_signal_in_a_validation_ends_it_and_nothing_is_saved(
-    config: Config, agentrl: Command, tmp_path: Path
-) -> None:
-    config = changed(config, "data.init_args.engine", {"class_path": "tests.commands.test_cli_runs.Deaf"})
-    code, text = agentrl(config=config, command="validate")
-    assert code == 143
-    assert "SIGTERM came, there was nothing to save" in text.rstrip().splitlines()[-1]
-    assert not list(tmp_path.rglob("*.ckpt"))
-
-
-class Deaf(TransformersEngine):
-    """Is told to end and never answers."""
-
-    async def generate(self, request: Any) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(3600)
-
-
-def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
-    config: Config, agentrl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = {"JOB_ID": "1234", "JOB_NAME": "train", "NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
-    for name, value in job.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
-    scontrol.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
-    signalling = {
-        "class_path": "tests.callbacks.signalling.SignalAt",
-        "init_args": {"stage": "collect", "iteration": 1, "name": "SIGUSR1"},
-    }
-    config = changed(changed(config, "trainer.max_epochs", 3), "trainer.callbacks", [signalling])
-    code, text = agentrl(config=config)
-    assert code == 128 + signal.SIGUSR1
-    assert "SIGUSR1 came, all is saved, and job 1234 is requeued" in text
-    assert (tmp_path / "asked").read_text() == "requeue 1234\n"
-    assert torch.load(tmp_path / "hpc_ckpt_1.ckpt")["epoch"] == 1
-
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    config["trainer"].pop("callbacks")
-    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
-    assert agentrl("--ckpt_path", str(tmp_path / "first.ckpt"), config=config)[0] == 0
-    (last,) = tmp_path.rglob("last.ckpt")
-    assert torch.load(last)["epoch"] == 2
-
-
 # Secrets of an environment
 
 SECRET = "sk-0123456789abcdef"
@@ -327,3 +279,51 @@ def test_a_secret_in_the_config_is_refused_before_anything_is_written(
     assert "${API_KEY}" in told
     assert SECRET not in told
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
+
+
+def test_a_signal_in_a_validation_ends_it_and_nothing_is_saved(
+    config: Config, agentrl: Command, tmp_path: Path
+) -> None:
+    config = changed(config, "data.init_args.engine", {"class_path": "tests.commands.test_cli_runs.Deaf"})
+    code, text = agentrl(config=config, command="validate")
+    assert code == 143
+    assert "SIGTERM came, there was nothing to save" in text.rstrip().splitlines()[-1]
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+class Deaf(TransformersEngine):
+    """Is told to end and never answers."""
+
+    async def generate(self, request: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(3600)
+
+
+def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
+    config: Config, agentrl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {"JOB_ID": "1234", "JOB_NAME": "train", "NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    signalling = {
+        "class_path": "tests.callbacks.signalling.SignalAt",
+        "init_args": {"stage": "collect", "iteration": 1, "name": "SIGUSR1"},
+    }
+    config = changed(changed(config, "trainer.max_epochs", 3), "trainer.callbacks", [signalling])
+    code, text = agentrl(config=config)
+    assert code == 128 + signal.SIGUSR1
+    assert "SIGUSR1 came, all is saved, and job 1234 is requeued" in text
+    assert (tmp_path / "asked").read_text() == "requeue 1234\n"
+    assert torch.load(tmp_path / "hpc_ckpt_1.ckpt")["epoch"] == 1
+
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    config["trainer"].pop("callbacks")
+    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
+    assert agentrl("--ckpt_path", str(tmp_path / "first.ckpt"), config=config)[0] == 0
+    (last,) = tmp_path.glob("checkpoints/*.ckpt")
+    assert torch.load(last)["epoch"] == 2

@@ -83,6 +83,18 @@ class ServerProcess:
         data, head = json.dumps(body).encode(), {"Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(self.url + path, data, head), timeout=60).close()
 
+    @property
+    def api_server(self) -> int:
+        """Process that answers requests."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def core(self) -> int:
+        """Process of its engine."""
+        (core,) = [pid for pid in _children(self.api_server) if b"resource_tracker" not in _read(pid, "cmdline")]
+        return core
+
     def kill(self) -> None:
         """All of its processes at once, as when a machine fails."""
         if self.process is not None:
@@ -90,6 +102,27 @@ class ServerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and has not only to be reaped."""
+    return bool(stat := _read(pid, "stat")) and _after_name(stat)[0] != b"Z"
+
+
+def _children(parent: int) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if is_running(pid) and int(_after_name(_read(pid, "stat"))[1]) == parent]
+
+
+def _after_name(stat: bytes) -> list[bytes]:
+    return stat.rpartition(b")")[2].split() or [b"Z", b"0"]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 Pair = tuple[ServerProcess, ServerProcess]

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import Reply, VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, request, serve, tokens, trained_logps
+from tests.moving import move
 
 VERSIONS = 3
 

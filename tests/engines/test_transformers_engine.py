@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -156,6 +157,66 @@ def test_small_batches(policy):
         engine.stop()
 
 
+def test_a_short_reply_does_not_wait_for_a_long_one(engine, policy):
+    """While one reply of 60 tokens is sampled, another player gets all of its own; both are what they are alone."""
+    long, shorts = request(PREFIX, max_tokens=60), [request((*PREFIX, k), seed=k, max_tokens=2) for k in range(3, 8)]
+    alone = [serve(engine, [one])[0] for one in (long, *shorts)]
+    assert len(alone[0].ids) > engine.admit_every * len(shorts)
+    events: list[str] = []
+
+    async def play(seat, requests) -> list[Reply]:
+        with seat:
+            replies = []
+            for one in requests:
+                replies.append(await engine.generate(one))
+                events.append(f"{one.max_tokens} tokens")
+            return replies
+
+    async def both() -> list[Reply]:
+        with engine.seats(2) as (one, other):
+            replies = await asyncio.gather(play(one, [long]), play(other, shorts))
+        return [*replies[0], *replies[1]]
+
+    with batches_of(policy) as shapes:
+        assert_same(asyncio.run(both()), alone)
+    assert events == ["2 tokens"] * len(shorts) + ["60 tokens"]
+    assert max(rows for rows, _ in shapes) == 2  # the place of each short reply is taken by the next
+    assert len(shapes) < len(alone[0].ids) + len(shorts) + 4  # no step is made for a short reply alone
+
+
+def test_a_row_that_leaves_takes_its_columns_along(engine, policy):
+    """What stays is no wider than the longest row that is left, whoever was there first."""
+    wide, narrow = request(tokens(9, 60), seed=1, max_tokens=2), request(tokens(3, 4), seed=2, max_tokens=20)
+    alone = [serve(engine, [one])[0] for one in (wide, narrow)]
+    engine.sync(0)
+    widths: list[int] = []
+
+    def note(_module, _args, kwargs):
+        if kwargs["input_ids"].shape[1] == 1 and "tree" not in kwargs:
+            widths.append(kwargs["attention_mask"].shape[1])
+
+    handle = policy.lm.base_model.register_forward_pre_hook(note, with_kwargs=True)
+    assert_same(serve(engine, [wide, narrow]), alone)
+    handle.remove()
+    assert widths[0] == 61
+    assert widths[1:] == list(range(6, 4 + len(alone[1].ids)))
+
+
+def test_a_reply_that_nobody_waits_for_is_not_sampled_to_its_end(engine, policy):
+    async def leave() -> Reply:
+        abandoned = asyncio.create_task(engine.generate(request(PREFIX, seed=1, max_tokens=1500)))
+        await engine.generate(request(PREFIX, seed=2, max_tokens=3))
+        abandoned.cancel()
+        return await asyncio.wait_for(engine.generate(request(PREFIX, seed=3, max_tokens=3)), timeout=60)
+
+    engine._handle = replace(engine._handle, stop_token_ids=())
+    with batches_of(policy) as shapes:
+        asyncio.run(leave())
+        (expected,) = serve(engine, [request(PREFIX, seed=3, max_tokens=3)])  # behind everything else
+    assert len(expected.ids) == 3
+    assert len(shapes) < 1000
+
+
 def test_a_kept_prefix_is_not_computed_again(engine, policy):
     with batches_of(policy) as shapes:
         first = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
@@ -281,7 +342,7 @@ def test_a_caller_that_left_does_not_harm_the_others(engine):
     asyncio.run(leave())  # the loop is closed while the engine still works for it
     assert_same(serve(engine, [request(PREFIX)]), expected)
     loop = asyncio.new_event_loop()
-    engine._waiting.put(Waiting(request(PREFIX), loop, loop.create_future()))
+    engine._started.ask(Waiting(request(PREFIX), loop, loop.create_future()))
     loop.close()
     assert_same(serve(engine, [request(PREFIX)]), expected)
 
@@ -327,6 +388,27 @@ def test_precision_of_the_trainer_is_used(tiny_folder):
     assert set(seen) == {torch.bfloat16}
 
 
+def test_sampling_from_a_copy_leaves_the_weights_that_autocast_keeps_for_the_update(tiny_folder):
+    """Else gradients of micro-batches would be rounded in groups that depend on when a reply is done."""
+    policy, x = LanguageModel(load_causal_lm(str(tiny_folder))), torch.ones(1, 4)
+    trained = torch.nn.Linear(4, 4)
+
+    def bias_as_cast():
+        return trained(x).grad_fn.next_functions[0][0]
+
+    engine = TransformersEngine()
+    handle = PolicyHandle(policy, (CLOSE,), lambda: torch.autocast("cpu", torch.bfloat16), trained_meanwhile=True)
+    engine.start(handle)
+    engine.sync(0)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            before = bias_as_cast()
+            serve(engine, [request(PREFIX, max_tokens=2)])
+            assert bias_as_cast() is before
+    finally:
+        engine.stop()
+
+
 def test_start_stop_start(policy, tiny_folder):
     engine = TransformersEngine()
     engine.stop()  # harmless
@@ -358,8 +440,7 @@ def test_stop_answers_those_who_still_wait(policy):
         first = asyncio.create_task(engine.generate(request(PREFIX, max_tokens=60)))
         await asyncio.sleep(0.02)
         stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-        while engine._waiting.empty() and engine._worker is not None:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
         late = asyncio.create_task(engine.generate(request(PREFIX)))
         outcomes = await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), timeout=30)
         await stopping

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.inputs import text
+from tests.moving import move
 from tests.tiny import VOCABULARY
 
 pytestmark = pytest.mark.vllm

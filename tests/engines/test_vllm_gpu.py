@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
 from tests.cli import Config
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_tensor_parallel import gap_of, shared
+from tests.moving import move
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import PolicyHandle, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import server as vllm_server
 from lightning_agentrl.engines.vllm_server import shared_weights
@@ -32,6 +33,7 @@ from tests.engines.test_vllm_engine import (
     trained_logps,
 )
 from tests.engines.withheld import check_each_kind
+from tests.moving import move
 
 pytestmark = pytest.mark.vllm
 
@@ -123,8 +125,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, shared_weights, monkeypatch)
+    check_each_kind(verify, given, shared_weights, monkeypatch, capsys)
 
 
 # What is refused
@@ -257,3 +260,30 @@ def test_a_server_that_was_started_again_gets_the_weights_before_it_is_used(
     replies += serve(engine, MIXED)
     for asked, reply in zip(MIXED * 2, replies, strict=True):
         assert reply.logps == pytest.approx(trained_logps(policy, asked, reply), abs=2e-4)
+
+
+def test_a_server_that_takes_other_bits_is_not_used(
+    engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second one reads a folder in which one tensor is another."""
+    bring = shared_weights.Written.bring
+
+    async def astray(self: Any, server: Any, before: str) -> None:
+        if server.url == pair[1].url:
+            other = copy.deepcopy(policy.lm)
+            with torch.no_grad():
+                other.model.layers[0].mlp.down_proj.weight[0].neg_()
+            self = shared_weights.Written(SharedWeights(str(tmp_path)).write(other, "other"))
+        await bring(self, server, before)
+
+    engine.sync(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_weights.Written, "bring", astray)
+        with pytest.warns(UserWarning, match="holds other weights than .* after the same update"):
+            engine.sync(2)
+    asked = places(monkeypatch)
+    serve(engine, MIXED[:4])
+    assert len(set(asked)) == 1
+    engine.sync(3)
+    serve(engine, MIXED)
+    assert set(asked) == {server.url for server in pair}

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMServerEngine
 from tests.engines.servers import ServerProcess
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
+from tests.moving import move
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 OPTIONS = ("--dtype", "float32", "--gpu-memory-utilization", "0.2", "--enforce-eager", "--max-num-seqs", "64")

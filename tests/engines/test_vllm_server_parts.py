@@ -24,7 +24,7 @@ from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, bloc
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
-from lightning_agentrl.vllm_worker.extension import sizes_of
+from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence
 from tests.inputs import image, text
 
@@ -126,23 +126,27 @@ def with_logps(*logps: Any, ids: tuple[int, ...] = (4, 7, 8)) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"token_ids": []}, "0 ids and 3 log-probs"),
+        ({"token_ids": []}, "0 ids and log-probs of 3"),
         ({"token_ids": None}, "0 ids"),
-        ({"token_ids": [4, 7]}, "2 ids and 3 log-probs"),
-        ({"logprobs": None}, "3 ids and 0 log-probs.*agentrl serve"),
-        ({"logprobs": {"content": None}}, "3 ids and 0 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, 8, 7))}, "3 ids and 3 log-probs"),
-        ({"logprobs": with_logps(-1.0, -1.0, -9999.0)}, "3 ids and 2 log-probs"),  # vLLM's word for none
-        ({"logprobs": with_logps(-1.0, math.nan, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, None, -1.0)}, "3 ids and 2 log-probs"),
-        ({"logprobs": with_logps(-1.0, 0.5, -1.0)}, "3 ids and 3 log-probs"),
+        ({"token_ids": [4, 7]}, "2 ids and log-probs of 3"),
+        ({"token_ids": 3}, "another form than vLLM"),
+        ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
+        ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
+        ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),
+        ({"logprobs": with_logps(-1.0, -1.0)}, "3 ids and log-probs of 2"),
+        ({"logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, 8, 7))}, "3 ids and log-probs of 3"),
+        ({"logprobs": with_logps(-1.0, -1.0, -9999.0)}, "1 of 3 log-probs .*-9999"),  # vLLM's word for none
+        ({"logprobs": with_logps(-1.0, math.nan, -1.0)}, "1 of 3 log-probs .*nan.*broken.*verify-engine"),
+        ({"logprobs": with_logps(None, None, -1.0)}, "2 of 3 log-probs .*nan"),
+        ({"logprobs": with_logps(-1.0, -math.inf, -1.0)}, "1 of 3 log-probs .*-inf"),
+        ({"logprobs": with_logps(-1.0, 0.5, -1.0)}, "1 of 3 log-probs .*0.5"),
+        ({"logprobs": with_logps(-1.0, "low", -1.0)}, "another form than vLLM"),
         ({"finish_reason": "repetition"}, "ended a reply with 'repetition'"),
         (
             {"token_ids": [4, 7], "logprobs": with_logps(-1.0, -1.0), "finish_reason": "length"},
             "ended a reply with 'length' after 2 of 3 tokens",
         ),
-        ({"weight_versions": [{"version": "abc-1", "start": 0, "end": 3}]}, "version abc-1, and not abc-2.*urls"),
+        ({"weight_versions": [{"version": "xyz-1", "start": 0, "end": 3}]}, "version xyz-1, and not abc-2.*urls"),
         ({"weight_versions": [{"version": VERSION}, {"version": "x-9"}]}, "version abc-2, x-9, and not abc-2"),
         ({"weight_versions": None}, "version none, and not abc-2"),
     ],
@@ -164,6 +168,8 @@ def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> N
         {"finish_reason": "abort", "token_ids": [4]},
         {"weight_versions": [{"version": "default", "start": 0, "end": 3}]},  # started again
         {"weight_versions": [{"version": "loading abc-2", "start": 0, "end": 3}]},
+        {"weight_versions": [{"version": "abc-1", "start": 0, "end": 3}]},  # late: asked for before the update
+        {"weight_versions": [{"version": VERSION, "start": 0, "end": 1}, {"version": "loading abc-3"}]},
     ],
 )
 def test_what_another_server_may_do_better_is_asked_again(changes: dict[str, Any]) -> None:
@@ -323,3 +329,19 @@ def test_a_folder_that_cannot_be_written_is_told_with_its_key(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"engine\.init_args\.weights_folder"):
         SharedWeights(str(tmp_path / "file" / "below"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_a_checksum_tells_each_bit_rows_in_another_order_and_layouts_apart(dtype: torch.dtype) -> None:
+    random_ = torch.Generator().manual_seed(0)
+    weights = {"a": torch.randn(4, 3, 5, generator=random_).to(dtype), "b": torch.randn(7, generator=random_).to(dtype)}
+    layout, content = checksum(weights.items(), "cpu")
+    assert checksum({name: weight.clone() for name, weight in weights.items()}.items(), "cpu") == (layout, content)
+    flipped = weights["b"].clone()
+    flipped.view(torch.uint8)[0] ^= 1
+    swapped = weights["a"][[1, 0, 2, 3]]
+    for other in ({**weights, "b": flipped}, {**weights, "a": swapped}):
+        assert checksum(other.items(), "cpu")[0] == layout
+        assert checksum(other.items(), "cpu")[1] != content
+    transposed = {**weights, "a": weights["a"].transpose(0, 1).contiguous()}
+    assert checksum(transposed.items(), "cpu")[0] != layout != checksum(weights.items(), "cuda")[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,7 +14,6 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import Reply, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server import sent_weights
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
@@ -25,6 +26,7 @@ from tests.engines.servers import Pair, ServerProcess, kill_while_it_samples, pl
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
 from tests.engines.test_vllm_runs import check_two_processes, played
 from tests.engines.withheld import check_each_kind
+from tests.moving import move
 
 pytestmark = pytest.mark.vllm
 
@@ -146,8 +148,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, sent_weights, monkeypatch)
+    check_each_kind(verify, given, sent_weights, monkeypatch, capsys)
 
 
 # What is refused
@@ -251,6 +254,38 @@ def test_a_server_that_is_killed_while_it_takes_weights_is_dropped_and_used_when
     assert set(asked) == {second.url}
     first.start()
     wait_until_all_are_used(engine, 300)
+    check(engine, policy)
+    assert set(asked) == {first.url, second.url}
+
+
+def test_a_server_that_is_stopped_while_it_takes_weights_is_dropped_and_used_when_it_goes_on(
+    engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine._pool is not None
+    for replica in engine._pool.replicas:
+        replica.server.deadlines.patience = 3.0
+    first, second = pair
+    sent, broadcast, core = [0], GlooGroup.broadcast, first.core
+
+    def stopping(self: GlooGroup, weight: Tensor) -> None:
+        sent[0] += 1
+        if sent[0] == 20:  # in the middle of both updates
+            os.kill(core, signal.SIGSTOP)
+        broadcast(self, weight)
+
+    monkeypatch.setattr(GlooGroup, "broadcast", stopping)
+    move(policy, seed=1, share=0.1)
+    try:
+        with pytest.warns(UserWarning, match=f"{first.url}.*2"):
+            engine.sync(1)
+        asked = places(monkeypatch)
+        check(engine, policy)
+        assert set(asked) == {second.url}
+        move(policy, seed=2, share=0.1)
+        engine.sync(2)
+    finally:
+        os.kill(core, signal.SIGCONT)
+    wait_until_all_are_used(engine)
     check(engine, policy)
     assert set(asked) == {first.url, second.url}
 

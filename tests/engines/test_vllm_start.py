@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
+from tests.moving import move
 
 pytestmark = pytest.mark.vllm
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_agentrl.engines.vllm import engine as vllm_engine
-from tests.cli import Config, Verify, changed, fit, judged
-from tests.engines.withheld import check_each_kind
+from tests.cli import Command, Config, Verify, changed, fit, judged
+from tests.engines.withheld import KINDS, Withholding, check_each_kind
 
 pytestmark = pytest.mark.vllm
 
@@ -29,8 +30,9 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     verify: Verify,
     given: Config,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, vllm_engine, monkeypatch)
+    check_each_kind(verify, given, vllm_engine, monkeypatch, capsys)
 
 
 def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +47,53 @@ def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, mon
         values = [float(row[names.index(name)]) for row in rows if row[names.index(name)]]
         assert len(values) == 3
         assert 0 < max(values) < 3e-4
+
+
+def stops(command: Command, config: Config, *parts: str) -> None:
+    """`fit` ends before a step, with all parts in its sentence."""
+    code, told = command(config=config)
+    assert code == 1
+    assert "does not sample from the policy" in told
+    assert all(part in told.splitlines()[-1] for part in parts), told.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["mlp", "tied head"])
+def test_a_run_stops_where_updates_leave_a_tensor_out(
+    agentrl: Command,
+    given: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr(vllm_engine, "named_weights", Withholding([KINDS[kind]] * 9))
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: pytest.fail("a step was taken"))
+    stops(agentrl, given, "likely")
+
+
+def test_a_run_stops_where_vllm_cuts_off_unlikely_tokens(
+    agentrl: Command,
+    given: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import vllm
+
+    params = vllm.SamplingParams
+    monkeypatch.setattr(vllm, "SamplingParams", lambda **given: params(**given, top_p=0.9))
+    stops(agentrl, given, "top-p of about 0.9")
+
+
+def test_a_run_stops_where_adapters_stay_those_of_the_start(
+    agentrl: Command,
+    given: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = vllm_engine.VLLMEngine._send_adapters
+    sent: list[int] = []
+
+    def once(self: Any, engine: Any) -> None:
+        if not sent:
+            send(self, engine)
+        sent.append(1)
+
+    monkeypatch.setattr(vllm_engine.VLLMEngine, "_send_adapters", once)
+    lora = {"class_path": "LoRA", "init_args": {"rank": 4}}
+    stops(agentrl, changed(given, "model.init_args.lora", lora), "no update")

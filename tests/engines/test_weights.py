@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightning_agentrl.commands.verify_engine import move
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.engines.weights import copy_weights, frozen_copy
+from lightning_agentrl.engines.weights import copy_weights, frozen_copy, moved
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import shard
 from tests.inputs import text
+from tests.moving import move
 
 
 def equal(a: LanguageModel, b: LanguageModel) -> bool:
@@ -80,3 +80,33 @@ def test_an_engine_samples_from_the_weights_of_its_last_update(tiny_folder, trai
         assert after.logps != before.logps
     finally:
         engine.stop()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moved_weights_are_far_away_and_put_back_bit_for_bit(tiny_folder, lora, dtype):
+    lm = load_causal_lm(str(tiny_folder)).to(dtype)
+    if lora:
+        pytest.importorskip("peft")
+    policy = LanguageModel(LoRA(rank=2).adapt(lm, "actor") if lora else lm)
+    with torch.no_grad():
+        next(policy.parameters())[0, :2] = torch.tensor([-0.0, 0.0])
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    seen = []
+    for number in (0, 1):
+        with suppress(KeyboardInterrupt), moved(policy, number):
+            seen.append({name: weight.detach().clone() for name, weight in policy.named_parameters()})
+            raise KeyboardInterrupt
+    for name, weight in policy.named_parameters():
+        assert torch.equal(weight.view(torch.uint8), before[name].view(torch.uint8))  # signs of zeros too
+        for a, b in ((before, seen[0]), (before, seen[1]), (seen[0], seen[1])):
+            distance = float((a[name] - b[name]).float().norm()) / (float(a[name].float().norm()) or 1.0)
+            assert (distance > 0.3) == weight.requires_grad, name
+
+
+def test_only_chosen_weights_are_moved(tiny_folder):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+    before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
+    with moved(policy, 0, lambda name: "down_proj" in name):
+        for name, weight in policy.named_parameters():
+            assert torch.equal(weight, before[name]) == ("down_proj" not in name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
 import os
 import random
 import sys
@@ -22,7 +23,23 @@ def leave_a_child() -> None:
     threading.Event().wait()
 
 
+KEPT: list[bytes] = []
+
+
+def allocate() -> None:
+    """Hold 300 MB more from now on."""
+    KEPT.append(b"x" * 300_000_000)
+
+
+def allocate_and_hang() -> None:
+    allocate()
+    threading.Event().wait()
+
+
 FAULTS = {
+    "keeps memory": allocate,
+    "takes memory": allocate_and_hang,
+    "asks for too much memory": lambda: bytearray(2**62),
     "exits beside a child": leave_a_child,
     "exits": lambda: os._exit(3),
     "aborts": os.abort,
@@ -131,6 +148,89 @@ class Late(Walk):
         self.worker = "process"
 
 
+class Unrepeatable(Walk):
+    """A server that drops its seed: every episode is another one."""
+
+    deterministic = False
+    episodes = itertools.count()
+
+    def text(self) -> str:
+        if not self.count:
+            self.number = next(self.episodes)
+        return super().text()
+
+
+class Garbled(Walk):
+    """Gives something else in a step or in a reset, or offers it.
+
+    Args:
+        garbage: what, one of GARBAGE.
+        at: in which step of an episode, from 1; 0: in the reset.
+        once: a file that is written when it happens; while it is there, it does not happen again.
+    """
+
+    def __init__(self, garbage: str, at: int = 2, once: str = "") -> None:
+        super().__init__(50, at=at, once=once)
+        self.garbage = garbage
+
+    def reset(self, **settings: Any) -> Any:
+        return self.garbled(list(super().reset(**settings)))
+
+    def step(self, action: str) -> Any:
+        return self.garbled(list(super().step(action)))
+
+    def garbled(self, answer: list[Any]) -> Any:
+        if self.count != self.at or (self.once and Path(self.once).exists()):
+            self.__dict__.pop("offered", None)
+            return tuple(answer)
+        if self.once:
+            Path(self.once).touch()
+        place, value = GARBAGE[self.garbage]
+        if isinstance(place, int):
+            answer[place] = value
+        elif place == "form":
+            return value
+        elif place.startswith("info "):
+            answer[-1] = {place.removeprefix("info "): value}
+        else:
+            self.offered = {place: value}
+        return tuple(answer)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__").get("offered", {})
+        return own[name] if name in own else super().__getattribute__(name)
+
+
+GARBAGE: dict[str, tuple[Any, Any]] = {
+    "no tuple": ("form", None),
+    "other number of values": ("form", ("text",)),
+    "observation": (0, 7),
+    "reward": (1, "much"),
+    "terminated": (2, "no"),
+    "truncated": (3, None),
+    "info": (-1, ["nothing"]),
+    "info text": ("info long_term_text", b"bytes"),
+    "short text": ("info short_term_text", 3),
+    "executed action": ("info executed_action", 4),
+    "success": ("info success", "perhaps"),
+    "invalid action": ("info invalid_action", [0, 1]),
+    "metrics": ("info metrics", {"mood": "good"}),
+    "our metrics": ("info metrics", {"lost/mine": 1.0}),
+    "progression": ("info progression", "far"),
+    "actions": ("actions", ["left"]),
+    "no actions": ("actions", {}),
+    "aliases": ("aliases", {"left": 1}),
+    "default action": ("default_action", "jump"),
+    "system prompt": ("system_prompt", None),
+    "examples": ("examples", [("one",)]),
+    "free text": ("free_text", "yes"),
+    "one turn": ("one_turn", 7),
+    "render mode": ("render_mode", 1.0),
+    "worker": ("worker", "cellar"),
+    "deterministic": ("deterministic", "mostly"),
+}
+
+
 class Locked(Walk):
     """Gives something that stays in its process."""
 
@@ -153,5 +253,5 @@ class Stubborn(Walk):
         raise OSError("was gone already")
 
 
-for cls in (Walk, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Stubborn):
+for cls in (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Stubborn):
     gymnasium.register(f"{cls.__name__}-v0", cls)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_agentrl.episodes.env_worker import ReplayDiffersError
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
+from lightning_agentrl.types import StopReason
 from tests.rollout.scripted import Scripted, Workplace, story, workplace
 
 
@@ -92,22 +92,22 @@ def test_lone_surrogates_are_replaced_and_counted(tiny_folder):
     assert [turn.env_errors for turn in turns] == [("surrogates", "surrogates"), ("surrogates",), ("surrogates",)]
 
 
-def test_an_error_that_stays_is_raised_with_its_place(tiny_folder):
+@pytest.mark.parametrize("retries", [0, 2])
+def test_an_error_that_stays_is_raised_with_its_place(retries, tiny_folder):
     with workplace(tiny_folder, [Scripted(4)]) as place:
-        place.sessions = [fragile_session(place, [("step", 2)] * 3, retries=2)]
-        with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as caught:
-            place.collect(5)
+        session = fragile_session(place, [("step", 2)] * (retries + 1), retries)
+
+        async def play() -> None:
+            await session.start()
+            await session.step("one")
+            await session.step("two")
+
+        with pytest.raises(EnvError, match="TimeoutError: the game server is gone") as caught:
+            place.loop.run(play())
         assert caught.value.kind == "TimeoutError"
         assert "the game server is gone" in caught.value.trace
-        seed = place.sessions[0].episode_seed(0)
-        assert f"environment 0, episode 0 with seed {seed}, in turn 1, action " in caught.value.__notes__[0]
-
-
-def test_without_retries_the_first_error_is_raised(tiny_folder):
-    with workplace(tiny_folder, [Scripted(4)]) as place:
-        place.sessions = [fragile_session(place, [("step", 2)], retries=0)]
-        with pytest.raises(EnvError, match="TimeoutError: the game server is gone"):
-            place.collect(5)
+        seed = session.episode_seed(0)
+        assert f"environment 0, episode 0 with seed {seed}, in turn 1, action 'two'" in caught.value.__notes__[0]
 
 
 def test_retries_below_zero_are_refused():
@@ -151,7 +151,7 @@ def test_metrics_that_are_no_numbers_are_refused(tiny_folder):
         place.collect(1)
 
 
-@pytest.mark.parametrize("name", ["retries", "errors/mine"])
+@pytest.mark.parametrize("name", ["retries", "errors/mine", "lost/mine"])
 def test_names_of_our_own_numbers_are_refused(tiny_folder, name):
     class Greedy(Scripted):
         def step(self, action):
@@ -169,7 +169,7 @@ def test_babyai_draws_itself():
     assert image.std() > 0
 
 
-def test_an_environment_that_comes_back_otherwise_is_refused(tiny_folder):
+def test_an_environment_that_comes_back_otherwise_loses_the_episode(tiny_folder):
     """Not even a further retry may take over a state that the policy was not shown."""
 
     class Other(Fragile):
@@ -186,10 +186,13 @@ def test_an_environment_that_comes_back_otherwise_is_refused(tiny_folder):
     failures = [("step", 2)]
     with workplace(tiny_folder, [Scripted(4)]) as place:
         place.sessions = [replaced(place, lambda: Other(failures), retries=5)]
-        with pytest.warns(UserWarning, match="trying again"), pytest.raises(ReplayDiffersError) as caught:
-            place.collect(5)
-    assert caught.value.__cause__.kind == "TimeoutError"
-    assert Other.made == 2  # it is not asked again
+        with pytest.warns(UserWarning, match="does not repeat its episode"):
+            rollout = place.collect(5)
+    assert [(turn.episode, turn.stop, turn.lost) for turn in rollout.turns[:2]] == [
+        (0, StopReason.ENV_FAULT, ("replay",)),
+        (1, None, ()),
+    ]
+    assert Other.made == 3  # it is not asked again
 
 
 def test_a_picture_of_another_form_is_refused(tiny_folder):

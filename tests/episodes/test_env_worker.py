@@ -35,9 +35,9 @@ MANY = 20  # retries, for machines on which a call may take that long by itself
 
 
 def config(name: str = "Walk", worker: str | None = "process", retries: int = 2, **settings: Any) -> EnvConfig:
-    timeout = settings.pop("timeout_seconds", None)
+    timeout, memory = settings.pop("timeout_seconds", None), settings.pop("memory_mb", None)
     env_id = f"tests.episodes.small_envs:{name}-v0"
-    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout)
+    return EnvConfig(env_id, settings, retries, worker=worker, timeout_seconds=timeout, memory_mb=memory)
 
 
 @contextmanager
@@ -245,15 +245,17 @@ def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder
     assert numbers["env/retries"] == numbers["env/errors/timeout"] + 1.0
 
 
-def test_the_budget_is_of_one_call_and_what_is_beyond_it_ends_the_run(tiny_folder):
+def test_the_budget_is_of_one_call_and_what_is_beyond_it_costs_the_episode(tiny_folder):
     with workplace(tiny_folder, [Walk()]) as place:
         replace_sessions(place, config(fault="exits", at=3, retries=1))
-        with pytest.warns(UserWarning, match="trying again"), pytest.raises(EnvError) as error:
-            place.collect(5)
+        with pytest.warns(UserWarning, match="its episode is lost") as told:
+            rollout = place.collect(3)
         place.sessions[0].close()
-    assert str(error.value) == "the environment's process ended in step with exit code 3"
-    assert "environment 0, episode 0 with seed" in error.value.__notes__[0]
-    assert "in turn 2, action" in error.value.__notes__[0]
+    again, lost = (str(warning.message) for warning in told)
+    assert again.endswith("trying again")
+    assert lost.startswith("the environment's process ended in step with exit code 3 (environment 0, episode 0 with")
+    assert "in turn 2, action" in lost
+    assert [turn.stop for turn in rollout.turns] == [None, "env_fault", None]
 
 
 @pytest.mark.slow
@@ -378,6 +380,10 @@ def test_a_time_limit_needs_a_process():
             config(name, None, timeout_seconds=5).make_worker()
     with opened("Gambling", None, timeout_seconds=60) as worker:
         worker.reset_now(START)
+    with pytest.raises(ValueError, match=r"env\.memory_mb 200 needs a process, since a thread cannot be ended"):
+        config("Walk", "thread", memory_mb=200).check()
+    with pytest.raises(ValueError, match=r"env\.memory_mb must be above 0, got -1"):
+        config(memory_mb=-1).check()
     with pytest.raises(ValueError, match=r"env\.timeout_seconds must be above 0, got 0"):
         config(timeout_seconds=0).check()
     with pytest.raises(ValueError, match=r"env\.worker must be thread, process or null, got 'fork'"):

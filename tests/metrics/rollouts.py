@@ -191,6 +191,7 @@ G = Written(
         thought_tokens=1,
         episode_return=1.0,
         env_errors=("TimeoutError", "OSError"),
+        lost=("died", "died"),
         env_seconds=0.75,
         engine_seconds=1.0,
     ),

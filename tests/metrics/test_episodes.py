@@ -17,7 +17,7 @@ WINDOW_EXPECTED = {"rollout/success_window": (0 + 1 + 0) / 3}
 
 RESULTS = [
     EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2),
-    EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3),
+    EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3, lost=True),
     EpisodeResult(success=True, total_reward=2.0, turns=1, valid_turns=0),
     EpisodeResult(success=True, total_reward=2.5, turns=4, valid_turns=4),
 ]
@@ -31,6 +31,7 @@ VAL_EXPECTED = {
     "val/mean_turns": (2 + 5 + 1 + 4) / 4,
     "val/valid_action_ratio": (2 + 3 + 0 + 4) / (2 + 5 + 1 + 4),  # of turns, not of episodes
     "val/episodes": 4,
+    "val/lost_episodes": 1,
 }
 
 

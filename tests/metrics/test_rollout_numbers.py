@@ -31,11 +31,14 @@ EXPECTED = {
     "stop/max_turns": 1 / 3,
     "stop/invalid_action": 0 / 3,
     "stop/context_length": 0 / 3,
+    "stop/reply_budget": 0 / 3,
+    "stop/env_fault": 0 / 3,
     "env/achievement/wood": (1 + 0 + 1) / 3,
     "env/progression": (0.75 + 0.25) / 2,  # E does not tell it
     "env/retries": 1 + 2,
     "env/errors/TimeoutError": 1 + 1,
     "env/errors/OSError": 1,
+    "env/lost/died": 2,
     "time/env_to_generation": (0.5 + 0.25 + 0.25 + 1 + 0.5 + 0.5 + 0.75 + 0.25) / (1 + 2 + 1 + 3 + 1 + 2 + 1 + 5),
 }
 
@@ -59,6 +62,7 @@ def test_without_ended_episodes_there_are_no_shares_of_them():
     assert [name for name in numbers if name.startswith("env/")] == [
         "env/errors/OSError",
         "env/errors/TimeoutError",
+        "env/lost/died",
         "env/retries",
     ]
 
@@ -81,6 +85,8 @@ def test_without_seconds_of_the_engine_there_is_no_ratio_to_them():
 )
 def test_success_is_what_the_environment_says_else_a_positive_return(success, total, expected):
     assert succeeded(turn(success=success, episode_return=total)) is expected
+    fault = {"truncated": True, "stop": StopReason.ENV_FAULT}
+    assert not succeeded(turn(success=success, episode_return=total, **fault))
 
 
 def test_a_mean_of_nothing_is_left_out_and_a_sum_of_nothing_is_zero():

@@ -11,6 +11,7 @@ import gymnasium
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.engines.transformers.admission import Rule
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -93,8 +94,8 @@ gymnasium.register("Varied-v0", Varied)
 class LoggingEngine(TransformersEngine):
     """Keeps every request with its reply."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.log: list[tuple[SamplingRequest, Reply]] = []
 
     async def generate(self, request: SamplingRequest) -> Reply:
@@ -117,6 +118,7 @@ class Workplace:
         interaction: Interaction | None = None,
         prompt: PromptFormat = FREE_TEXT,
         seed: int = 0,
+        admission: Rule = "by_number",
     ) -> None:
         self.memory = memory or WindowMemory()
         self.interaction = interaction or TurnInteraction(max_reply_tokens=4, parser=RawParser())
@@ -125,7 +127,7 @@ class Workplace:
         self.executor = ThreadPoolExecutor(len(envs))
         self.loop = LoopThread()
         self.seed = seed
-        self.engine = LoggingEngine()
+        self.engine = LoggingEngine(admission=admission)
         self.engine.start(PolicyHandle(self.policy, self.renderer.stop_token_ids, nullcontext))
         self.sessions = [self.session(i, env) for i, env in enumerate(envs)]
 
@@ -147,7 +149,9 @@ class Workplace:
         return self.loop.run(FixedTurns(self.sessions, turns).collect(self.player))
 
     def episode(self, session: Session) -> list[Turn]:
-        return self.loop.run(self.player.episode(session))
+        turns, lost = self.loop.run(self.player.episode(session))
+        assert not lost
+        return turns
 
     def text(self, ids: Sequence[int]) -> str:
         return self.renderer.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -184,6 +188,12 @@ class Learner:
 
     def prepare(self, rollout: Rollout) -> Prepared:
         return Prepared(rollout, {})
+
+    def prove_engine(self) -> None:
+        pass
+
+    def probe_engine(self) -> None:
+        pass
 
 
 def story(rollout: Rollout) -> list[tuple]:

@@ -14,7 +14,14 @@ import torch
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine, VLLMEngine
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, RolloutDataModule, TurnInteraction
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FaultLimits,
+    GroupRollout,
+    RawParser,
+    RolloutDataModule,
+    TurnInteraction,
+)
 from tests.metrics.clock import FakeClock
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, story
 
@@ -55,6 +62,7 @@ def data_module(**settings) -> RolloutDataModule:
         "prompt": FREE_TEXT,
         "interaction": TurnInteraction(4, RawParser()),
         "max_staleness": 1,
+        "faults": FaultLimits(in_a_row=0),  # the first one ends the run
         "seed": 3,
     }
     return RolloutDataModule(**(defaults | settings))

@@ -57,7 +57,7 @@ def test_a_stuck_environment_is_named_again_and_again(tiny_folder, caught):
             wait_for(lambda: len(alone()) >= 2)
 
     envs = [Scripted(9), Scripted(9, on_step=stuck), Scripted(9)]
-    with workplace(tiny_folder, envs) as place, guarded(place) as player:
+    with workplace(tiny_folder, envs, admission="as_they_come") as place, guarded(place) as player:
         rollout = place.loop.run(FixedTurns(place.sessions, 3).collect(player))
     assert len(rollout.turns) == 9
     assert len(alone()) >= 2
@@ -71,15 +71,15 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
         return any(text.endswith(end) for text in told(caught))
 
     with workplace(tiny_folder, [Scripted(9), Scripted(9)]) as place:
-        sample = place.engine._generate_batch
+        sample = place.engine._sample
 
-        def held(requests):
+        def held(*arguments):
             if not asked.is_set():
                 wait_for(both)
                 asked.set()
-            return sample(requests)
+            return sample(*arguments)
 
-        monkeypatch.setattr(place.engine, "_generate_batch", held)
+        monkeypatch.setattr(place.engine, "_sample", held)
         with guarded(place) as player:
             place.loop.run(FixedTurns(place.sessions, 2).collect(player))
     assert both()

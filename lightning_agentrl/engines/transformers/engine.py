@@ -1,23 +1,24 @@
 """Sampling with transformers in the trainer's process: no further package, on any device, for small models.
 
-A worker thread takes all waiting requests as one batch. Common prefixes of prompts are computed once per batch, and
-the prefix common to all of them is kept until the weights change.
+A worker thread samples one batch of replies, which others join as some are done. What prompts that join together have
+in common is computed once, and what all that are sampled begin with is kept until the weights change.
 """
 
 from __future__ import annotations
 
-import queue
+import asyncio
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import ClassVar, get_args
 
 import torch
-from torch import Tensor, nn
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, decode
+from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
+from lightning_agentrl.engines.transformers.batch import Batch, Draft
+from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
@@ -30,23 +31,50 @@ class TransformersEngine(Engine):
     If the policy is trained meanwhile (``max_staleness`` of the data module), it samples with a copy.
 
     Args:
-        max_batch: largest number of requests in a batch.
-        gather_seconds: seconds that a batch waits for another request before it starts.
+        max_batch: largest number of replies that are sampled at a time.
+        admission: ``by_number``: which replies are sampled together follows from a fixed rule, so equal runs are equal
+            to the bit; requests are admitted when no environment of the rollout is between two of them.
+            ``as_they_come``: it depends on the time that everything takes.
+        admit_every: steps of sampling from one admission ``by_number`` to the next. Environments are waited for then
+            only. 1: nothing is ever sampled while one is between two requests.
+        absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
+            sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
+        gather_seconds: seconds that the first of some requests ``as_they_come`` waits for another.
     """
 
     own_weights: ClassVar[bool] = True
 
-    def __init__(self, max_batch: int = 64, gather_seconds: float = 0.005) -> None:
+    def __init__(
+        self,
+        max_batch: int = 64,
+        admission: Rule = "by_number",
+        admit_every: int = 8,
+        absence_seconds: float = 60.0,
+        gather_seconds: float = 0.005,
+    ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
+        if admission not in get_args(Rule):
+            raise ValueError(f"admission must be by_number or as_they_come, got '{admission}'")
+        if admit_every < 1:
+            raise ValueError(f"admit_every must be at least 1, got {admit_every}")
+        if not absence_seconds > 0:
+            raise ValueError(f"absence_seconds must be above 0, got {absence_seconds}")
         self.max_batch = max_batch
+        self.admission = admission
+        self.admit_every = admit_every
+        self.absence_seconds = absence_seconds
         self.gather_seconds = gather_seconds
         self.policy_version = 0
         self._handle: PolicyHandle | None = None  # holds the policy that samples
         self._trained: LanguageModel | None = None  # the original, if the sampling policy is a copy
-        self._waiting: queue.Queue[Waiting | None] = queue.Queue()
+        self._desk: Admission | None = None  # while started
         self._worker: threading.Thread | None = None
         self._prefill: TreePrefill | PaddedPrefill | None = None
+
+    @property
+    def holds_copy(self) -> bool:
+        return self._trained is not None
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Return the keys and values of one batch of replies, plus the policy's copy if it is trained meanwhile."""
@@ -66,7 +94,10 @@ class TransformersEngine(Engine):
         self._handle = handle
         self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
         if self._worker is None:
-            self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
+            self._desk = Admission(self.admission, self.admit_every, self.absence_seconds, self.gather_seconds)
+            self._worker = threading.Thread(
+                target=self._serve, args=(self._desk,), name="transformers-engine", daemon=True
+            )
             self._worker.start()
 
     def sync(self, policy_version: int) -> None:
@@ -82,103 +113,87 @@ class TransformersEngine(Engine):
             raise RuntimeError("the engine was not started")
         return self._handle.gathered()
 
+    def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
+        if self.admission == "as_they_come":
+            return super().seats(players)
+        return self._started.seats(players)
+
     def stop(self) -> None:
-        if self._worker is not None:
-            self._waiting.put(None)
+        if self._desk is not None and self._worker is not None:
+            self._desk.close()
             self._worker.join()
-            self._worker = None
-        while not self._waiting.empty():  # too late: nobody else would answer them
-            if (late := self._waiting.get()) is not None:
-                late.tell(RuntimeError("the engine was stopped"))
-        self._prefill = None
+            for asked in self._desk.rest():  # too late: nobody else would answer them
+                asked.waiting.tell(RuntimeError("the engine was stopped"))
+        self._desk = self._worker = self._prefill = None
         self._handle = self._trained = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        if self._worker is None:
-            raise RuntimeError("the engine was not started")
         check_text_only([request.prompt], "TransformersEngine")
-        waiting = Waiting.for_reply(request)
-        self._waiting.put(waiting)
-        return await waiting.future
+        desk = self._started
+        asked = desk.ask(Waiting.for_reply(request))
+        try:
+            return await asked.waiting.future
+        except asyncio.CancelledError:
+            desk.settle(asked)
+            raise
 
-    def _serve(self) -> None:
-        while (batch := self._next_batch()) is not None:
-            try:
-                replies = self._generate_batch([waiting.request for waiting in batch])
-            except Exception as error:  # noqa: BLE001 - passed to every caller that waits for this batch
-                for waiting in batch:
-                    waiting.tell(error)
-            else:
-                for waiting, reply in zip(batch, replies, strict=True):
-                    waiting.tell(reply)
-
-    def _next_batch(self) -> list[Waiting] | None:
-        first = self._waiting.get()
-        if first is None:
-            return None
-        batch = [first]
-        while len(batch) < self.max_batch:
-            try:
-                more = self._waiting.get(timeout=self.gather_seconds)
-            except queue.Empty:
-                break
-            if more is None:
-                self._waiting.put(None)
-                break
-            batch.append(more)
-        return batch
+    @property
+    def _started(self) -> Admission:
+        if self._desk is None:
+            raise RuntimeError("the engine was not started")
+        return self._desk
 
     @torch.no_grad()
-    def _generate_batch(self, requests: Sequence[SamplingRequest]) -> list[Reply]:
-        handle = cast(PolicyHandle, self._handle)
-        was_training = handle.policy.training
-        handle.policy.eval()
-        try:
-            with handle.precision():
-                return self._sample(handle, requests)
-        finally:
-            handle.policy.train(was_training)
+    def _serve(self, desk: Admission) -> None:
+        copied, handle = self._trained is not None, self._handle
+        assert handle is not None
+        # Leaving autocast drops the weights that it has cast, of all threads: also those that are trained on meanwhile.
+        with handle.precision() if copied else nullcontext():
+            self._serve_all(desk)
 
-    def _sample(self, handle: PolicyHandle, requests: Sequence[SamplingRequest]) -> list[Reply]:
-        prefill = cast(TreePrefill | PaddedPrefill, self._prefill)
-        prompts = prefill([request.prompt for request in requests])
-        hidden = prompts.hidden
-        samplers = [_TokenSampler(request) for request in requests]
-        stop_token_ids = set(handle.stop_token_ids)
-        done = [False] * len(requests)
+    def _serve_all(self, desk: Admission) -> None:
+        while (first := desk.next(self.max_batch, running=False)) is not None:
+            handle, prefill = self._handle, self._prefill
+            assert handle is not None
+            assert prefill is not None
+            batch = Batch(prefill, set(handle.stop_token_ids))
+            try:
+                with _sampling(handle):
+                    last = self._sample(desk, batch, first)
+            except Exception as error:  # noqa: BLE001 - passed to everyone who waits for a reply of this batch
+                for asked in [*first, *(draft.asked for draft in batch.drafts)]:
+                    if not asked.settled:
+                        desk.settle(asked)
+                        asked.waiting.tell(error)
+            else:
+                self._tell(desk, batch, last)
+
+    def _sample(self, desk: Admission, batch: Batch, first: Sequence[Asked]) -> list[Draft]:
+        """Sample until nothing is left to do; return what was done last, to be told when the policy is as it was."""
+        new = first
         while True:
-            logits = cast(nn.Module, handle.policy.lm.get_output_embeddings())(hidden)
-            tokens = [0 if done[i] else sampler.sample(logits[i]) for i, sampler in enumerate(samplers)]
-            for i, (token, sampler) in enumerate(zip(tokens, samplers, strict=True)):
-                done[i] = done[i] or token in stop_token_ids or len(sampler.ids) >= sampler.request.max_tokens
-            if all(done):
-                break
-            hidden = decode(handle.policy, prompts, tokens)
-        return [
-            Reply(tuple(s.ids), tuple(s.logps), closed=s.ids[-1] in stop_token_ids, policy_version=self.policy_version)
-            for s in samplers
-        ]
+            done = batch.step(new)
+            if not batch.drafts:
+                return done
+            self._tell(desk, batch, done)
+            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.takes_more else None
+            new = more or ()
+
+    def _tell(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:
+        for draft in done:
+            ids = tuple(draft.ids)
+            closed = ids[-1] in batch.stop_token_ids
+            desk.settle(draft.asked)  # first, since its caller asks again at once
+            draft.asked.waiting.tell(Reply(ids, tuple(draft.logps), closed, self.policy_version, draft.asked.late))
 
 
-class _TokenSampler:
-    """A token sampler with a random stream per request, so that batching cannot change a reply."""
-
-    def __init__(self, request: SamplingRequest) -> None:
-        self.request = request
-        self.random = torch.Generator().manual_seed(request.seed)
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-
-    def sample(self, logits_V: Tensor) -> int:
-        greedy = self.request.temperature == 0.0
-        logits = logits_V.double() if greedy else logits_V.double() / self.request.temperature
-        log_pi = logits.log_softmax(-1)
-        if greedy:
-            token = int(log_pi.argmax())
-        else:
-            cumulative = log_pi.exp().cumsum(-1)
-            threshold = torch.rand((), generator=self.random, dtype=torch.float64).item() * cumulative[-1].item()
-            token = int(torch.searchsorted(cumulative, threshold, right=True).clamp_max(len(log_pi) - 1))
-        self.ids.append(token)
-        self.logps.append(float(log_pi[token]))
-        return token
+@contextmanager
+def _sampling(handle: PolicyHandle) -> Iterator[None]:
+    """Run the policy as it samples: in its precision and without what is for training only."""
+    was_training = handle.policy.training
+    handle.policy.eval()
+    try:
+        with handle.precision():
+            yield
+    finally:
+        handle.policy.train(was_training)

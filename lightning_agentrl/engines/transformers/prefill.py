@@ -1,15 +1,15 @@
-"""Prefill of a batch of prompts: hidden states of their last tokens, and the key/value cache for their replies."""
+"""Prefill of prompts: hidden states of their last tokens, and the rows to which their replies are added."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from lightning_agentrl.engines.transformers.rows import Rows, read
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
@@ -17,21 +17,13 @@ from lightning_agentrl.models.tree_attention import no_mask
 from lightning_agentrl.types.model_input import ModelInput
 
 
-@dataclass
-class Prefilled:
-    """B prompts, left-padded and masked, so that they end in the same column."""
-
-    hidden: Tensor  # [B, H] of the last tokens
-    cache: DynamicCache
-    seen: Tensor  # [B, L] int64, 1 on prompt tokens
-    positions: Tensor  # [B, 1] int64, of the last tokens
-
-
 class TreePrefill:
     """Prefill as a prefix tree: a common prefix is computed once, that of all prompts once for many batches.
 
     Prefixes are compared by keys. What is read is ids alone, so the engine refuses prompts with images before.
     """
+
+    whole_rows: ClassVar[bool] = True  # are in the cache, so rows can join and leave
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
@@ -42,15 +34,24 @@ class TreePrefill:
         """Drop the kept prefix, as the weights have changed."""
         self._prefix, self._prefix_cache = (), DynamicCache()
 
-    def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
-        self.keep_common_prefix(prompts)
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
+        """Read prompts.
+
+        Args:
+            prompts: to be read.
+            beside: those of the replies that are being sampled meanwhile, whose prefix is worth keeping too.
+
+        Returns:
+            Hidden states [B, H] of their last tokens, and the rows.
+        """
+        self.keep_common_prefix([*prompts, *beside])
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)  # of text, so these are the ids
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
         cache = DynamicCache()  # of whole rows, even if layers have windows: a tree is not a row
         for index, layer in enumerate(self._prefix_cache.layers):  # copied, since the model appends to it
             cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
-        hidden_N = _read(
+        hidden_N = read(
             self.policy,
             input_ids=torch.tensor([layout.keys], device=device),
             attention_mask=no_mask(device),
@@ -68,7 +69,7 @@ class TreePrefill:
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
             rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
         seen = torch.arange(width, device=device) >= width - lengths[:, None]
-        return Prefilled(hidden_N[ends], rows, seen.to(torch.int64), lengths[:, None] - 1)
+        return hidden_N[ends], Rows(rows, seen.to(torch.int64), lengths[:, None] - 1)
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
@@ -84,11 +85,16 @@ class TreePrefill:
         if common:
             self._prefix = rows[0][:common]
             ids = torch.tensor([prompts[0].ids[:common]], device=self.policy.lm.device)
-            _read(self.policy, input_ids=ids, past_key_values=self._prefix_cache)
+            read(self.policy, input_ids=ids, past_key_values=self._prefix_cache)
 
 
 class PaddedPrefill:
-    """Prefill of padded prompts side by side, for models whose layers cannot read a tree."""
+    """Prefill of padded prompts side by side, for models whose layers cannot read a tree.
+
+    What such layers keep of the past may be anything, so no row joins or leaves before all are done.
+    """
+
+    whole_rows: ClassVar[bool] = False
 
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
@@ -96,7 +102,8 @@ class PaddedPrefill:
     def forget(self) -> None:
         """Do nothing: no prefix is kept."""
 
-    def __call__(self, prompts: Sequence[ModelInput]) -> Prefilled:
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
+        """Read prompts; see :class:`TreePrefill`."""
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = int(lengths.max())
@@ -104,22 +111,5 @@ class PaddedPrefill:
         seen = (columns >= width - lengths[:, None]).to(torch.int64)
         ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt.ids) for prompt in prompts], device=device)
         positions = (columns - (width - lengths[:, None])).clamp_min(0)
-        hidden = _read(self.policy, input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache)
-        return Prefilled(hidden[:, -1], cache, seen, positions[:, -1:])
-
-
-def decode(policy: LanguageModel, prompts: Prefilled, tokens_B: Sequence[int]) -> Tensor:
-    """Read one more token of each row, which changes ``prompts``, and return hidden states [B, H]."""
-    prompts.seen = torch.cat([prompts.seen, prompts.seen.new_ones(len(tokens_B), 1)], 1)
-    prompts.positions = prompts.positions + 1
-    return _read(
-        policy,
-        input_ids=torch.tensor(tokens_B, device=prompts.seen.device)[:, None],
-        attention_mask=prompts.seen,
-        position_ids=prompts.positions,
-        past_key_values=prompts.cache,
-    )[:, -1]
-
-
-def _read(policy: LanguageModel, **inputs: Any) -> Tensor:
-    return policy.lm.base_model(**inputs, use_cache=True).last_hidden_state
+        hidden = read(self.policy, input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache)
+        return hidden[:, -1], Rows(cache, seen, positions[:, -1:])

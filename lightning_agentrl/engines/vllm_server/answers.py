@@ -21,6 +21,10 @@ class Lost(Exception):
     """A server did not answer, or not completely; another attempt may succeed."""
 
 
+class Hangs(Lost):
+    """A server did not answer in time."""
+
+
 @dataclass(frozen=True)
 class ServerFacts:
     """What a running server reports about itself."""
@@ -110,31 +114,43 @@ def read_reply(
         policy_version: version of the same weights, for the reply.
 
     Raises:
-        Lost: the server aborted the reply, or was restarted and has its initial weights.
-        ValueError: ids or log-probs are missing, or the reply is from other weights: the fault of the server.
+        Lost: the server aborted the reply, was restarted and has its initial weights, or has older ones of this run.
+        ValueError: ids or log-probs are missing or no numbers, or the reply is from weights of another run: the fault
+            of the server.
     """
-    (choice,) = answer.get("choices") or [{}]
-    reason = choice.get("finish_reason")
-    ids = tuple(choice.get("token_ids") or ())
-    content = (choice.get("logprobs") or {}).get("content") or ()
-    versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
+    try:
+        (choice,) = answer.get("choices") or [{}]
+        reason, ids = choice.get("finish_reason"), tuple(choice.get("token_ids") or ())
+        content = [
+            (at.get("token_id"), at.get("logprob")) for at in (choice.get("logprobs") or {}).get("content") or ()
+        ]
+        logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # NaN comes as null
+        versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"answered in another form than vLLM ({error}); start it with `agentrl serve`") from error
     if reason == "abort":
         raise Lost(f"it aborted a reply after {len(ids)} tokens")
     if versions and all(version == NO_VERSION or version.startswith(LOADING) for version in versions):
         raise Lost("it was restarted and has its initial weights")
+    if versions - {label} and all(_of_run(label, version) for version in versions):
+        raise Lost("it sampled with older weights")
     if versions != {label}:
         found = ", ".join(sorted(versions)) or "none"
         raise ValueError(
             f"sampled with weights of the version {found}, and not {label}; another run sends it weights too: give "
             f"each run servers of its own ({KEY}.urls)"
         )
-    logps = tuple(float(at["logprob"]) for at in content if at.get("logprob") is not None)
-    whole = ids and tuple(at.get("token_id") for at in content) == ids and len(logps) == len(ids)
-    if not whole or not all(NO_LOGP < logp <= 1e-4 for logp in logps):  # NaN fails too
-        usable = sum(math.isfinite(logp) and logp > NO_LOGP for logp in logps)
+    if not ids or tuple(token for token, _ in content) != ids:
         raise ValueError(
-            f"answered with {len(ids)} ids and {usable} log-probs of them; start it with `agentrl serve`, which turns "
+            f"answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which turns "
             "both on"
+        )
+    if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
+        raise ValueError(
+            f"answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
+            f"{wrong[0]:g}): the weights that it has, or what it computes from them, are broken; start it again, with "
+            "`-- --dtype float32` where it computes in float16, and compare it with the trainer by `agentrl "
+            "verify-engine`"
         )
     closed = ids[-1] in stop_token_ids
     if reason not in ("stop", "length") or (not closed and len(ids) != request.max_tokens):
@@ -143,3 +159,9 @@ def read_reply(
             "start it with `agentrl serve`, and without options that end replies"
         )
     return Reply(ids, logps, closed, policy_version)
+
+
+def _of_run(label: str, version: str) -> bool:
+    """Return whether a version of weights is one that the run of this label has sent, or that a server starts with."""
+    own = label.rpartition("-")[0] + "-"
+    return version == NO_VERSION or version.removeprefix(LOADING).startswith(own)

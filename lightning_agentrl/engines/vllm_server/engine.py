@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 import warnings
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ class VLLMServerEngine(Engine):
     Before each collection the weights are written once into a folder that the servers read, or sent to each of them
     over the network; LoRA adapters are merged into them. Servers and replies report the version of the weights. A
     request goes to the server with the longest cached prefix of its prompt, unless that one is much busier. A server
-    that dies is dropped with a warning, its requests go to the others, and it is used again when it is back; with no
-    server left, requests wait. All processes of a run share the servers.
+    that dies or hangs is dropped with a warning, its requests go to the others, and it is used again when it is back
+    and has the current weights; with no server left, requests wait. All processes of a run share the servers.
 
     Args:
         urls: addresses of the servers, such as http://127.0.0.1:8001. Each run needs servers of its own.
@@ -42,6 +43,10 @@ class VLLMServerEngine(Engine):
         transfer: how weights get to the servers, which must be started with the same ``--transfer``: ``folder``;
             ``nccl``, over the network from GPU to GPU, which needs vLLM on the trainer's side too; ``gloo``, the same
             between main memories. Both keep a copy of the weights in the trainer's main memory.
+        hang_seconds: seconds without an answer after which a server counts as hanging. Time for its work is added: for
+            prompts that it reads, replies and weights, each by the speed that it has shown. Raise it if a slow server
+            is dropped.
+        wait_seconds: most seconds that requests wait while no server is left; then the run ends.
     """
 
     own_weights: ClassVar[bool] = True
@@ -51,6 +56,8 @@ class VLLMServerEngine(Engine):
         urls: list[str],
         weights_folder: str | None = None,
         transfer: Literal["folder", "nccl", "gloo"] = "folder",
+        hang_seconds: float = 30.0,
+        wait_seconds: float = 3600.0,
     ) -> None:
         self.urls = [url.rstrip("/") for url in urls]
         if not self.urls or len(set(self.urls)) < len(self.urls):
@@ -61,8 +68,13 @@ class VLLMServerEngine(Engine):
             raise ValueError(f"transfer must be one of {', '.join(get_args(Transfer))}, got '{transfer}'")
         if weights_folder is not None and transfer != "folder":
             raise ValueError(f"weights_folder is for the transfer 'folder', got it with '{transfer}'; leave one out")
+        if not 0 < hang_seconds < math.inf or not 0 <= wait_seconds < math.inf:
+            raise ValueError(
+                f"hang_seconds must be above 0 and wait_seconds at least 0, got {hang_seconds:g} and {wait_seconds:g}"
+            )
         self.weights_folder = weights_folder
         self.transfer: Transfer = transfer
+        self.hang_seconds, self.wait_seconds = hang_seconds, wait_seconds
         self.policy_version = 0
         self.dtype = "auto"  # dtype of the servers, once known
         self._handle: PolicyHandle | None = None
@@ -100,6 +112,7 @@ class VLLMServerEngine(Engine):
     def sync(self, policy_version: int) -> None:
         """Update the servers' weights, or raise a ConfigError if servers answer and none takes the weights."""
         loop, pool, handle = self._started()
+        loop.run(pool.pause())
         self._updates += 1
         version, delivery, fault = f"{self._run}-{self._updates}", None, None
         try:
@@ -160,14 +173,16 @@ class VLLMServerEngine(Engine):
     # On the event loop of the servers
 
     async def _look(self) -> None:
-        async with open_session() as session:
+        async with open_session(self.hang_seconds) as session:
             await ServerPool(self._servers(session), {}, 0, (), self.transfer).inspect()
 
     async def _open(self, handle: PolicyHandle) -> None:
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
-        session = open_session()
+        session = open_session(self.hang_seconds)
         try:
-            pool = ServerPool(self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer)
+            pool = ServerPool(
+                self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer, self.wait_seconds
+            )
             facts = await pool.inspect()
         except BaseException:
             await session.close()
@@ -178,7 +193,7 @@ class VLLMServerEngine(Engine):
         self._minding = asyncio.create_task(_mind(pool, session))
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
-        return [VLLMServer(url, session) for url in self.urls]
+        return [VLLMServer(url, session, self.hang_seconds) for url in self.urls]
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:

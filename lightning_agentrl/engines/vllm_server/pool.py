@@ -13,12 +13,13 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.answers import Lost, ServerFacts, Transfer, complaint
-from lightning_agentrl.engines.vllm_server.routing import block_keys, choose, common_blocks
+from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, Transfer, complaint
+from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import ConfigError, EngineGoneError
+from lightning_agentrl.types.model_input import ModelInput
 
-LOOK_SECONDS = 2.0  # between checks of servers that are not in use
+LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
 
 
@@ -28,6 +29,10 @@ class Delivery(Protocol):
     @property
     def needs(self) -> str:
         """What a server needs for it, as the end of an error message."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
 
     async def bring(self, server: VLLMServer, before: str) -> None:
         """Make a server, whose weights have the version ``before``, load them. Raises Lost or ValueError."""
@@ -40,6 +45,23 @@ class Weights:
     version: str
     policy_version: int
     delivery: Delivery | None  # None: another process delivers them
+    contents: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """By layout: the first server that has taken them, and the checksums of its weights."""
+
+
+@dataclass(eq=False)
+class Sampling:
+    """A request that a server is sampling."""
+
+    task: asyncio.Task[Reply]
+    max_tokens: int
+    unread: int  # tokens of its prompt that the server had not read before
+    in_flight: int  # requests that the server was sampling when this one had come
+    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.since
 
 
 @dataclass(eq=False)
@@ -48,10 +70,15 @@ class Replica:
 
     server: VLLMServer
     used: bool = False  # it answers, fits the policy and has the weights
-    in_flight: int = 0
+    in_flight: list[Sampling] = field(default_factory=list)
     read: set[int] = field(default_factory=set)  # block keys of the prompts it has read since the last update
     why: Exception | None = None  # why it is not used
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def unread(self) -> int:
+        """Prompt tokens that it may have to read now."""
+        return sum(sampling.unread for sampling in self.in_flight)
 
 
 class ServerPool:
@@ -63,6 +90,7 @@ class ServerPool:
         max_model_len: most tokens of a prompt with its reply.
         stop_token_ids: tokens that end a reply.
         transfer: how weights get to them.
+        wait_seconds: most seconds that requests wait while there is no server.
     """
 
     def __init__(
@@ -72,6 +100,7 @@ class ServerPool:
         max_model_len: int,
         stop_token_ids: Sequence[int],
         transfer: Transfer = "folder",
+        wait_seconds: float = 0.0,
     ) -> None:
         self.replicas = [Replica(server) for server in servers]
         self.sizes, self.max_model_len, self.stop_token_ids, self.transfer = (
@@ -80,9 +109,10 @@ class ServerPool:
             stop_token_ids,
             transfer,
         )
-        self._weights: Weights | None = None
+        self.wait_seconds = wait_seconds
+        self._weights: Weights | None = None  # None: no server has any, or an update is on its way
         self._some_used = asyncio.Event()
-        self._told_waiting = False
+        self._waiting_since: float | None = None  # requests wait, since there is no server
 
     async def inspect(self) -> list[ServerFacts]:
         """Inspect all servers, of which some need not answer.
@@ -108,44 +138,54 @@ class ServerPool:
             )
         return facts
 
+    async def pause(self) -> None:
+        """Leave the servers alone until the next update, which this process or another one makes."""
+        self._weights = None
+
     async def update(self, weights: Weights) -> None:
-        """Update the weights of all servers that answer; the others get them when they are back.
+        """Update the weights of the servers in use, or of all if none is; others get them when they are back.
 
         Raises:
             ConfigError: no server takes them, though one answers.
         """
+        asked = [replica for replica in self.replicas if replica.used] or self.replicas
         self._weights = weights
         self._some_used.clear()
         for replica in self.replicas:
             replica.used = False
-        refusals = await asyncio.gather(*map(self._admit, self.replicas), return_exceptions=True)
+        refusals = await asyncio.gather(*map(self._admit, asked), return_exceptions=True)
         for refusal in refusals:
             if refusal is not None and not (isinstance(refusal, ValueError) and self._some_used.is_set()):
                 raise refusal
 
     async def ask(self, request: SamplingRequest) -> Reply:
-        """Sample one reply, on another server if one fails; wait while there is no server.
+        """Sample one reply, on another server if one fails or hangs; wait while there is no server.
 
         Raises:
             ConfigError: a server's answer is not a complete reply, or the request has failed too often.
+            EngineGoneError: there has been no server for too long.
         """
         keys, faults = block_keys(request.prompt), list[Lost]()
         while True:
             replica = await self._next(keys)
-            weights = self._weights
-            assert weights is not None
-            replica.in_flight += 1
-            replica.read.update(keys)
+            sampling = self._begin(replica, request, keys)
             try:
-                return await replica.server.generate(
-                    request, self.stop_token_ids, weights.version, weights.policy_version
-                )
+                await asyncio.wait([sampling.task])
+            finally:
+                sampling.task.cancel()
+                replica.in_flight.remove(sampling)
+            if sampling.task.cancelled():  # the server was dropped
+                continue
+            try:
+                reply = sampling.task.result()
             except Lost as error:
                 faults.append(error)
             except ValueError as error:
                 raise ConfigError(f"the server {replica.server.url} {error}") from error
-            finally:
-                replica.in_flight -= 1
+            else:
+                in_flight = max(sampling.in_flight, 1 + len(replica.in_flight))
+                replica.server.deadlines.note_reply(sampling.seconds, len(reply.ids), sampling.unread, in_flight)
+                return reply
             if len(faults) >= TRIES:
                 raise ConfigError(
                     f"a reply has failed {TRIES} times, last on the server {replica.server.url} ({faults[-1]}); "
@@ -154,30 +194,94 @@ class ServerPool:
             await self._look_after(replica, faults)
 
     async def mind(self) -> None:
-        """Keep putting servers that are back into use, for ever."""
+        """Keep looking for servers that hang or are back, for ever."""
+        await asyncio.gather(*map(self._mind, self.replicas))
+
+    async def _mind(self, replica: Replica) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self._weights is not None:
-                await asyncio.gather(*(self._try_again(r) for r in self.replicas if not r.used))
+            if self._weights is None or replica.admitting.locked():  # which has deadlines of its own
+                continue
+            if replica.used:
+                await self._check(replica)
+            else:
+                await self._try_again(replica)
+
+    async def _check(self, replica: Replica) -> None:
+        """Drop a server whose engine does not answer, or that does not finish a reply."""
+        weights = self._weights
+        try:
+            await replica.server.probe(replica.unread)
+            self._check_replies(replica)
+        except (Lost, ValueError) as error:
+            if replica.used and weights is self._weights:  # else it was taking weights meanwhile
+                self._drop(replica, error)
+
+    def _check_replies(self, replica: Replica) -> None:
+        """Raise an error if a reply is overdue, and allow more time for the next one."""
+        deadlines, in_flight = replica.server.deadlines, len(replica.in_flight)
+        for sampling in replica.in_flight:
+            seconds, limit = sampling.seconds, deadlines.reply(sampling.max_tokens, replica.unread, in_flight)
+            if seconds > limit:
+                deadlines.note_reply(seconds, sampling.max_tokens, sampling.unread, in_flight)
+                raise Hangs(
+                    f"it has not finished a reply of at most {sampling.max_tokens} tokens within {limit:.0f} s, though "
+                    "its engine answers"
+                )
 
     async def _next(self, keys: Sequence[int]) -> Replica:
         while not (used := [replica for replica in self.replicas if replica.used]):
             self._some_used.clear()
-            if not self._told_waiting:
-                self._told_waiting = True
-                _warn(f"no vLLM server is left ({self._reasons()}); waiting until one is back")
-            await self._some_used.wait()
+            if self._waiting_since is None:
+                self._waiting_since = time.monotonic()
+                _warn(
+                    f"no vLLM server is left ({self._reasons()}); waiting until one is back, for at most "
+                    f"{self.wait_seconds:g} s ({KEY}.wait_seconds)"
+                )
+            try:
+                async with asyncio.timeout(self._waiting_since + self.wait_seconds - time.monotonic()):
+                    await self._some_used.wait()
+            except TimeoutError:
+                raise EngineGoneError(
+                    f"there has been no vLLM server for {self.wait_seconds:g} s ({self._reasons()}); start one with "
+                    f"`agentrl serve` at such an address, or raise {KEY}.wait_seconds"
+                ) from None
         common = [common_blocks(keys, replica.read) for replica in used]
-        return used[choose(len(keys), common, [replica.in_flight for replica in used])]
+        return used[choose(len(keys), common, [len(replica.in_flight) for replica in used])]
+
+    def _begin(self, replica: Replica, request: SamplingRequest, keys: Sequence[int]) -> Sampling:
+        weights = self._weights
+        assert weights is not None
+        unread = len(request.prompt) - BLOCK * common_blocks(keys, replica.read)
+        sampling = Sampling(
+            asyncio.create_task(self._generate(replica.server, request, weights)),
+            request.max_tokens,
+            unread,
+            len(replica.in_flight) + 1,
+        )
+        replica.in_flight.append(sampling)
+        replica.read.update(keys)
+        return sampling
+
+    async def _generate(self, server: VLLMServer, request: SamplingRequest, weights: Weights) -> Reply:
+        return await server.generate(request, self.stop_token_ids, weights.version, weights.policy_version)
 
     async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
-        """Drop a server that is gone or lost its weights after a fault; else give it a moment."""
-        if not await replica.server.is_healthy():
-            self._drop(replica, faults[-1])
-        elif self._weights and await _has(replica.server, self._weights.version):
+        """Drop a server that is gone, hangs or lost its weights after a fault; else give it a moment."""
+        if not replica.used:  # dropped meanwhile
+            return
+        weights = self._weights
+        assert weights is not None
+        why: Exception = Lost("it was restarted and has its initial weights")
+        try:
+            await replica.server.probe(replica.unread)
+            current = await replica.server.weight_version() == weights.version
+        except (Lost, ValueError) as error:
+            current, why = False, error if isinstance(error, Hangs) else faults[-1]
+        if current:
             await asyncio.sleep(back_off(len(faults)))
-        else:
-            self._drop(replica, Lost("it was restarted and has its initial weights"))
+        elif replica.used and weights is self._weights:
+            self._drop(replica, why)
 
     async def _facts(self, replica: Replica) -> ServerFacts:
         """Return the facts of a server, or raise a ConfigError if it does not fit."""
@@ -196,16 +300,18 @@ class ServerPool:
             ConfigError: it does not fit, or refuses the weights.
         """
         async with replica.admitting:
-            if replica.used:  # put into use meanwhile: replies are being sampled
-                return
             weights = self._weights
-            assert weights is not None
+            if replica.used or weights is None:  # put into use meanwhile, and sampling; or an update will follow
+                return
             try:
                 await self._facts(replica)
                 if weights.delivery is not None:
                     await self._load(replica, weights.delivery, weights.version)
+                    await self._agree(replica, weights)
                 elif not await _has(replica.server, weights.version):
                     raise Lost("it does not have the current weights yet")
+                if replica.why is not None:
+                    await self._prove(replica.server, weights)
             except Lost as error:
                 self._drop(replica, error)
                 return
@@ -217,29 +323,62 @@ class ServerPool:
             replica.read.clear()
             if replica.why is not None:
                 rank_zero_info(f"the vLLM server {replica.server.url} is used again")
-            replica.used, replica.why, self._told_waiting = True, None, False
+            replica.used, replica.why, self._waiting_since = True, None, None
             self._some_used.set()
 
     async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
         try:
-            await replica.server.load(delivery.bring, version)
+            await replica.server.load(delivery.bring, version, delivery.size)
+        except Hangs:
+            raise
         except (Lost, ValueError) as error:
-            if isinstance(error, Lost) and not await replica.server.is_healthy():
-                raise
+            if isinstance(error, Lost):
+                await replica.server.probe()
             raise ConfigError(
                 f"the server {replica.server.url} cannot take the weights of the policy: {error}; it must serve the "
                 f"same model and {delivery.needs}"
             ) from error
 
+    async def _prove(self, server: VLLMServer, weights: Weights) -> None:
+        """Let a server that was dropped sample one token before it is used again."""
+        one = SamplingRequest(ModelInput.of_ids((0,)), 1, 0.0, 0)
+        limit = server.deadlines.reply(1, 1, 1)
+        try:
+            async with asyncio.timeout(limit):
+                await self._generate(server, one, weights)
+        except TimeoutError as error:
+            raise Hangs(f"it has not sampled a token within {limit:.0f} s") from error
+        except ValueError as error:
+            raise ConfigError(f"the server {server.url} {error}") from error
+
+    async def _agree(self, replica: Replica, weights: Weights) -> None:
+        """Refuse a server whose weights have other bits than those of a server of equal layout. Only one says so."""
+        if len(self.replicas) == 1:
+            return
+        layout, content = await replica.server.checksums()
+        other, expected = weights.contents.setdefault(layout, (replica.server.url, content))
+        if content != expected:
+            raise ConfigError(
+                f"the server {replica.server.url} holds other weights than {other} after the same update; one of them "
+                "takes it over wrongly: start both again"
+            )
+
     async def _try_again(self, replica: Replica) -> None:
+        weights = self._weights
         try:
             await self._admit(replica)
         except Exception as error:  # noqa: BLE001 - reported; the others go on, and this one may be restarted
-            self._drop(replica, error)
+            if weights is self._weights:
+                self._drop(replica, error)
 
     def _drop(self, replica: Replica, why: Exception) -> None:
-        """Stop using a server, with one warning until it is used again or fails for another reason."""
+        """Stop using a server, with one warning until it is used again or fails for another reason.
+
+        Its requests go to the others.
+        """
         before, replica.used, replica.why = replica.why, False, why
+        for sampling in replica.in_flight:
+            sampling.task.cancel()
         gone = isinstance(before, Lost) and isinstance(why, Lost)
         if gone or str(before) == str(why):
             return

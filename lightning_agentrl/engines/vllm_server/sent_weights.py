@@ -42,6 +42,10 @@ class Sent:
     def needs(self) -> str:
         return f"reach the trainer over the network, on any port ({KEY}.transfer)"
 
+    @property
+    def size(self) -> int:
+        return sum(weight.nbytes for weight in self.weights.values())
+
     async def bring(self, server: VLLMServer, before: str) -> None:
         await self.by.send(server, before, self)
 
@@ -60,6 +64,7 @@ class SentWeights:
         self._open = SENDERS[transfer]
         self._device = device if transfer == "nccl" else torch.device("cpu")
         self._links: dict[str, _Link] = {}
+        self._left: list[Future[Any]] = []  # threads of links that were broken off, which may still wait for a server
 
     def deliver(self, lm: PreTrainedModel, version: str) -> Sent:
         """Copy all weights, with adapters merged, to be sent."""
@@ -74,47 +79,65 @@ class SentWeights:
         """
         link = self._links.pop(server.url, None)
         if link is not None and link.version != before:  # the server was restarted, or an update was aborted
-            link.close()
+            self._leave(link)
             link = None
-        if link is None:
-            link = _Link(server, self._device)
-            await link.open(self._open)
-        await link.send(sent)
+        if link is None:  # threads give up later than who waits for them
+            link = _Link(server, self._device, 2 * server.deadlines.load(sent.size))
+        try:
+            await link.send(sent, self._open)
+        except BaseException:
+            self._leave(link)
+            raise
         self._links[server.url] = link
 
     def remove(self) -> None:
         """Leave all groups. A process that ends while a thread is still leaving one would crash."""
-        wait([left for link in self._links.values() if (left := link.close())], timeout=LEAVE_SECONDS)
+        for link in self._links.values():
+            self._leave(link)
+        wait(self._left, timeout=LEAVE_SECONDS)
         self._links.clear()
+
+    def _leave(self, link: _Link) -> None:
+        self._left = [thread for thread in self._left if not thread.done()] + link.close()
 
 
 class _Link:
-    """A group with one server, and the version last sent through it."""
+    """A group with one server, and the version last sent through it.
 
-    def __init__(self, server: VLLMServer, device: torch.device) -> None:
+    Args:
+        server: the server.
+        device: device from which weights are sent.
+        seconds: most seconds that one tensor may take.
+    """
+
+    def __init__(self, server: VLLMServer, device: torch.device, seconds: float) -> None:
         self.version = ""
         self._server, self._calls, self._source = server, Calls(server), WeightSource(device)
+        self._seconds = seconds
         self._sender: Sender | None = None
+        self._working: Future[Any] | None = None
 
-    async def open(self, sender: Callable[[Rendezvous, Calls, WeightSource], Sender]) -> None:
-        await self._server.call_workers(FORGET_TRAINER)
-        host = urlsplit(self._server.url).hostname
-        rendezvous = Rendezvous(own_address(host or "127.0.0.1"), await self._server.workers())
-        self._sender = await self._watched(lambda: sender(rendezvous, self._calls, self._source))
-
-    async def send(self, sent: Sent) -> None:
-        assert self._sender is not None
+    async def send(self, sent: Sent, sender: Callable[[Rendezvous, Calls, WeightSource], Sender]) -> None:
+        """Send weights, through a new group at first. If that fails, the link is to be closed."""
+        if self._sender is None:
+            await self._server.call_workers(FORGET_TRAINER)
+            host = urlsplit(self._server.url).hostname
+            rendezvous = Rendezvous(own_address(host or "127.0.0.1"), await self._server.workers(), self._seconds)
+            self._sender = await self._watched(lambda: sender(rendezvous, self._calls, self._source))
         self._source.weights = sent.weights
         await self._watched(self._sender.send_weights)
         self.version = sent.version
 
-    def close(self) -> Future[None] | None:
-        """Start leaving the group, which takes a few seconds with NCCL, and longer during a transfer."""
-        return None if self._sender is None else in_thread(self._sender.shutdown, THREAD)
+    def close(self) -> list[Future[Any]]:
+        """Start leaving the group, and return the threads: seconds with NCCL, during a transfer its time limit."""
+        self._calls.cancel()
+        leaving = [] if self._sender is None else [in_thread(self._sender.shutdown, THREAD)]
+        return leaving + ([] if self._working is None else [self._working])
 
     async def _watched(self, work: Callable[[], T]) -> T:
         """Return the result of plain code. If the server refuses or dies, raise that while the code still waits."""
-        working = asyncio.wrap_future(in_thread(work, THREAD))
+        self._working = in_thread(work, THREAD)
+        working = asyncio.wrap_future(self._working)
         refused = asyncio.ensure_future(self._calls.refused.wait())
         both: set[asyncio.Future[Any]] = {working, refused}
         try:
@@ -124,9 +147,6 @@ class _Link:
                 fault = working.exception() if working.done() else None
                 raise self._calls.why or Lost(f"the transfer of weights was aborted: {fault}") from fault
             return working.result()
-        except BaseException:
-            self.close()
-            raise
         finally:
             refused.cancel()
             working.cancel()

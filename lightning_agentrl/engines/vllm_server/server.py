@@ -5,28 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal
 
 import aiohttp
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm_server.answers import LOADING, Lost, ServerFacts, read_facts, read_reply
+from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
+from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.vllm_worker.extension import TellsSizes
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
-CONNECT_SECONDS = 30.0
-ANSWER_SECONDS = 30.0  # for what a server knows already; sampling and loading have no limit
+TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
 KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a vanished machine is noticed within a minute
 
 
-def open_session() -> aiohttp.ClientSession:
-    """Open a session for any number of servers, with a connection per request: servers close idle ones at any time."""
+def open_session(patience: float) -> aiohttp.ClientSession:
+    """Open a session for any number of servers, with a connection per request: servers close idle ones at any time.
+
+    Args:
+        patience: most seconds to connect.
+    """
     connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_kept_alive)
-    return aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-    )
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
 
 
 def _kept_alive(address: Any) -> socket.socket:
@@ -45,31 +48,38 @@ class VLLMServer:
     Args:
         url: address such as http://127.0.0.1:8001.
         session: the HTTP session to use.
+        patience: seconds that it may take for an answer, besides those that its work takes.
     """
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, patience: float) -> None:
         self.url = url
+        self.deadlines = Deadlines(patience)
         self._session = session
 
-    async def is_healthy(self) -> bool:
-        """Return whether the server and its engine are running."""
-        try:
-            await self._call("GET", "/health", ANSWER_SECONDS)
-        except (Lost, ValueError):
-            return False
-        return True
+    async def probe(self, unread: int = 0) -> None:
+        """Wait for an answer of its engine and all workers; the route for health only tells whether they have ended.
+
+        Args:
+            unread: prompt tokens of the requests in flight that it had not read before.
+
+        Raises:
+            Hangs: it does not come in time.
+            Lost: the server or its engine has ended.
+        """
+        seconds = self.deadlines.answer(unread)
+        await self._call("POST", "/collective_rpc", seconds, {"method": TELLS_SIZES})
 
     async def facts(self) -> ServerFacts:
         """Return what the server reports about itself, or raise an error if it was not started to take weights."""
         version, models, info = [
-            await self._call("GET", path, ANSWER_SECONDS)
-            for path in ("/version", "/v1/models", "/server_info?config_format=json")
+            await self._tell(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
         ]
         try:
-            sizes = await self._call("POST", "/collective_rpc", ANSWER_SECONDS, {"method": TELLS_SIZES})
+            sizes = await self._call("POST", "/collective_rpc", self.deadlines.answer(0), {"method": TELLS_SIZES})
+        except Hangs:
+            raise
         except Lost as error:
-            if not await self.is_healthy():
-                raise
+            await self._tell("/health")  # it runs, but does not know that method
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         try:
             return read_facts(version, models, info, sizes)
@@ -81,19 +91,31 @@ class VLLMServer:
 
     async def weight_version(self) -> str:
         """Return the version of its weights that was set last."""
-        return str((await self._call("GET", "/weight_info", ANSWER_SECONDS)).get("weight_version"))
+        return str((await self._tell("/weight_info")).get("weight_version"))
 
-    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
+    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str, size: int) -> None:
         """Make it load weights and drop its prefix cache, and check the version.
 
         Args:
             bring: delivers the weights; called with the server and its current version.
             version: version of the weights.
+            size: bytes of the weights.
 
         Raises:
+            Hangs: it has not loaded them in time.
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
+        limit, start = self.deadlines.load(size), time.monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                await self._load(bring, version)
+        except TimeoutError as error:
+            self.deadlines.note_load(limit, in_time=False)
+            raise Hangs(f"it has not loaded the weights within {limit:.0f} s") from error
+        self.deadlines.note_load(time.monotonic() - start)
+
+    async def _load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
         before, loading = await self.weight_version(), f"{LOADING}{version}"
         await self._post("/update_weight_version", {"new_version": loading})
         await bring(self, before)
@@ -106,9 +128,14 @@ class VLLMServer:
         """Call a method of all its workers."""
         await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
 
+    async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the layouts and the checksums of the weights of its workers."""
+        told = (await self._post("/collective_rpc", {"method": TELLS_CHECKSUM})).get("results") or ()
+        return tuple(layout for layout, _ in told), tuple(content for _, content in told)
+
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
-        return int((await self._call("GET", "/get_world_size", ANSWER_SECONDS))["world_size"])
+        return int((await self._tell("/get_world_size"))["world_size"])
 
     async def transfer(self, step: str, told: dict[str, Any]) -> None:
         """Perform a step of vLLM's weight transfer, given the name of its route."""
@@ -118,6 +145,8 @@ class VLLMServer:
         self, request: SamplingRequest, stop_token_ids: Collection[int], version: str, policy_version: int
     ) -> Reply:
         """Sample one reply.
+
+        The answer comes when the reply is complete; who asks decides how long to wait.
 
         Raises:
             Lost: it went away or was restarted meanwhile; try again.
@@ -138,10 +167,11 @@ class VLLMServer:
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
-        for wait in (0.1, 0.5, 2.0, 0.0):  # aborted requests may still be ending
+        end = time.monotonic() + self.deadlines.patience / 2  # aborted requests may still be ending
+        while time.monotonic() < end:
             if (await self._post("/reset_prefix_cache", {})).get("success"):
                 return
-            await asyncio.sleep(wait)
+            await asyncio.sleep(0.2)
         raise ValueError(
             "keeps its prefix cache, with keys and values of the old weights; something else samples from it: "
             "give each run servers of its own"
@@ -151,6 +181,10 @@ class VLLMServer:
         found = await self.weight_version()
         if found != version:
             raise Lost(f"its weights have the version {found} after an update to {version}")
+
+    async def _tell(self, path: str) -> dict[str, Any]:
+        """Return what it knows already."""
+        return await self._call("GET", path, self.deadlines.patience)
 
     async def _post(self, path: str, body: Any) -> dict[str, Any]:
         return await self._call("POST", path, None, body)
@@ -162,7 +196,10 @@ class VLLMServer:
             async with asyncio.timeout(seconds):
                 async with self._session.request(method, self.url + path, json=body) as answer:
                     status, text = answer.status, await answer.text()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            within = f" within {seconds:.0f} s" if seconds else ""
+            raise Hangs(f"it has not answered {path}{within}") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
         if status >= 500:
             raise Lost(f"it answered {path} with {status}: {_shortened(text)}")

@@ -28,6 +28,10 @@ class Written:
     def needs(self) -> str:
         return f"see the folder {self.folder} ({KEY}.weights_folder)"
 
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.folder.glob("*"))
+
     async def bring(self, server: VLLMServer, before: str) -> None:
         await server.call_workers("reload_weights", weights_path=str(self.folder))
 

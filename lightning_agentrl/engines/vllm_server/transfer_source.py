@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,6 +48,8 @@ class Calls:
         self._server, self._loop = server, asyncio.get_running_loop()
         self.refused = asyncio.Event()
         self.why: Exception | None = None
+        self._asked: set[Future[None]] = set()
+        self._over = False
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._take("init_weight_transfer_engine", {"init_info": init_info})
@@ -61,8 +64,21 @@ class Calls:
         """Do nothing more: the version is set together with the drop of the prefix cache."""
         self._take("finish_weight_update", {})
 
+    def cancel(self) -> None:
+        """End the steps that wait for an answer, and the threads that wait for them. No more can be made."""
+        self._over = True
+        for asked in list(self._asked):
+            asked.cancel()
+
     def _take(self, step: str, told: dict[str, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(self._tell(step, told), self._loop).result()
+        asked = asyncio.run_coroutine_threadsafe(self._tell(step, told), self._loop)
+        self._asked.add(asked)
+        if self._over:
+            asked.cancel()
+        try:
+            asked.result()
+        finally:
+            self._asked.remove(asked)
 
     async def _tell(self, step: str, told: dict[str, Any]) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -22,6 +23,7 @@ class Rendezvous:
 
     address: str  # of the trainer, as seen from the server
     workers: int  # processes of the server that hold weights
+    seconds: float  # most that one tensor may take
 
 
 class GlooSender:
@@ -39,7 +41,9 @@ class GlooSender:
         size = 1 + rendezvous.workers
         meeting = {"master_address": rendezvous.address, "master_port": self._store.port, "world_size": size}
         answered = in_thread(partial(calls.init_weight_transfer_engine, meeting), THREAD)
-        self._group: GlooGroup | None = GlooGroup(self._store, 0, size, rendezvous.address)
+        self._group: GlooGroup | None = GlooGroup(
+            self._store, 0, size, rendezvous.address, timedelta(seconds=rendezvous.seconds)
+        )
         answered.result()
 
     def send_weights(self) -> None:

@@ -1,0 +1,60 @@
+"""Rows of tokens that the policy has read, with their keys and values: they can be read on, join others, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from lightning_agentrl.models.language_model import LanguageModel
+
+
+@dataclass
+class Rows:
+    """B rows, left-padded and masked, so that they end in the same column."""
+
+    cache: DynamicCache
+    seen: Tensor  # [B, L] int64, 1 on tokens
+    positions: Tensor  # [B, 1] int64, of the last tokens
+
+    def read_on(self, policy: LanguageModel, tokens_B: Sequence[int]) -> Tensor:
+        """Read one more token of each row and return hidden states [B, H]."""
+        self.seen = torch.cat([self.seen, self.seen.new_ones(len(tokens_B), 1)], 1)
+        self.positions = self.positions + 1
+        return read(
+            policy,
+            input_ids=torch.tensor(tokens_B, device=self.seen.device)[:, None],
+            attention_mask=self.seen,
+            position_ids=self.positions,
+            past_key_values=self.cache,
+        )[:, -1]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all other rows, and the columns that only they needed. The caches of all layers must hold whole rows."""
+        places = torch.tensor(rows, device=self.seen.device)
+        self.positions = self.positions[places]
+        first = self.seen.shape[1] - 1 - int(self.positions.max())
+        self.seen = self.seen[places, first:]
+        for layer in cast(Any, self.cache).layers:
+            layer.keys, layer.values = layer.keys[places, :, first:], layer.values[places, :, first:]
+
+    def join(self, others: Rows) -> None:
+        """Take rows in, behind these. The caches of all layers must hold whole rows."""
+        width = max(self.seen.shape[1], others.seen.shape[1])
+        self.positions = torch.cat([self.positions, others.positions])
+        self.seen = torch.cat([pad(rows.seen, (width - rows.seen.shape[1], 0)) for rows in (self, others)])
+        for own, new in zip(cast(Any, self.cache).layers, cast(Any, others.cache).layers, strict=True):
+            own.keys, own.values = (
+                torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
+                for pair in ((own.keys, new.keys), (own.values, new.values))
+            )
+
+
+def read(policy: LanguageModel, **inputs: Any) -> Tensor:
+    """Return the last hidden states of one forward pass, which extends ``past_key_values``."""
+    return policy.lm.base_model(**inputs, use_cache=True).last_hidden_state

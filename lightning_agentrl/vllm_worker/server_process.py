@@ -1,0 +1,36 @@
+"""A vLLM server whose engine ends with it: `agentrl serve` runs vLLM through this module.
+
+Python imports the main module of a program again in each process that it spawns, so this also runs in the engine's core
+and in its workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from importlib import import_module
+
+_PR_SET_PDEATHSIG = 1  # of prctl
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that has started it ends, also if this one hangs or is stopped.
+
+    On Linux only.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:  # it ended before the kernel was asked
+        os._exit(1)
+
+
+if __name__ == "__mp_main__":
+    end_with_parent()
+elif __name__ == "__main__":
+    sys.argv = sys.argv[1:]  # the module of vLLM, and its options
+    import_module(sys.argv[0]).main()

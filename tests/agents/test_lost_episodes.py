@@ -1,0 +1,96 @@
+"""Training beside environments that fail: what is trained on of an episode that broke off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, ReinforcePlusPlus
+from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.rollout import EnvConfig, FaultLimits, GroupRollout, Prepared, RawParser, TurnInteraction
+from lightning_agentrl.types import Rollout, StopReason
+from tests.agents.harness import grouped, make_data, make_trainer
+from tests.rollout.scripted import FREE_TEXT, Scripted
+
+
+class Brittle(Scripted):
+    """Fails in the second step of some episodes."""
+
+    def step(self, action: str) -> Any:
+        if self.count == 1 and self.key % 3 == 0:
+            raise OSError("gone")
+        return super().step(action)
+
+
+gymnasium.register("Brittle-v0", Brittle)
+
+
+class Watched(PPOAgent):
+    """Keeps what was collected and what is trained on."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.seen: list[tuple[Rollout, Prepared]] = []
+
+    def prepare(self, rollout: Rollout) -> Prepared:
+        prepared = super().prepare(rollout)
+        self.seen.append((rollout, prepared))
+        return prepared
+
+
+def fit(path: Any, folder: Any, advantage: AdvantageEstimator, **settings: Any) -> list[tuple[Rollout, Prepared]]:
+    critic = SharedCritic() if advantage.needs_values else None
+    agent = Watched(str(folder), critic=critic, advantage=advantage, **grouped({"kl_reward": 0.0, "lr_actor": 1e-3}))
+    data = make_data(
+        env=EnvConfig("Brittle-v0", retries=0),
+        prompt=FREE_TEXT,
+        interaction=TurnInteraction(4, RawParser()),
+        faults=FaultLimits(share=1.0),
+        **settings,
+    )
+    make_trainer(path, 2).fit(agent, data)
+    assert all(parameter.isfinite().all() for parameter in agent.parameters())
+    return agent.seen
+
+
+def lost(rollout: Rollout) -> set[tuple[int, int]]:
+    return {(turn.env, turn.episode) for turn in rollout.turns if turn.stop is StopReason.ENV_FAULT}
+
+
+def test_with_values_a_lost_episode_is_bootstrapped(tmp_path, tiny_folder):
+    seen = fit(tmp_path, tiny_folder, DualDiscountGAE())
+    assert any(lost(rollout) for rollout, _ in seen)
+    for rollout, prepared in seen:
+        assert prepared.rollout.samples == rollout.samples
+        for row, sample in enumerate(rollout.samples):
+            if sample.turns[-1].stop is StopReason.ENV_FAULT:
+                assert prepared.rollout.bootstrap_values[row] != 0
+        assert prepared.metrics["env/lost/OSError"] == sum(len(turn.lost) for turn in rollout.turns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_without_values_only_whole_episodes_and_groups_are_trained_on(in_groups, tmp_path, tiny_folder):
+    groups = GroupRollout(size=2, per_rollout=4, mini_batches=2)
+    seen = (
+        fit(tmp_path, tiny_folder, GRPO(), groups=groups)
+        if in_groups
+        else fit(tmp_path, tiny_folder, ReinforcePlusPlus())
+    )
+    assert any(lost(rollout) for rollout, _ in seen)
+    for rollout, prepared in seen:
+        gone = lost(rollout)
+        broken = {turn.group for turn in rollout.turns if (turn.env, turn.episode) in gone}
+        kept = [
+            turn
+            for turn in rollout.turns
+            if (turn.group not in broken if in_groups else (turn.env, turn.episode) not in gone)
+        ]
+        assert prepared.rollout.turns == kept
+        if not in_groups:
+            trained = prepared.rollout.advantages[prepared.rollout.action_mask]
+            assert torch.allclose(trained.mean(), torch.zeros((), dtype=trained.dtype), atol=1e-6)  # whitened

@@ -1,0 +1,230 @@
+"""The proof of an engine: wrong ones are found before a step, with their cause, and right ones go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from lightning_agentrl.agents.proof import EngineProof, parts_of
+from lightning_agentrl.agents.scoring import Reader
+from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
+from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.last_layer import skip_unread
+from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.tree_attention import TREE
+from tests.engines.plain import PlainEngine, as_is, colder, presence_penalty, top_k, top_p
+from tests.inputs import text
+from tests.tiny import tiny_tokenizer
+
+Make = Callable[[PreTrainedModel], Engine]
+
+
+def family(name: str, **settings: Any) -> PreTrainedModel:
+    """A tiny random model of any family, whose outputs depend on what it reads."""
+    sizes = {
+        "vocab_size": 384,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "pad_token_id": 0,
+    }
+    moe = {"moe_intermediate_size": 32, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    sparse = moe if "moe" in name or name == "mixtral" else {}
+    return random_model(AutoConfig.for_model(name, **{**sizes, **sparse, **settings}), seed=0)
+
+
+def random_model(config: Any, seed: int) -> PreTrainedModel:
+    shared = not why_unshared(config)
+    torch.manual_seed(seed)
+    lm = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, **({"attn_implementation": TREE} if shared else {})
+    )
+    if shared:
+        skip_unread(lm)
+    return lm
+
+
+@contextmanager
+def evaluating(policy: LanguageModel) -> Iterator[None]:
+    policy.eval()
+    with torch.no_grad():
+        yield
+    policy.train()
+
+
+@contextmanager
+def proving(
+    engine: Engine, lm: PreTrainedModel, temperature: float = 1.0, window: int = 256, **of_handle: Any
+) -> Iterator[EngineProof]:
+    """The proof of an engine that is started; afterwards each weight is as it was, bit for bit."""
+    policy = LanguageModel(lm)
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    handle = PolicyHandle(policy, (2,), torch.no_grad, max_model_len=window, **of_handle)
+    engine.start(handle)
+    reader = Reader(temperature, 4096, torch.device("cpu"), policy.shares_prefixes)
+    try:
+        yield EngineProof(
+            engine, handle, [text(*range(5, 60))], tiny_tokenizer(), reader, lambda: evaluating(policy), seed=3
+        )
+    finally:
+        engine.stop()
+    assert all(torch.equal(before[name], weight) for name, weight in policy.state_dict().items())
+
+
+def withheld(*parts: str) -> Make:
+    return lambda lm: PlainEngine(withheld=parts)
+
+
+def sampling(drawn: Any, told: Any = None) -> Make:
+    def make(lm: PreTrainedModel) -> Engine:
+        engine = PlainEngine()
+        engine.sampled_from, engine.told = drawn, told
+        return engine
+
+    return make
+
+
+def old_head(lm: PreTrainedModel) -> Engine:
+    """The head is tied to the embedding, and the engine has packed it once."""
+    engine = PlainEngine()
+    head: Any = lm.get_output_embeddings()
+    engine.other_head = head.weight.detach().clone()
+    return engine
+
+
+def another_model(lm: PreTrainedModel) -> Engine:
+    engine = PlainEngine(withheld=[""])
+    engine.lm = random_model(lm.config, seed=1).requires_grad_(False).eval()
+    return engine
+
+
+def secretly_rounding(lm: PreTrainedModel) -> Engine:
+    class Rounding(PlainEngine):
+        def start(self, handle: PolicyHandle) -> None:
+            super().start(handle)
+            self.dtype = "auto"
+
+    return Rounding(dtype="bfloat16")
+
+
+def forgetful(lm: PreTrainedModel) -> Engine:
+    """Keeps what it has read of prompts with the weights before."""
+
+    class Forgetful(TransformersEngine):
+        def sync(self, policy_version: int) -> None:
+            prefill: Any = self._prefill
+            kept = prefill._prefix, prefill._prefix_cache
+            super().sync(policy_version)
+            if kept[0]:
+                prefill._prefix, prefill._prefix_cache = kept
+
+    return Forgetful()
+
+
+WRONG: dict[str, tuple[str, Make, str]] = {  # family, engine, what the cause says
+    "embedding withheld": ("llama", withheld("embed_tokens", "lm_head"), "embed_tokens"),
+    "queries withheld": ("llama", withheld("layers.1.self_attn.q_proj"), "q_proj"),
+    "values withheld": ("mistral", withheld("layers.0.self_attn.v_proj"), "v_proj"),
+    "attention output withheld": ("qwen3", withheld("self_attn.o_proj"), "o_proj"),
+    "norm of keys withheld": ("qwen3", withheld("layers.0.self_attn.k_norm"), "k_norm"),
+    "bias withheld": ("qwen2", withheld("q_proj.bias"), "q_proj.bias"),
+    "mlp withheld": ("llama", withheld("layers.0.mlp.down_proj"), "down_proj"),
+    "norm withheld": ("llama", withheld("layers.1.input_layernorm"), "input_layernorm"),
+    "last norm withheld": ("llama", withheld("model.norm"), "model.norm"),
+    "head withheld": ("llama untied", withheld("lm_head"), "lm_head"),
+    "packed head of tied weights": ("llama", old_head, "other weights"),
+    "router withheld": ("qwen3_moe", withheld("layers.0.mlp.gate."), "mlp.gate"),
+    "experts withheld": ("qwen3_moe", withheld("layers.1.mlp.experts"), "experts"),
+    "swapped experts": ("qwen3_moe", lambda lm: PlainEngine(swap_experts=True), "experts in another order"),
+    "adapters withheld": ("lora", withheld("lora_B"), "no update of the weights reaches"),  # what they were is nothing
+    "one update behind": ("llama", lambda lm: PlainEngine(aged=True), "one version behind"),
+    "no update taken": ("llama", withheld(""), "no update of the weights reaches"),
+    "another model of the same shape": ("llama", another_model, "no update of the weights reaches"),
+    "kept prefix cache": ("llama ahead", forgetful, "prefix cache"),
+    "lower precision": ("llama", secretly_rounding, "precisions"),
+    "temperature": ("llama", sampling(colder(0.8)), "temperature 0.8,"),
+    "temperature, told as at 1": ("llama", sampling(colder(0.7), as_is), "temperature 0."),
+    "top-p": ("llama", sampling(top_p(0.9)), "top-p of about 0.9"),
+    "top-p, told as whole": ("llama", sampling(top_p(0.8), as_is), "top-p of about 0."),
+    "top-k": ("llama", sampling(top_k(40)), "top-k of about 40"),
+    "top-k, told as whole": ("llama", sampling(top_k(10), as_is), "look like top-k of about "),
+    "penalty": ("llama", sampling(presence_penalty(1.0)), "penalty"),
+}
+
+
+def model(name: str) -> PreTrainedModel:
+    if name == "lora":
+        return LoRA(rank=4).adapt(family("llama", tie_word_embeddings=True), "actor")
+    kind, _, how = name.partition(" ")
+    lm = family(kind, tie_word_embeddings=how != "untied")
+    return lm.to({"bf16": torch.bfloat16, "f64": torch.float64}.get(how, torch.float32))
+
+
+QUICK = {"mlp withheld", "top-p, told as whole", "kept prefix cache", "llama in a copy"}
+
+
+def cases(names: Iterable[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("wrong", cases(WRONG))
+def test_a_wrong_engine_is_found_with_its_cause(wrong: str) -> None:
+    kind, make, cause = WRONG[wrong]
+    lm = model(kind)
+    with proving(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as proof:
+        proof.engine.sync(0)  # as a run does before
+        told = proof.at_start(0)
+    assert "does not sample from the policy" in told
+    assert cause in told.partition("likely ")[2]
+
+
+RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model, engine, settings of the proof
+    **{
+        f"{kind} in {'one batch' if engine is TransformersEngine else 'a copy'}": (kind, engine, {})
+        for kind in ("llama", "llama untied", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "olmo2", "gemma")
+        for engine in (PlainEngine, TransformersEngine)
+    },
+    "a family that shares no prefixes": ("stablelm", PlainEngine, {}),
+    "adapters": ("lora", PlainEngine, {}),
+    "adapters in a copy": ("lora", TransformersEngine, {"trained_meanwhile": True}),
+    "rollouts ahead": ("llama", TransformersEngine, {"trained_meanwhile": True}),
+    "a declared lower precision": ("llama", lambda: PlainEngine(dtype="bfloat16"), {}),
+    "bfloat16 on both sides": ("llama bf16", PlainEngine, {}),
+    "float64": ("gpt_neox f64", PlainEngine, {}),
+    "cold": ("qwen3", PlainEngine, {"temperature": 0.3}),
+    "hot": ("qwen3", PlainEngine, {"temperature": 2.0}),
+    "hardly any room": ("llama", PlainEngine, {"window": 6}),
+}
+
+
+@pytest.mark.parametrize("right", cases(RIGHT))
+def test_a_right_engine_goes_on(right: str) -> None:
+    kind, make, settings = RIGHT[right]
+    with proving(make(), model(kind), **settings) as proof:
+        assert proof.at_start(0) == ""
+
+
+def test_parts_are_tensors_kinds_and_modules_each_once() -> None:
+    names = ["model.embed.weight", *(f"model.layers.{i}.mlp.{x}.weight" for i in (0, 1) for x in ("up", "down"))]
+    assert {part: len(members) for part, members in parts_of(names).items()} == {
+        "model.embed.weight": 1,
+        "model.layers.*.mlp.up.weight": 2,
+        "model.layers.0.mlp.up.weight": 1,
+        "model.layers.0.mlp": 2,
+        "model.layers.*.mlp.down.weight": 2,
+        "model.layers.0.mlp.down.weight": 1,
+        "model.layers.1.mlp.up.weight": 1,
+        "model.layers.1.mlp": 2,
+        "model.layers.1.mlp.down.weight": 1,
+    }

@@ -1,0 +1,119 @@
+"""A run proves its engine before its first step and at each update, and is the same to the bit for it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.engines import Engine, TransformersEngine
+from lightning_agentrl.errors import EngineMismatchError
+from lightning_agentrl.losses import Bypass
+from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.cli import Command, Config, changed
+from tests.engines.plain import PlainEngine
+
+SENT_FIRST = 4  # updates of an engine before its first rollout: one, a moved one, one, and one that drops prefixes
+
+
+def run(path: Path, folder: Path, engine: Engine, iterations: int = 3, lr: float = 0.02, **settings: Any) -> Any:
+    """The trained agent, and how many steps it took until the proof stopped it, if it did."""
+    given = {name: settings.pop(name) for name in ("correction",) if name in settings}
+    agent = make_agent(folder, lr_actor=lr, **given)
+    trainer = make_trainer(path, iterations, precision="32-true")
+    try:
+        trainer.fit(agent, make_data(engine=engine, **settings))
+    except EngineMismatchError as error:
+        return agent, trainer.global_step, str(error)
+    return agent, trainer.global_step, ""
+
+
+def weights(agent: Any) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in agent.state_dict().items()}
+
+
+def test_the_command_stops_before_a_step_and_names_what_is_missing(
+    agentrl: Command,
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: steps.append(1))
+    engine = {"class_path": "tests.engines.plain.PlainEngine", "init_args": {"withheld": ["mlp.up_proj"]}}
+    code, told = agentrl(config=changed(config, "data.init_args.engine", engine))
+    assert code == 1
+    assert "Traceback" not in told
+    assert "mlp.up_proj" in told.splitlines()[-1]
+    assert "data.init_args.prove" in told.splitlines()[-1]
+    assert steps == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"max_staleness": 1}], ids=["in turns", "ahead"])
+def test_a_right_run_is_the_same_to_the_bit(tmp_path: Path, tiny_folder: Path, settings: dict[str, Any]) -> None:
+    trained = []
+    for prove in ("stop", "off"):
+        one_by_one = TransformersEngine(max_batch=1)  # what shares a batch would depend on the load
+        agent, steps, told = run(tmp_path, tiny_folder, one_by_one, prove=prove, **settings)
+        assert (steps, told) == (6, "")
+        trained.append(weights(agent))
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, *(pytest.param(given, marks=pytest.mark.slow) for given in ({"max_staleness": 1}, {"correction": Bypass()}))],
+    ids=["in turns", "ahead", "bypass"],
+)
+@pytest.mark.parametrize("fault", [{"aged": True}, {"withheld": ["mlp.down_proj"]}], ids=["aged", "withheld"])
+def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_samples(
+    tmp_path: Path, tiny_folder: Path, settings: dict[str, Any], fault: dict[str, Any]
+) -> None:
+    """With rollouts ahead the second update is the first that changes anything, and the engine is asked there."""
+    from_update = SENT_FIRST + ("max_staleness" in settings)
+    engine = PlainEngine(**fault, from_update=from_update)
+    _, taken, told = run(tmp_path, tiny_folder, engine, **settings)
+    assert "does not sample from the policy" in told
+    assert taken == 2  # the first iteration
+
+
+@pytest.mark.slow
+def test_aged_weights_with_steps_of_no_effect_go_on(tmp_path: Path, tiny_folder: Path) -> None:
+    engine = PlainEngine(aged=True, from_update=SENT_FIRST)
+    _, steps, told = run(tmp_path, tiny_folder, engine, lr=1e-9)
+    assert (steps, told) == (6, "")
+
+
+def test_a_warning_in_place_of_a_stop(tmp_path: Path, tiny_folder: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, steps, told = run(tmp_path, tiny_folder, PlainEngine(withheld=["model.norm"]), iterations=1, prove="warn")
+    assert (steps, told) == (2, "")
+    said = [str(warning.message) for warning in caught]
+    assert any("model.norm.weight is not taken over" in text for text in said), said
+
+
+@pytest.mark.slow
+def test_a_resumed_run_proves_its_engine_anew(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proven = []
+    at_start = EngineProof.at_start
+    monkeypatch.setattr(
+        EngineProof, "at_start", lambda proof, version: proven.append(version) or at_start(proof, version)
+    )
+    first = make_trainer(tmp_path, 1)
+    first.fit(make_agent(tiny_folder), make_data())
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    make_trainer(tmp_path, 2).fit(make_agent(tiny_folder), make_data(), ckpt_path=tmp_path / "one.ckpt")
+    assert proven == [0, 2]
+
+
+def test_what_to_do_is_one_of_three() -> None:
+    with pytest.raises(ValueError, match=r"data.init_args.prove must be one of stop, warn, off, got 'maybe'"):
+        make_data(prove="maybe")
