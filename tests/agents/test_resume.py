@@ -11,12 +11,13 @@ import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL
-from lightning_agentrl.agents.resume import arguments, check_changes, weights_checksum
+from lightning_agentrl.agents.resume import check_changes, weights_checksum
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.losses import DPPOTV, AdaptiveKL
 from lightning_agentrl.rollout import FullMemory, PromptFormat, TurnInteraction, ValidationConfig, WindowMemory
+from lightning_agentrl.types.arguments import arguments
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder
 
