@@ -381,11 +381,12 @@ class RolloutDataModule(L.LightningDataModule):
     def _collect_now(self, learner: Learner) -> Rollout:
         _, loop = self._connected()
         episodes = self._begin_training(learner)
-        with self.stopping.together(alone=True), learner.clock.stage("collect", total=episodes.total):
-            self._send_proven(learner)
-            player = self._player(learner.temperature, learner.clock)
-            with self._guarded(player):
+        with learner.clock.stage("collect", total=episodes.total):
+            with self.stopping.together():
+                self._send_proven(learner)
                 learner.probe_engine()
+            player = self._player(learner.temperature, learner.clock)
+            with self.stopping.together(alone=True), self._guarded(player):
                 rollout = loop.run(episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
@@ -473,11 +474,12 @@ class RolloutDataModule(L.LightningDataModule):
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
-        with self.stopping.together(alone=True), learner.clock.stage("validate", total=len(seeds)):
-            self._send_weights(learner)
+        with learner.clock.stage("validate", total=len(seeds)):
+            with self.stopping.together():
+                self._send_weights(learner)
             player = self._player(self.validation.temperature, learner.clock)
             try:
-                with self._guarded(player):
+                with self.stopping.together(alone=True), self._guarded(player):
                     playing = play_episodes(seeds, self.validation.num_envs, self._maker, player)
                     results = loop.run(playing, self.stopping.look)
             finally:

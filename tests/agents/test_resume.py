@@ -47,7 +47,7 @@ def changed(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
         ({"turns_per_env": 2}, ["data.init_args.turns_per_env"]),
         ({"mini_batch_turns": 16}, ["data.init_args.mini_batch_turns"]),
         ({"update_epochs": 2}, ["data.init_args.update_epochs"]),
-        ({"memory": WindowMemory(2)}, ["data.init_args.memory.init_args.turns"]),
+        ({"memory": WindowMemory(1, thoughts=0)}, ["data.init_args.memory.init_args.thoughts"]),
         ({"memory": FullMemory()}, ["data.init_args.memory"]),
         (
             {"prompt": PromptFormat(think=True, max_prompt_tokens=512)},
