@@ -32,10 +32,9 @@ import torch
 import yaml
 from transformers.utils.logging import disable_progress_bar
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.same_as_cases import (  # noqa: E402
+from benchmarks.same_as_cases import (
     ADDED,
     KEYS,
     METRICS,
@@ -49,7 +48,9 @@ from benchmarks.same_as_cases import (  # noqa: E402
     of_class,
     translated,
 )
-from tests.tiny import tiny_model_folder  # noqa: E402
+from tests.tiny import tiny_model_folder
+
+ROOT = Path(__file__).resolve().parents[1]
 
 PARTS = {"metrics": METRICS, "turns": TURNS, "weights": WEIGHTS, "optimizer": []}
 PACKAGES = ("lightning_agentrl", "envs")

@@ -32,15 +32,14 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers.utils.logging import disable_progress_bar
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import benchmarks.soak_game  # noqa: E402, F401 - registers the game
-from benchmarks.intervals import T_QUANTILES  # noqa: E402
-from lightning_agentrl.agents import Optim, PPOAgent  # noqa: E402
-from lightning_agentrl.callbacks import TurnLog  # noqa: E402
-from lightning_agentrl.models.critic import SharedCritic  # noqa: E402
-from lightning_agentrl.rollout import (  # noqa: E402
+import benchmarks.soak_game  # noqa: F401 - registers the game
+from benchmarks.intervals import T_QUANTILES
+from lightning_agentrl.agents import Optim, PPOAgent
+from lightning_agentrl.callbacks import TurnLog
+from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.rollout import (
     EnvConfig,
     FaultLimits,
     PromptFormat,
@@ -49,7 +48,7 @@ from lightning_agentrl.rollout import (  # noqa: E402
     ValidationConfig,
     WindowMemory,
 )
-from tests.tiny import tiny_model_folder  # noqa: E402
+from tests.tiny import tiny_model_folder
 
 ENVS, TURNS = 4, 4  # of an iteration, turns of each environment
 BURN_IN, BLOCK = 40, 20  # iterations of a piece before memory is compared, and over which it is averaged

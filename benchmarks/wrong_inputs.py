@@ -25,11 +25,12 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.wrong_input_cases import CASES, CONFIG, Case  # noqa: E402
-from tests.tiny import tiny_model_folder  # noqa: E402
+from benchmarks.wrong_input_cases import CASES, CONFIG, Case
+from tests.tiny import tiny_model_folder
+
+ROOT = Path(__file__).resolve().parents[1]
 
 NO_OVERRIDE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]  # else the superuser may write everywhere
 LIMIT = 120.0  # seconds after which a case counts as hanging

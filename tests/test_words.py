@@ -24,7 +24,10 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "completions?|generations?|responses?": (
         "reply, or sampling",
-        {f"{PACKAGE}/view/chunks.js": "a class of browsers"},
+        {
+            f"{PACKAGE}/view/chunks.js": "a class of browsers",
+            "docs/reliability.md": "a role marker of other templates",
+        },
     ),
     "read-outs?": (
         "logit position",

@@ -21,11 +21,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.intervals import Interval, Record, share, success_difference, welch  # noqa: E402
-from benchmarks.quickstart_seeds import read_run  # noqa: E402
+from benchmarks.intervals import Interval, Record, share, success_difference, welch
+from benchmarks.quickstart_seeds import read_run
+
+ROOT = Path(__file__).resolve().parents[2]
 
 BASE_CONFIG = Path(__file__).with_name("base.yaml")
 SEEDS = (0, 1, 2)

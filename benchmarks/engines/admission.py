@@ -1,6 +1,6 @@
 """The two rules by which the transformers engine admits requests: tokens per second, pair by pair.
 
-    python -m benchmarks.engines.admission [--pairs 9] [--envs 8] [--turns 6] [--reply 32] [--every 8] [--model demo]
+    python -m benchmarks.engines.admission [--pairs 9] [--envs 8] [--turns 6] [--reply 32] [--every 1] [--model demo]
 
 Both sides of a pair play the same turns: replies have fixed lengths, spread evenly from 1 to --reply tokens, and each
 environment draws its seconds from a stream of its own. Which side is first alternates. There are three kinds of
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, default=8)
     parser.add_argument("--turns", type=int, default=6, help="of each environment, on each side of a pair")
     parser.add_argument("--reply", type=int, default=32, help="tokens of the longest reply")
-    parser.add_argument("--every", type=int, default=8, help="admit_every of the engine")
+    parser.add_argument("--every", type=int, default=1, help="admit_every of the engine")
     parser.add_argument("--seconds", type=float, default=0.05, help="of a step of the environments with equal seconds")
     parser.add_argument("--model", default="demo", help="hub id, folder or demo")
     parser.add_argument("--kinds", nargs="+", default=["at_once", "equal", "heavy"], help="of environments")

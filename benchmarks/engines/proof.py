@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lightning_agentrl.engines import Engine  # noqa: E402
-from tests.agents.test_proof import RIGHT, WRONG, model, proving  # noqa: E402
+from lightning_agentrl.engines import Engine
+from tests.agents.test_proof import RIGHT, WRONG, model, proving
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PAGE = ROOT / "docs" / "results" / "engine_proof.md"
 

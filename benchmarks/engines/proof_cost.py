@@ -17,11 +17,10 @@ from typing import Any
 
 import lightning as L
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lightning_agentrl.agents.proof import EngineProof  # noqa: E402
-from lightning_agentrl.commands.fit import AgentCLI  # noqa: E402
+from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.commands.fit import AgentCLI
 
 SECONDS: defaultdict[str, list[float]] = defaultdict(list)
 

@@ -18,16 +18,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import torch  # noqa: E402
+import torch
 
-from benchmarks.estimators import variance  # noqa: E402
-from benchmarks.estimators.learn import BANDIT, TWO_ROOMS, Task, estimators, learn  # noqa: E402
-from benchmarks.estimators.report import IN_ROOMS, SEEDS, cells, key, write  # noqa: E402
+from benchmarks.estimators import variance
+from benchmarks.estimators.learn import BANDIT, TWO_ROOMS, Task, estimators, learn
+from benchmarks.estimators.report import IN_ROOMS, SEEDS, cells, key, write
+
+ROOT = Path(__file__).resolve().parents[2]
 
 RESULTS = ROOT / "docs" / "results" / "estimators.json"
 

@@ -19,15 +19,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison  # noqa: E402
-from benchmarks.speed.contender import PYTHONS, Contender, Step  # noqa: E402
-from benchmarks.speed.job import Job  # noqa: E402
-from benchmarks.speed.report import line, markdown, versions  # noqa: E402
-from benchmarks.speed.tuning import tune, tuned_size  # noqa: E402
-from lightning_agentrl.models.demo import demo_model_folder  # noqa: E402
+from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison
+from benchmarks.speed.contender import PYTHONS, Contender, Step
+from benchmarks.speed.job import Job
+from benchmarks.speed.report import line, markdown, versions
+from benchmarks.speed.tuning import tune, tuned_size
+from lightning_agentrl.models.demo import demo_model_folder
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Between two gradient norms, relative. With advantages of both signs most of a gradient cancels, rounding does not.
 TOLERANCE = {"bf16": 0.1, "float32": 1e-4}

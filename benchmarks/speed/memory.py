@@ -18,14 +18,15 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.speed.contender import Contender  # noqa: E402
-from benchmarks.speed.job import Job  # noqa: E402
-from benchmarks.speed.layouts import Case  # noqa: E402
-from benchmarks.speed.plans import PLANS, measure_plan  # noqa: E402
-from lightning_agentrl.models.demo import demo_model_folder  # noqa: E402
+from benchmarks.speed.contender import Contender
+from benchmarks.speed.job import Job
+from benchmarks.speed.layouts import Case
+from benchmarks.speed.plans import PLANS, measure_plan
+from lightning_agentrl.models.demo import demo_model_folder
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PROMPTS = (64, 128, 256, 512, 1024)
 OWN, REPLY = 16, 8

@@ -109,6 +109,9 @@ class GivenData(L.LightningDataModule):
     def check(self, tokenizer: object, context_length: int) -> None:
         pass  # no prompts
 
+    def settings(self) -> dict[str, Any]:
+        return {}
+
     def connect(self, learner: Agent) -> None:
         pass  # no environments, no engine
 

@@ -38,9 +38,9 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.proof import EngineProof
-from lightning_agentrl.agents.resume import arguments, check_changes, versions, weights_checksum
+from lightning_agentrl.agents.resume import check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
-from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, trained_rows, without_rows
+from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
@@ -61,6 +61,7 @@ from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
+from lightning_agentrl.types.arguments import arguments
 
 
 class Agent(L.LightningModule, ABC):
@@ -210,8 +211,9 @@ class Agent(L.LightningModule, ABC):
             if collected_now:
                 metrics |= self._describe_collected(rollout)
         self._judge_gap(metrics, rollout)
-        if self.phase == "train" and lost_B.any():  # the warm-up of a critic takes all rows
-            rollout = rollout.select(~lost_B)
+        drop_B = left_out.rows(rollout) | (lost_B if self.phase == "train" else False)  # a warm-up takes what is lost
+        if drop_B.any():
+            rollout = rollout.select(~drop_B)
         if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
@@ -266,7 +268,7 @@ class Agent(L.LightningModule, ABC):
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
         """Compute the gradient over all micro-batches, clip it per group, and step unless a guard objects."""
-        rollout, training = trained_rows(batch.rollout), self.phase == "train"
+        rollout, training = batch.rollout, self.phase == "train"
         if batch_idx == 0:
             self._told = batch.metrics
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
@@ -490,15 +492,10 @@ class Agent(L.LightningModule, ABC):
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
-        data = self.datamodule
-        found = arguments(self, "model") | arguments(data, "data") | arguments(data.sizes, "data.init_args")
-        for source in data.pool.sources:
-            found |= arguments(source, source.key)
+        found = arguments(self, "model") | self.datamodule.settings()
         for callback in self._callbacks:
             if isinstance(callback, RolloutSource):
                 found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
-        if data.groups is not None:
-            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
         return found | {"trainer.precision": str(self.trainer.precision)}
 
     # What data module, engine and callbacks ask for

@@ -27,6 +27,7 @@ class LeftOut:
     def __init__(self) -> None:
         self.turns = 0
         self.names: list[str] = []  # of the numbers, each with its turn
+        self._episodes: set[int] = set()
 
     def of(self, rollout: Rollout) -> Rollout:
         """Return the rollout with these episodes masked, and what was not finite as 0, or as the engine's log-prob."""
@@ -35,6 +36,7 @@ class LeftOut:
             return rollout
         rows_B = torch.stack([found.any(1) for found in bad.values()]).any(0)
         out_B = torch.isin(rollout.episode, rollout.episode[rows_B].unique()) & rollout.trained_mask.any(1)
+        self._episodes |= set(rollout.episode[rows_B].tolist())
         self.turns += sum(len(rollout.samples[i].turns) for i in out_B.nonzero().flatten().tolist())
         self.names += [f"{name} of {named(_turns_at(rollout, found))}" for name, found in bad.items() if found.any()]
         engine = rollout.rollout_logps.nan_to_num(0.0, 0.0, 0.0)
@@ -46,6 +48,10 @@ class LeftOut:
         scores = {name: found.pop(name) for name in [f.name for f in fields(Scores)] if name in found}
         rollout = rollout.union(scores=Scores(**scores), **found)
         return replace(rollout, loss_mask=rollout.trained_mask & ~out_B[:, None])
+
+    def rows(self, rollout: Rollout) -> Tensor:
+        """Return the rows [B] (bool) of these episodes. Nothing may read them again: NaN times 0 is NaN."""
+        return torch.tensor([episode in self._episodes for episode in rollout.episode.tolist()], dtype=torch.bool)
 
 
 class FiniteSteps:

@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_agentrl.advantages import kl_in_reward
 from lightning_agentrl.agents.agent import Agent
 from lightning_agentrl.agents.needs import Needs
-from lightning_agentrl.agents.resume import arguments
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -30,6 +29,7 @@ from lightning_agentrl.losses import (
 )
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.arguments import arguments
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,6 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     return replace(rollout, weights=weights, loss_mask=keep & rollout.trained_mask)
 
 
-def trained_rows(rollout: Rollout) -> Rollout:
-    """Return the rows with a token to train on. A row without one must not be read: NaN times 0 is NaN."""
-    keep_B = rollout.trained_mask.any(1)
-    return rollout if bool(keep_B.all()) else rollout.select(keep_B)
-
-
 def filtered(
     rollout: Rollout, group_filter: GroupFilter, gather: Callable[[Tensor], list[Tensor]]
 ) -> tuple[Rollout, dict[str, Number]]:

@@ -66,6 +66,7 @@ class ProcessEnvironment:
 
     Raises:
         ConfigError: the recipe cannot be read in another process.
+        EnvError: no process can be started.
     """
 
     def __init__(self, recipe: Recipe, timeout: float | None = None, memory_mb: float | None = None) -> None:
@@ -73,19 +74,27 @@ class ProcessEnvironment:
         self._recipe, self._timeout, self._memory_mb = recipe, timeout, memory_mb
         self._contract: Contract | None = None
         self._waiting = False  # for an answer
+        try:
+            self._start(order)
+        except OSError as error:  # the machine has no process or no file left
+            raise EnvError("start", f"the environment's process cannot be started: {_named(error)}") from None
+
+    def _start(self, order: bytes) -> None:
         ours, theirs = socket.socketpair()
         held, ending = os.pipe()
         self._lifeline = os.fdopen(ending, "wb", buffering=0)  # closed with this object, or by the kernel when we end
         fds = (theirs.fileno(), held)
-        self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, fds="{}, {}".format(*fds))],
-            stdin=subprocess.DEVNULL,
-            pass_fds=fds,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
-            process_group=0,  # Ctrl-C does not reach it, and it is ended with what it has started
-        )
-        theirs.close()
-        os.close(held)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-c", _SERVE.format(path=sys.path, fds="{}, {}".format(*fds))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
+                process_group=0,  # Ctrl-C does not reach it, and it is ended with what it has started
+            )
+        finally:
+            theirs.close()
+            os.close(held)
         self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(order)
 

@@ -63,7 +63,7 @@ class EnvWorker:
         self.errors: list[str] = []  # kinds of those that were recovered from and are in no turn yet
         self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
-        self._environment = make()
+        self._environment = _made_or_not(make)
         self._given_up = False  # the running call was cancelled
         self._astray = False  # the environment may be further than the recorded actions
 
@@ -238,6 +238,39 @@ class EnvWorker:
                 "draw all its randomness from self.np_random, or declare the attribute `deterministic` as false"
             )
         return answer
+
+
+class _Unmade:
+    """Stands for an environment that could not be made; whatever asks for it learns why, and it is made anew."""
+
+    def __init__(self, error: EnvError) -> None:
+        self.error = error
+
+    @property
+    def contract(self) -> Contract:
+        raise self.error
+
+    def reset(self, seed: int) -> Answer:
+        raise self.error
+
+    def step(self, action: str) -> Answer:
+        raise self.error
+
+    def draw(self) -> bytes:
+        raise self.error
+
+    def close(self) -> None:
+        """Do nothing: there is none."""
+
+    def end(self) -> None:
+        """Do nothing: there is none."""
+
+
+def _made_or_not(make: Callable[[], Hosted]) -> Hosted:
+    try:
+        return make()
+    except EnvError as error:
+        return _Unmade(error)
 
 
 def warn_each(text: str) -> None:

@@ -42,6 +42,7 @@ from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStr
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout
+from lightning_agentrl.types.arguments import arguments
 
 Prove = Literal["stop", "warn", "off"]
 
@@ -179,6 +180,15 @@ class RolloutDataModule(L.LightningDataModule):
         self._connected()
         assert self._handle is not None
         return self._handle
+
+    def settings(self) -> dict[str, Any]:
+        """Return by key of the config what its rollouts are made of, as plain types."""
+        found = arguments(self, "data") | arguments(self.sizes, "data.init_args")
+        for source in self.pool.sources:
+            found |= arguments(source, source.key)
+        if self.groups is not None:
+            del found["data.init_args.num_envs"]  # then it is how many play at a time, which changes no result
+        return found
 
     # Lightning hooks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("callback", [RunCheckpoints, ModelCheckpoint])
+@pytest.mark.parametrize("callback", [RunCheckpoints, pytest.param(ModelCheckpoint, marks=pytest.mark.slow)])
 def test_a_full_disk_loses_nothing(tiny_folder: Path, tmp_path: Path, disk: Path, callback: Any) -> None:
     """Not with Lightning's own callback either, whose next checkpoint has to fit beside the last."""
     (disk / "full").write_bytes(bytes(2**20 if callback is ModelCheckpoint else 0))
@@ -91,6 +92,7 @@ def test_the_newest_is_damaged_and_the_run_goes_on_from_the_one_before(tiny_fold
     assert not any(damage(saved / name) for name in names(saved))
 
 
+@pytest.mark.slow
 def test_all_are_damaged_and_the_run_does_not_begin_anew(tiny_folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     fit(tmp_path, tiny_folder, 1, RunCheckpoints(dirpath=str(saved)))
@@ -169,11 +171,15 @@ def test_a_run_killed_while_it_saves_goes_on_as_if_it_had_not_been(tiny_folder: 
     while not (saved / "iteration-00003.ckpt").exists():  # as often as it takes
         assert run.poll() is None
         time.sleep(0.01)
-    while not any(saved.glob("*.part")):
-        assert run.poll() is None
+    while not any(saved.glob("*.ckpt.part")):
+        run.send_signal(signal.SIGCONT)
+        while not any(saved.glob("*.ckpt.part")):
+            assert run.poll() is None
+        run.send_signal(signal.SIGSTOP)  # it may have been quicker, so look again
+        time.sleep(0.05)
     run.kill()
     run.wait()
-    assert any(saved.glob("*.part"))
+    assert any(saved.glob("*.ckpt.part"))
     last = int((saved / "last.ckpt").resolve().name[-10:-5])
     _, resumed = fit(tmp_path, tiny_folder, last + 2, RunCheckpoints(dirpath=str(saved)), ckpt_path="last")
     assert not any(saved.glob("*.part"))

@@ -198,7 +198,7 @@ def save_for_ever(path: Path) -> None:
 
 def test_whenever_saving_is_killed_there_is_a_whole_checkpoint(tmp_path: Path) -> None:
     path, random_, halves = tmp_path / "a.ckpt", random.Random(0), 0
-    for _ in range(20):
+    for _ in range(10):
         path.unlink(missing_ok=True)
         saver = os.fork()
         if not saver:

@@ -11,12 +11,13 @@ import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL
-from lightning_agentrl.agents.resume import arguments, check_changes, weights_checksum
+from lightning_agentrl.agents.resume import check_changes, weights_checksum
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.losses import DPPOTV, AdaptiveKL
 from lightning_agentrl.rollout import FullMemory, PromptFormat, TurnInteraction, ValidationConfig, WindowMemory
+from lightning_agentrl.types.arguments import arguments
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder
 
@@ -25,7 +26,7 @@ def made_of(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
     """What a run says of itself, before any weights are read."""
     made, trainer = make_agent(model, **(agent or {})), make_trainer(model, 1, [CriticWarmup(1, 1, 1.0)] * warm_up)
     module = make_data(**data)
-    trainer.strategy.connect(made)
+    made.trainer = trainer
     trainer._data_connector.attach_datamodule(made, datamodule=module)
     return {"settings": made.settings(), "weights": "a", "versions": {"torch": "1"}}
 
@@ -120,6 +121,7 @@ def test_another_model_of_the_same_shape_is_refused_and_a_moved_one_is_not(tiny_
     make_trainer(tmp_path, 2).fit(make_agent(moved), make_data(), ckpt_path=path)
 
 
+@pytest.mark.slow
 def test_a_refused_run_is_continued_once_its_changes_are_named(
     tiny_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
-from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import FullMemory
 from lightning_agentrl.rollout import GroupRollout
@@ -63,7 +62,7 @@ def run(
     settings: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0}
     if devices > 1:
         settings |= {"devices": devices, "strategy": "ddp"}
-    data = make_data(engine=TransformersEngine(max_batch=1), **MODES[mode])
+    data = make_data(**MODES[mode])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make_trainer(path, ITERATIONS, every, **settings).fit(agent, data, ckpt_path=start)

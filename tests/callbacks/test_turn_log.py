@@ -158,6 +158,7 @@ def test_wrong_sizes_are_refused() -> None:
         TurnLog(file_mb=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path) -> None:
     """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
     saved = str(tmp_path / "saved")

@@ -325,5 +325,5 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
     config["trainer"].pop("callbacks")
     torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     assert agentrl("--ckpt_path", str(tmp_path / "first.ckpt"), config=config)[0] == 0
-    (last,) = tmp_path.glob("checkpoints/*.ckpt")
+    (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last)["epoch"] == 2

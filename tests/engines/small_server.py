@@ -71,7 +71,7 @@ class SmallServer:
             "/server_info": {"vllm_config": {"model_config": model}},
             "/weight_info": {"weight_version": self.version},
             "/reset_prefix_cache": {"success": True},
-            "/collective_rpc": {"results": [{}]},
+            "/collective_rpc": {"results": [["all", self.weights] if method == "weights_checksum" else {}]},
         }
         return web.json_response(answers.get(path, {}))
 

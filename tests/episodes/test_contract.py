@@ -66,6 +66,7 @@ WRONG = {
     "one_turn": ["yes", 0],
     "render_mode": [["rgb_array"]],
     "worker": ["thread", "fork", True],
+    "deterministic": ["no", 0],
 }
 
 
@@ -76,7 +77,7 @@ def test_every_attribute_has_wrong_values():
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_a_wrong_type_is_refused_when_the_environment_is_made(name, value):
     with pytest.raises(EnvError, match=rf"attribute `{name}` is .*; it must be ") as error:
-        EnvWorker(lambda: Environment(lambda: offering(**{name: value})))
+        EnvWorker(lambda: Environment(lambda: offering(**{name: value}))).wait()
     assert error.value.kind == "contract"
     assert repr(value) in str(error.value)
 

@@ -13,7 +13,7 @@ from lightning_agentrl.rollout import EnvConfig
 SECRET = "sk-0123456789abcdef"
 
 
-class Locked(gymnasium.Env[str, str]):
+class Vault(gymnasium.Env[str, str]):
     """A user's environment behind a service with a key."""
 
     observation_space = action_space = gymnasium.spaces.Text(100)
@@ -27,7 +27,7 @@ class Locked(gymnasium.Env[str, str]):
         raise ConnectionError(f"GET /reset?key={SECRET} timed out")
 
 
-gymnasium.register("Locked-v0", entry_point=Locked)
+gymnasium.register("Vault-v0", entry_point=Vault)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ gymnasium.register("Locked-v0", entry_point=Locked)
 def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, nested):
     arguments = {"client": {name: SECRET}} if nested else {name: SECRET}
     with pytest.raises(ValueError, match=rf"'{name}'.*\$\{{{name.upper()}\}}") as refused:
-        EnvConfig("Locked-v0", arguments)
+        EnvConfig("Vault-v0", arguments)
     assert SECRET not in str(refused.value)
     check_secrets({name: f"${{{name.upper()}}}"})
     check_secrets({name: ""})
@@ -45,12 +45,12 @@ def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, nest
 
 @pytest.mark.parametrize("name", ["stop_token", "key", "door_key", "key_color", "max_tokens", "secretary", "tokenizer"])
 def test_other_arguments_are_left_alone(name):
-    EnvConfig("Locked-v0", {name: "red"})
+    EnvConfig("Vault-v0", {name: "red"})
 
 
 def test_references_are_filled_where_the_environment_is_made(monkeypatch):
     monkeypatch.setenv("MY_KEY", SECRET)
-    config = EnvConfig("Locked-v0", {"api_key": "${MY_KEY}", "nested": {"urls": ["https://x?k=${MY_KEY}&a=1"]}})
+    config = EnvConfig("Vault-v0", {"api_key": "${MY_KEY}", "nested": {"urls": ["https://x?k=${MY_KEY}&a=1"]}})
     env = config.make().unwrapped
     assert env.nested == {"urls": [f"https://x?k={SECRET}&a=1"]}
     assert SECRET not in f"{config} {config.label}"
@@ -59,7 +59,7 @@ def test_references_are_filled_where_the_environment_is_made(monkeypatch):
 @pytest.mark.parametrize("worker", ["thread", "process"])
 def test_errors_of_the_environment_do_not_tell_a_secret(monkeypatch, worker):
     monkeypatch.setenv("MY_KEY", SECRET)
-    made = EnvConfig("tests.episodes.test_secrets:Locked-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()
+    made = EnvConfig("tests.episodes.test_secrets:Vault-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()
     with pytest.raises(EnvError, match=r"key=\$\{MY_KEY\} timed out") as raised:
         made._environment.reset(0)
     assert SECRET not in f"{raised.value} {raised.value.trace}"
@@ -69,7 +69,7 @@ def test_errors_of_the_environment_do_not_tell_a_secret(monkeypatch, worker):
 def test_a_rejected_secret_is_not_told_either(monkeypatch):
     monkeypatch.setenv("MY_KEY", "sk-wrong")
     with pytest.raises(EnvError, match=r"401: '\$\{MY_KEY\}' is not a valid key"):
-        Environment(EnvConfig("Locked-v0", {"api_key": "${MY_KEY}"}).make)
+        Environment(EnvConfig("Vault-v0", {"api_key": "${MY_KEY}"}).make)
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -78,7 +78,7 @@ def test_a_variable_that_is_not_set_is_told_with_its_key(monkeypatch, value):
     if value is not None:
         monkeypatch.setenv("MY_KEY", value)
     with pytest.raises(ValueError, match=r"data.init_args.env.kwargs.client.api_key .* MY_KEY, which is not set"):
-        EnvConfig("Locked-v0", {"client": {"api_key": "${MY_KEY}"}}).make()
+        EnvConfig("Vault-v0", {"client": {"api_key": "${MY_KEY}"}}).make()
 
 
 def test_texts_without_secrets_are_the_same():

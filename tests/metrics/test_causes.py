@@ -92,7 +92,7 @@ def test_top_p_is_found(seed: int, share: float) -> None:
 
 
 @settings(max_examples=15)
-@given(seed=seeds, k=st.sampled_from([1, 5, 20, 40]))
+@given(seed=seeds, k=st.sampled_from([2, 5, 20, 40]))
 def test_top_k_is_found(seed: int, k: int) -> None:
     log_pi = distributions(seed)
     other = cut_k(log_pi, k)

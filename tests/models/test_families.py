@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, decode
+from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.models.families import SHARING, why_unshared
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
@@ -150,9 +150,8 @@ def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
     prefill = (TreePrefill if policy.shares_prefixes else PaddedPrefill)(policy.eval())
     expected = torch.stack([alone(plain, row)[-PROMPT_ENDS - 1 : -1] for row in ROWS])
     for _ in range(2):
-        prompts = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
-        hidden = [prompts.hidden]
-        hidden += [decode(policy, prompts, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1)]
+        first, rows = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
+        hidden = [first, *(rows.read_on(policy, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1))]
         assert error(torch.stack(hidden, 1), expected) < 1e-5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.rollout.fault_limits import LostEpisodes
-from lightning_agentrl.types import Rollout, StopReason, input_of
+from lightning_agentrl.types import ModelInput, Rollout, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
 from tests.rollout.scripted import Learner, Scripted, Workplace, story, workplace
@@ -160,6 +161,37 @@ def test_every_call_may_fail_and_no_turn_is_lost_or_doubled(memory, tiny_folder)
         [(), (), (), ("OSError",), ()],
     ]
     assert len({request.seed for request, _ in place.engine.log}) == len(place.engine.log)
+
+
+def test_making_an_environment_may_fail_too(tiny_folder):
+    """When a run has begun; before it, that is refused."""
+    made = []
+
+    def make() -> gymnasium.Env:
+        made.append("one")
+        if len(made) == 1:
+            raise OSError("no licence is left")
+        return Scripted(4)
+
+    with workplace(tiny_folder, [Scripted(4)]) as place:
+        (old,) = place.sessions
+        worker = place.worker(make, retries=1)
+        with pytest.raises(EnvError, match="no licence is left"):
+            worker.wait()
+        place.sessions = [type(old)(0, worker, old.episode_seed, place.renderer, old.memory)]
+        rollout = place.collect(2)
+    assert [turn.env_errors for turn in rollout.turns] == [("OSError",), ()]
+
+
+def test_a_process_that_cannot_be_started_is_an_error_of_its_environment():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no further files
+    try:
+        with pytest.raises(EnvError, match="process cannot be started: OSError") as told:
+            config("Walk").make_worker().wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert told.value.kind == "start"
 
 
 def test_an_environment_that_cannot_be_replayed_is_not(tiny_folder, tmp_path):
@@ -487,10 +519,14 @@ class Shouting(Scripted):
 @pytest.mark.parametrize("memory", [WindowMemory(), FullMemory()])
 def test_one_observation_that_is_too_long_truncates_its_episode(memory, tiny_folder):
     with workplace(tiny_folder, [Shouting(9, loud=2)], memory=memory) as place:
-        rollouts = [place.collect(3), place.collect(2)]
+        rollouts = [place.collect(count) for count in (3, 2, 1)]
         before = place.engine.log[1][0].prompt
     full = StopReason.CONTEXT_LENGTH
-    assert [places(r) for r in rollouts] == [[(0, 0, None), (0, 1, full), (1, 0, None)], [(1, 1, full), (2, 0, None)]]
+    assert [places(rollout) for rollout in rollouts] == [
+        [(0, 0, None), (0, 1, full), (1, 0, None)],
+        [(1, 1, full), (2, 0, None)],
+        [(2, 1, full)],
+    ]
     assert input_of(rollouts[0].turns[1].bootstrap) == before  # the last that could be read
     assert lost(rollouts[0]) == {}
     with (
@@ -545,8 +581,12 @@ def test_a_reply_that_could_not_be_read_is_asked_for_again(memory, tiny_folder):
     assert notes == [turn.index % 2 == 1 for turn in turns]
     assert turns[0].observation == turns[1].observation
     assert len({request.seed for request, _ in place.engine.log}) == 9
-    trained = [segment.ids for sample in rollout.samples for segment in sample.actions]
-    assert trained == [log[request.prompt].ids for request, _ in place.engine.log]
+    for sample in rollout.samples:
+        before = ModelInput()
+        for segment in sample.segments:
+            if segment.is_action:
+                assert segment.ids == log[before].ids  # the engine read exactly the tokens before
+            before += segment.input
     with pytest.raises(ValueError, match="ask_again must be at least 0, got -1"):
         TurnInteraction(ask_again=-1)
     with pytest.raises(ValueError, match="reply_budget must be at least 1 or null, got 0"):

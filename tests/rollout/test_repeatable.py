@@ -52,7 +52,7 @@ def sampled(folder: Any, settings: dict[str, Any], play: Callable[[RolloutDataMo
 @pytest.mark.parametrize(
     ("settings", "play", "engine"),
     [
-        (SIZES, lambda data: data.collect(), {"admit_every": 1}),
+        (SIZES, lambda data: data.collect(), {}),
         (SIZES, lambda data: data.collect(), {"max_batch": 2, "admit_every": 4}),
         ({"groups": GroupRollout(2, 3, ahead=1)}, lambda data: data.collect(), {}),
         (SIZES, lambda data: data.play_held_out([5, 3, 9, 7, 1]), {}),

@@ -36,7 +36,7 @@ class TransformersEngine(Engine):
             to the bit; requests are admitted when no environment of the rollout is between two of them.
             ``as_they_come``: it depends on the time that everything takes.
         admit_every: steps of sampling from one admission ``by_number`` to the next. Environments are waited for then
-            only. 1: nothing is ever sampled while one is between two requests.
+            only. 1: nothing is ever sampled while one is between two requests; more cost less where steps are slow.
         absence_seconds: seconds after which an environment that is between two requests is not waited for; what is
             sampled then depends on time, and its next turn has ``late`` among its ``env_errors``.
         gather_seconds: seconds that the first of some requests ``as_they_come`` waits for another.
@@ -48,7 +48,7 @@ class TransformersEngine(Engine):
         self,
         max_batch: int = 64,
         admission: Rule = "by_number",
-        admit_every: int = 8,
+        admit_every: int = 1,
         absence_seconds: float = 60.0,
         gather_seconds: float = 0.005,
     ) -> None:
