@@ -9,7 +9,7 @@ bit for bit, sent and compared again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,9 +32,9 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.types import ModelInput, Rollout
 
 LEAST_TOKENS = 512  # of a round, over all ranks
-REPLIES, TOKENS = 16, 20  # of a batch, and of a reply
+REPLIES, TOKENS = 8, 32  # of a batch, and of a reply
 MOST_BATCHES = 64  # of a round, where replies are short
-PROBED_REPLIES, PROBED_TOKENS = 8, 8  # between two rollouts
+PROBED_TOKENS = 8  # of a reply, between two rollouts
 VARIED, FRESH = 8, 24  # ids that make prompts different, and ids of prompts that have nothing in common
 READ_WHOLE = 128  # tokens whose distributions are read to find a cause
 STOOD_STILL = "the last update has not reached the engine, which gives the very log-probs that it gave before"
@@ -162,7 +162,7 @@ class EngineProof:
         Their prompts have no beginning in common with any other. So the engine keeps of prompts what it kept before,
         and the next rollout is the same to the bit.
         """
-        sampled = self._ask(self._fresh(0, range(PROBED_REPLIES), PROBED_TOKENS), fresh=True)
+        sampled = self._ask(self._fresh(0, 0, PROBED_TOKENS), fresh=True)
         before, self._probed = self._probed, sampled
         seen = self._compare(sampled, unmoved=before is not None and torch.equal(before.logps, sampled.logps))
         if self.bounds.hold(seen.mean, seen.largest):
@@ -187,7 +187,7 @@ class EngineProof:
             )
         if judgement != "beyond":
             return ""
-        part = rollout.select(list(range(min(len(rollout), REPLIES))))
+        part = rollout.select(list(range(min(len(rollout), 2 * REPLIES))))
         rows, logps = action_rows(part), part.rollout_logps[part.action_mask].double()
         own = self._evidence(rows, logps, torch.ones_like(logps, dtype=torch.bool))
         seen = Evidence.together(all_gather(own))
@@ -247,8 +247,7 @@ class EngineProof:
         sampled = Sampled()
         with self.engine.collecting():
             for batch in range(MOST_BATCHES):
-                places = range(batch * REPLIES, (batch + 1) * REPLIES)
-                alike, fresh = (self._alike(places), False), (self._fresh(number, places, TOKENS), True)
+                alike, fresh = (self._alike(batch), False), (self._fresh(number, batch, TOKENS), True)
                 for requests, is_fresh in (alike, fresh) if number % 2 else (fresh, alike):
                     sampled += self._ask(requests, is_fresh)
                 if sum(all_gather(sampled.tokens)) >= LEAST_TOKENS:
@@ -263,10 +262,10 @@ class EngineProof:
             loop.stop()
         return Sampled(tuple(requests), tuple(replies), (fresh,) * len(requests))
 
-    def _alike(self, places: Iterable[int]) -> list[SamplingRequest]:
+    def _alike(self, batch: int) -> list[SamplingRequest]:
         """Return requests that are the same in each round, with prompts of the run that end differently."""
         requests = []
-        for k in places:
+        for k in range(batch * REPLIES, (batch + 1) * REPLIES):
             ids = self.prompts[k % len(self.prompts)].ids
             window = self.handle.window
             tokens, varied = min(TOKENS, window // 2), min(VARIED, window // 4)
@@ -275,10 +274,10 @@ class EngineProof:
             requests.append(self._request(prompt, tokens, k))
         return requests
 
-    def _fresh(self, number: int, places: Iterable[int], tokens: int) -> list[SamplingRequest]:
+    def _fresh(self, number: int, batch: int, tokens: int) -> list[SamplingRequest]:
         """Return requests with prompts of random ids, other ones for each number."""
         requests = []
-        for k in places:
+        for k in range(batch * REPLIES, (batch + 1) * REPLIES):
             random = Random(derive_seed(SEED, self.seed, number, k))
             prompt = random.choices(self._plain_ids, k=min(FRESH, self.handle.window // 2))
             requests.append(self._request(prompt, min(tokens, self.handle.window - len(prompt)), k))
