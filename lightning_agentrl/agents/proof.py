@@ -32,7 +32,7 @@ from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.types import ModelInput, Rollout
 
 LEAST_TOKENS = 512  # of a round, over all ranks
-REPLIES, TOKENS = 8, 40  # of a batch, and of a reply
+REPLIES, TOKENS = 8, 32  # of a batch, and of a reply
 MOST_BATCHES = 64  # of a round, where replies are short
 PROBED_TOKENS = 8  # of a reply, between two rollouts
 VARIED, FRESH = 8, 24  # ids that make prompts different, and ids of prompts that have nothing in common

@@ -195,7 +195,7 @@ RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model,
         for kind in ("llama", "llama untied", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "olmo2", "gemma")
         for engine in (PlainEngine, TransformersEngine)
     },
-    "a family that shares no prefixes": ("stablelm", PlainEngine, {}),
+    "a family that shares no prefixes": ("qwen2_moe", PlainEngine, {}),
     "adapters": ("lora", PlainEngine, {}),
     "adapters in a copy": ("lora", TransformersEngine, {"trained_meanwhile": True}),
     "rollouts ahead": ("llama", TransformersEngine, {"trained_meanwhile": True}),
