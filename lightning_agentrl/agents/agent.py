@@ -372,9 +372,7 @@ class Agent(L.LightningModule, ABC):
         """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
         if self._proof is None or GAP not in numbers:
             return
-        older = (
-            self.datamodule.samples_ahead
-        )  # where nothing may be older, what an engine says of it counts for nothing
+        older = self.datamodule.samples_ahead  # where nothing may be, what an engine says of its version does not count
         if older:
             older = max_over_ranks(int(any(turn.policy_version != self.policy_version for turn in rollout.turns))) > 0
         self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
