@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,11 @@ VLLM = importlib.util.find_spec("vllm") is not None
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not VLLM and item.get_closest_marker("vllm"):
         pytest.skip("vLLM is not installed")
+
+
+# A shell that starts tests in the background has them ignore Ctrl-C, and all processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
