@@ -37,6 +37,7 @@ def weights(agent: Any) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in agent.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_the_command_stops_before_a_step_and_names_what_is_missing(
     agentrl: Command,
     config: Config,
@@ -70,7 +71,11 @@ def test_a_right_run_is_the_same_to_the_bit(tmp_path: Path, tiny_folder: Path, s
     [{}, *(pytest.param(given, marks=pytest.mark.slow) for given in ({"max_staleness": 1}, {"correction": Bypass()}))],
     ids=["in turns", "ahead", "bypass"],
 )
-@pytest.mark.parametrize("fault", [{"aged": True}, {"withheld": ["mlp.down_proj"]}], ids=["aged", "withheld"])
+@pytest.mark.parametrize(
+    "fault",
+    [{"withheld": ["mlp.down_proj"]}, pytest.param({"aged": True}, marks=pytest.mark.slow)],
+    ids=["withheld", "aged"],
+)
 def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_samples(
     tmp_path: Path, tiny_folder: Path, settings: dict[str, Any], fault: dict[str, Any]
 ) -> None:
@@ -89,6 +94,7 @@ def test_aged_weights_with_steps_of_no_effect_go_on(tmp_path: Path, tiny_folder:
     assert (steps, told) == (6, "")
 
 
+@pytest.mark.slow
 def test_a_warning_in_place_of_a_stop(tmp_path: Path, tiny_folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

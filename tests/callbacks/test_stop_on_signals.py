@@ -44,9 +44,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Whole
     return of
 
 
-QUICK = ("windowed", "collect", 2)
 SLOW = [
-    *(("windowed", "validate", 2), ("windowed", "update", 1), ("full", "collect", 0)),
+    *(("windowed", "collect", 2), ("windowed", "validate", 2), ("windowed", "update", 1), ("full", "collect", 0)),
     *(("groups", "collect", 2), ("groups", "score", 3), ("groups ahead", "collect", 2)),
     *(("ahead", "score", 3), ("ahead", "update", 3)),
 ]
@@ -55,7 +54,7 @@ STAGES = [
     *(("score", 3), ("update", 3), ("validate", 3)),
 ]
 CASES = [
-    pytest.param(*case, marks=() if case == QUICK else pytest.mark.slow if case in SLOW else pytest.mark.long)
+    pytest.param(*case, marks=pytest.mark.slow if case in SLOW else pytest.mark.long)
     for case in ((mode, *place) for mode in MODES for place in STAGES)
 ]
 
@@ -146,7 +145,8 @@ class EngineGoes(L.Callback):
         self.gone = trainer.current_epoch == 2
 
 
-@pytest.mark.parametrize("mode", ["windowed", pytest.param("ahead", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["windowed", "ahead"])
 def test_a_run_whose_engine_is_gone_is_saved_and_goes_on_as_if_nothing_had_happened(
     tmp_path: Path,
     exact_folder: Path,

@@ -91,6 +91,7 @@ def untouched(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return fit(tiny_folder, tmp_path_factory.mktemp("chain") / "untouched")
 
 
+@pytest.mark.slow
 def test_equal_runs_are_equal_to_the_bit(untouched: Path, tiny_folder: Path, tmp_path: Path) -> None:
     said = bisect_runs(untouched, fit(tiny_folder, tmp_path / "again"), 1e-5)
     assert said == [f"compared iterations 1 to {ITERATIONS}", "first difference: none, equal to the bit"]
@@ -122,6 +123,7 @@ def test_what_was_altered_is_found(
     assert told.startswith(f"iteration {iteration}, rollout: {field} of {place}"), told
 
 
+@pytest.mark.slow
 def test_a_small_gap_is_told_apart_from_a_large_one(untouched: Path, tmp_path: Path) -> None:
     (tmp_path / "chain").mkdir()
     for iteration in (1, 2, 3):
@@ -181,6 +183,7 @@ def test_every_iteration_replays_to_the_bit(
     assert "iteration 1, weights: checksum of" in text
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:
         return sentence(agentrl(*arguments[1:], command=arguments[0]))

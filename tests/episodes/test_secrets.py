@@ -56,7 +56,7 @@ def test_references_are_filled_where_the_environment_is_made(monkeypatch):
     assert SECRET not in f"{config} {config.label}"
 
 
-@pytest.mark.parametrize("worker", ["thread", "process"])
+@pytest.mark.parametrize("worker", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_errors_of_the_environment_do_not_tell_a_secret(monkeypatch, worker):
     monkeypatch.setenv("MY_KEY", SECRET)
     made = EnvConfig("tests.episodes.test_secrets:Vault-v0", {"api_key": "${MY_KEY}"}, worker=worker).make_worker()

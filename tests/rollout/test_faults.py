@@ -415,7 +415,8 @@ def test_a_lost_member_is_played_once_more_else_its_group_is_left_out(tiny_folde
         assert left_out == [sample.turns[0].group in broken for sample in rollout.samples]
 
 
-@pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [SIZES, AHEAD])
 def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_run(tiny_folder, groups):
     told = []
     for num_envs in (1, 32):
