@@ -29,10 +29,12 @@ class Untrusted:
         self, tokenizer: PreTrainedTokenizerBase, markers: Iterable[str] = (), max_chars: int = 1 << 20
     ) -> None:
         special = special_strings(tokenizer)
-        strings = _any_of({*special, *markers})
-        self._any = re.compile(strings)
-        self._start = re.compile(f"(?=(?:{strings}))(.)", re.DOTALL)
-        self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(special)))
+        self._start = re.compile(f"(?=(?:{_any_of({*special, *markers})}))(.)", re.DOTALL)
+        known = [
+            text for text in special if text != tokenizer.unk_token
+        ]  # which stands for what is not in the vocabulary
+        self._any = re.compile(_any_of({*known, *markers}))
+        self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(known)))
         self._tokenizer = tokenizer
         self._max_chars = max_chars
         self._remembered = lru_cache(maxsize=4096)(self._harmless)  # a history shows the same texts again and again

@@ -60,7 +60,7 @@ WRONG = {
     "callback class": (
         "trainer.callbacks",
         [{"class_path": "CriticWarmp"}],
-        ["trainer.callbacks[0].class_path", "RunSummary", "CriticWarmup?"],
+        ["trainer.callbacks[0].class_path", "CriticWarmup?"],
     ),
     "no class_path": ("model", {"model": "demo"}, ["class_path", "PPOAgent"]),
     "no class": ("data.init_args.memory", 3, ["data.init_args.memory", "class_path", "WindowMemory"]),

@@ -154,6 +154,7 @@ def test_the_command_makes_no_environment_twice(
 @pytest.mark.slow
 def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Command) -> None:
     env = {"id": "tests.episodes.small_envs:Walk-v0", "kwargs": {"fault": "exits"}, "worker": "process", "retries": 0}
+    config = changed(config, "data.init_args.faults", {"in_a_row": 0})
     code, text = agentrl(config=changed(config, "data.init_args.env", env))
     assert code == 1
     assert "Traceback" not in text

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
@@ -149,3 +150,12 @@ def test_megabytes_are_cut_before_they_are_encoded():
     with pytest.raises(ValueError, match="max_prompt_tokens"):
         chat.render("", [], Recollection(), "x" * 5_000_000, "", {})
     assert max(encoded) < 10_000
+
+
+def test_words_that_a_tokenizer_does_not_know_are_harmless():
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "go": 2, ":": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+    safe = Untrusted(tokenizer, (), 1000)
+    assert safe("Player 1, go: [up]!") == "Player 1, go: [up]!"
+    assert "<unk>" not in safe("go <unk>")
