@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from lightning_agentrl.metrics.gap import EXACT
 from tests.cli import Config, Verify, judged
 from tests.engines.servers import ROOT, ServerProcess
 
 pytestmark = pytest.mark.vllm
 
-BOUND = 1e-4
+BOUND = EXACT.largest
 
 
 @pytest.fixture

@@ -272,7 +272,7 @@ def test_a_server_that_takes_other_bits_is_not_used(
         if server.url == pair[1].url:
             other = copy.deepcopy(policy.lm)
             with torch.no_grad():
-                other.model.layers[0].mlp.down_proj.weight[0].neg_()
+                other.model.layers[0].input_layernorm.weight[0].neg_()  # linear layers are packed on a CPU
             self = shared_weights.Written(SharedWeights(str(tmp_path)).write(other, "other"))
         await bring(self, server, before)
 
