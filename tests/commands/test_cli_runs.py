@@ -158,7 +158,7 @@ def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Co
     code, text = agentrl(config=changed(config, "data.init_args.env", env))
     assert code == 1
     assert "Traceback" not in text
-    told = r"agentrl: the environment's process ended in step with exit code 3 \(environment \d+, episode 0 .*"
+    told = r"agentrl: environment \d+ lost an episode.*: the environment's process ended in step with exit code 3 .*"
     assert re.fullmatch(told, text.splitlines()[-1])
 
 
