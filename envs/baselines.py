@@ -68,6 +68,22 @@ def _play(
     return Baseline(agent, len(wins), float(np.mean(wins)), float(np.mean(returns)), float(np.mean(turns)))
 
 
+def solver_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
+    """Play the environment's own scripted player.
+
+    Raises:
+        ValueError: it has none.
+    """
+
+    def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
+        player = env.solver()
+        if player is None:
+            raise ValueError(f"{env_id} has no scripted player")
+        return player
+
+    return _play("scripted", env_id, seeds, chooser, kwargs)
+
+
 def _make(env_id: str, kwargs: dict[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **kwargs).unwrapped
     if not isinstance(env, TextEnv):

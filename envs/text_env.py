@@ -1,7 +1,7 @@
 """The contract of a text environment: text in, text out, named actions, and an `info` that says what happened."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypedDict, cast
 
 import gymnasium
@@ -105,6 +105,13 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     def extra_info(self) -> dict[str, Any]:
         """Return more keys for `info`; none by default."""
         return {}
+
+    def solver(self) -> Callable[[], str] | None:
+        """Return a scripted player of this episode, which names one action per call; None where there is none.
+
+        Valid after `reset`. It may read the state of the game, and plays on from whatever state it finds.
+        """
+        return None
 
     # ---- what the base class does --------------------------------------------------------------------------------
 
