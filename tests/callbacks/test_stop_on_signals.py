@@ -114,6 +114,17 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Wh
     )
 
 
+@pytest.mark.slow
+def test_what_a_stop_has_saved_is_removed_like_other_checkpoints(tmp_path: Path, exact_folder: Path) -> None:
+    start = None
+    for iteration in (0, 2):
+        with pytest.raises(Stopped):
+            run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("score", iteration), start=start)
+        start = tmp_path / "last.ckpt"
+    run(tmp_path, exact_folder, "windowed", start=start)
+    assert sorted(path.name for path in tmp_path.glob("*-*.ckpt")) == ["iteration-00003.ckpt", "iteration-00004.ckpt"]
+
+
 class NeverAnswers(TransformersEngine):
     """Sends SIGTERM when it is asked a tenth time, and answers no more."""
 
@@ -134,6 +145,29 @@ def test_a_collection_that_would_never_end_is_left(tmp_path: Path, exact_folder:
     assert time.monotonic() - started < 60
     assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["stopped-0.ckpt"]
     data.teardown("fit")
+
+
+@pytest.mark.slow
+def test_a_proof_of_the_engine_is_left_with_the_weights_as_they_were(
+    tmp_path: Path, exact_folder: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, generate = 0, TransformersEngine.generate
+
+    async def of_engine(self: TransformersEngine, request: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await generate(self, request)
+
+    with monkeypatch.context() as here:
+        here.setattr(TransformersEngine, "generate", of_engine)
+        with pytest.raises(Stopped):
+            run(tmp_path, exact_folder, "windowed", StopOnSignals())
+    assert asked <= 32  # not proven to the end
+    (saved,) = tmp_path.glob("stopped-0.ckpt")
+    assert_same_end(whole("windowed") / "last.ckpt", run(tmp_path, exact_folder, "windowed", start=saved))
+    assert turns(whole("windowed")) == turns(tmp_path)
 
 
 class EngineGoes(L.Callback):
