@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal, cast
+
+from lightning.pytorch.loops.loop import _Loop
 
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.learner import Learner, Prepared
@@ -114,3 +116,11 @@ class RolloutStream:
                 self.inside_iteration = not last
                 yield MiniBatch(rollout.select(rows), metrics)
                 metrics = {}
+
+
+def resume_between_epochs(fit_loop: _Loop) -> None:
+    """Let a resumed run begin with its next epoch, as checkpoints lie between two.
+
+    With ``max_steps``, Lightning would take one more batch of the last epoch.
+    """
+    cast(Any, _Loop.restarting).fset(fit_loop, False)  # its own setter does not with max_steps
