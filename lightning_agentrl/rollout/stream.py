@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -118,9 +119,11 @@ class RolloutStream:
                 metrics = {}
 
 
-def resume_between_epochs(fit_loop: _Loop) -> None:
-    """Let a resumed run begin with its next epoch, as checkpoints lie between two.
+def resume_between_epochs(fit_loop: _FitLoop) -> None:
+    """Let a run that is resumed from the end of an epoch begin with the next one.
 
-    With ``max_steps``, Lightning would take one more batch of the last epoch.
+    With ``max_steps``, Lightning would take one more batch of the last one.
     """
-    cast(Any, _Loop.restarting).fset(fit_loop, False)  # its own setter does not with max_steps
+    progress = cast(Any, fit_loop.epoch_progress.current)
+    if progress.ready == progress.started == progress.processed:
+        cast(Any, _Loop.restarting).fset(fit_loop, False)  # its own setter does not with max_steps
