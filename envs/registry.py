@@ -22,6 +22,10 @@ _BABYAI_LEVELS = (
 _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
     "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
+    "FrozenLakeText-v0": ("agentrl_envs.frozen_lake.env:FrozenLake", {}),
+    "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
+    "Search-v0": ("agentrl_envs.search.env:Search", {}),
+    "Discrete-v0": ("agentrl_envs.discrete.env:Discrete", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
 }
 
