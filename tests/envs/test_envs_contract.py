@@ -25,15 +25,6 @@ INFO_KEYS = {
     "metrics",
 }
 
-ARGUMENTS = {  # of ids that need some
-    "Discrete-v0": {
-        "game": "Taxi-v4",
-        "describe": str,
-        "actions": ["south", "north", "east", "west", "pick up", "drop"],
-        "system_prompt": "Drive.",
-    },
-}
-
 
 class Counter(TextEnv):
     """Counts to three with `add`; has short-term text, a reward without an end, and a loss."""
@@ -79,7 +70,7 @@ def make(env_id: str, **kwargs) -> gymnasium.Env:
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_every_id_can_be_made_and_keeps_the_contract(env_id):
-    env = make(env_id, **ARGUMENTS.get(env_id, {}))
+    env = make(env_id)
     inner = env.unwrapped
     assert isinstance(inner, TextEnv)
     observation, info = env.reset(seed=5)
@@ -105,7 +96,9 @@ def test_every_id_can_be_made_and_keeps_the_contract(env_id):
         assert 0.0 <= info["progression"] <= 1.0
 
 
-@pytest.mark.parametrize("env_id", ["Bandit-v0", "GuessNumber-v0", "BabyAIText-GoToObjS6-v0"])
+@pytest.mark.parametrize(
+    "env_id", ["Bandit-v0", "GuessNumber-v0", "BabyAIText-GoToObjS6-v0", "SokobanText-v0", "Search-v0"]
+)
 def test_gymnasium_checker_accepts(env_id):
     check_env(make(env_id, disable_env_checker=True).unwrapped, skip_render_check=True)
 
