@@ -117,6 +117,40 @@ def test_any_reply_is_read_or_refused(reply) -> None:
     assert info["invalid_action"] == (info["executed_action"] == "")
 
 
+@pytest.mark.long
+def test_a_million_hostile_replies_are_read_or_refused() -> None:
+    pieces = [
+        "search:",
+        "Answer :",
+        "answer",
+        ":",
+        "\n",
+        " ",
+        "\t",
+        "**",
+        "`",
+        ">",
+        "<think>",
+        "|",
+        "\0",
+        "\x1b[2J",
+        "é",
+        "搜索",
+    ]
+    pieces += ["the", "Grey Heron", "{question}", "%s", "<|im_end|>", "9" * 50, "\r", "\u2028", "search: ", "answer: "]
+    generator, env = np.random.default_rng(0), Search()
+    env.reset(seed=0)
+    for number in range(100):
+        for drawn in generator.integers(len(pieces), size=(10_000, 9)):
+            action, valid = env.resolve_action("".join([pieces[place] for place in drawn]))
+            assert valid == bool(action)
+            assert not valid or action.startswith(("search: ", "answer: "))
+        answer = env.step(action)
+        assert env.observation_space.contains(answer[0])
+        if answer[2] or answer[3]:
+            env.reset(seed=number)
+
+
 def test_a_huge_reply_is_no_work() -> None:
     env = Search()
     for reply in ("\n" * 10**6, "*" * 10**6, "search:" * 10**5, "search: " + "word " * 10**6):
