@@ -51,6 +51,8 @@ class Discrete(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(actions, str):
+            raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
         self._describe = _function(describe) if isinstance(describe, str) else describe
         self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
         self._first = _first_action(game, self._inner.action_space, len(actions))
@@ -130,10 +132,13 @@ def _function(path: str) -> Describe:
 
 def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     module, _, name = game.rpartition(":")
-    found = getattr(import_module(module), name, None) if module else None
-    if isinstance(found, type) and issubclass(found, gymnasium.Env):
-        return found(**kwargs)
-    return gymnasium.make(game, disable_env_checker=True, **kwargs)
+    try:
+        found = getattr(import_module(module), name, None) if module else None
+        if isinstance(found, type) and issubclass(found, gymnasium.Env):
+            return found(**kwargs)
+        return gymnasium.make(game, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {error}") from error
 
 
 def _first_action(game: str, space: Any, names: int) -> int:

@@ -137,6 +137,10 @@ def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:
         ({"game": "CartPole-v1", "describe": "cart_pole"}, "module:function"),
         ({"game": "CartPole-v1", "describe": "no_such_module:cart_pole"}, "no_such_module"),
         ({"game": "CartPole-v1", "describe": "json:cart_pole"}, "json has no function cart_pole"),
+        ({"game": "CartPole-v1", "actions": "ab"}, "list of names, or names and descriptions, not 'ab'"),
+        ({"game": "NoSuchGame-v1"}, "'NoSuchGame-v1' with arguments {} cannot be made"),
+        ({"game": "no_such_module:Game-v1"}, "no_such_module"),
+        ({"game": "CartPole-v1", "game_kwargs": {"speed": 1}}, "'speed'"),
         ({"game": f"{__name__}:Counting", "actions": ["a", "b", "c"]}, "give max_turns"),
     ],
 )
