@@ -32,6 +32,8 @@ def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
 
     def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
         names = list(env.actions)
+        if not names:
+            raise ValueError(f"{env_id} takes free text, so there are no actions to draw from")
         generator = np.random.default_rng([seed, 1])
         return lambda: names[int(generator.integers(len(names)))]
 

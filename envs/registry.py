@@ -22,15 +22,23 @@ _BABYAI_LEVELS = (
 _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
     "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
+    "FrozenLakeText-v0": ("agentrl_envs.frozen_lake.env:FrozenLake", {}),
+    "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
+    "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
 }
 
+# Environments of others, which need a server, a package that is not ours, or arguments.
+_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Discrete-v0": ("agentrl_envs.discrete.env:Discrete", {}),
+}
+
 ENV_IDS: tuple[str, ...] = tuple(_ENVS)
-"""Every id that this package registers."""
+"""Every id of a game of our own."""
 
 
 def register_all() -> None:
     """Register every environment of this package; ids that are registered already are skipped."""
-    for env_id, (entry_point, kwargs) in _ENVS.items():
+    for env_id, (entry_point, kwargs) in (_ENVS | _ADAPTERS).items():
         if env_id not in gymnasium.registry:
             gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs)

@@ -57,6 +57,8 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     """What runs when the action text names no action."""
     max_turns: int
     """Turns after which an episode is truncated."""
+    free_text: bool = False
+    """The whole reply is the action: there is no table of actions, and `resolve_action` says what a reply means."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
@@ -90,6 +92,10 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     def _observe(self) -> tuple[str, str]:
         """Return the current long-term text and short-term text (the second may be empty)."""
 
+    def cut_off(self) -> bool:
+        """Return whether something other than `max_turns` has just truncated the episode; by default nothing does."""
+        return False
+
     def success(self) -> bool:
         """Return whether the task of this episode is solved; by default, if it terminated with a positive reward."""
         return self._won
@@ -117,6 +123,8 @@ class TextEnv(gymnasium.Env[str, str], ABC):
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names and True, or the default action and False if it names none."""
+        if self.free_text:
+            return text, True
         said = normalise(text)
         for name in self.actions:
             if said == normalise(name):
@@ -143,7 +151,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
         reward, terminated = self._act(name)
         self.turn += 1
         self._won = bool(terminated and reward > 0)
-        truncated = not terminated and self.turn >= self.max_turns
+        truncated = not terminated and (self.turn >= self.max_turns or self.cut_off())
         self._active = not (terminated or truncated)
         observation, info = self._report(executed=name, invalid=not valid)
         return observation, float(reward), bool(terminated), truncated, info
@@ -165,7 +173,7 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     def _check_data(self) -> None:
         """Raise a ValueError that names the fault in data that cannot work."""
         owner = type(self).__name__
-        if self.default_action not in self.actions:
+        if not self.free_text and self.default_action not in self.actions:
             raise ValueError(f"{owner}: default action {self.default_action!r} is not one of {list(self.actions)}.")
         if self.max_turns < 1:
             raise ValueError(f"{owner}: max_turns is {self.max_turns}, but an episode needs at least one turn.")

@@ -41,13 +41,13 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "(key data.init_args.memory)"
         )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    longest = 0 if contract.one_turn else memory.longest
-    if longest:
-        session.past = [PastTurn(session.observation, "", contract.default_action)] * longest
+    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action))
+    if fullest and not contract.one_turn:
+        session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts
         if cuts:
             raise ValueError(
-                f"{type(memory).__name__} shows up to {longest} turns, of which only {longest - cuts} fit into "
+                f"{type(memory).__name__} shows up to {shown} turns, of which only {shown - cuts} fit into "
                 f"prompts of {form.max_prompt_tokens} tokens even without thoughts; shorten the memory "
                 "(key data.init_args.memory) or raise data.init_args.prompt.max_prompt_tokens"
             )

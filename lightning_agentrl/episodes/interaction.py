@@ -132,7 +132,7 @@ class TurnInteraction(Interaction):
             result = await session.step(contract.default_action if parsed.action is None else parsed.action)
             executed = result.info.get("executed_action", parsed.action or contract.default_action)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
-            session.remember(PastTurn(observation, parsed.thought, executed), prompt, _action_segment(reply))
+            session.remember(PastTurn(observation, parsed.thought, executed, text), prompt, _action_segment(reply))
         session.reply_tokens += len(reply.ids)
 
         stop = self._stop_reason(session, result, valid or ask_again)

@@ -18,6 +18,7 @@ class PastTurn:
     observation: str  # long-term text only
     thought: str  # empty: not shown
     action: str  # the action that was executed
+    reply: str = ""  # all that the policy wrote
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Memory(ABC):
     @abstractmethod
     def longest(self) -> int | None:
         """The most turns that this memory looks back; None if it may show the whole episode."""
+
+    def fullest(self, turn: PastTurn) -> list[PastTurn]:
+        """Return a past of such turns for which a prompt is longest, as far as that has a bound; else an empty one."""
+        return [turn] * (self.longest or 0)
 
 
 class WindowMemory(Memory):

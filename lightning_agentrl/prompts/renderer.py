@@ -123,8 +123,8 @@ class ChatRenderer:
         if cuts > turns:
             raise PromptTooLongError(
                 f"the prompt without history has {len(prompts[turns])} tokens, over the limit of "
-                f"{self.format.max_prompt_tokens}; its parts (system text, examples, current observation, instruction) "
-                "are never cut: raise max_prompt_tokens or make them shorter (key "
+                f"{self.format.max_prompt_tokens}; its parts (system text, examples, notes, current observation, "
+                "instruction) are never cut: raise max_prompt_tokens or make them shorter (key "
                 "data.init_args.prompt.max_prompt_tokens)"
             )
         return RenderedPrompt((Segment(SegmentKind.PROMPT, ModelInput.of_ids(prompts[cuts])),), cuts)

@@ -6,6 +6,7 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
+from lightning_agentrl.prompts.notebook import NotebookMemory
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data_module import RolloutDataModule
@@ -28,6 +29,7 @@ __all__ = [
     "Interaction",
     "Memory",
     "MiniBatch",
+    "NotebookMemory",
     "OnPolicy",
     "OneStepOffPolicy",
     "OneTurn",

@@ -52,11 +52,15 @@ class Counter(TextEnv):
         return self.count / 3
 
 
-def python(code: str) -> subprocess.CompletedProcess:
+def python(code: str, **variables: str) -> subprocess.CompletedProcess:
     root = str(Path(agentrl_envs.__file__).parent.parent)
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        timeout=60,
     )
 
 
@@ -74,7 +78,7 @@ def test_every_id_can_be_made_and_keeps_the_contract(env_id):
     assert observation
     assert set(info) >= INFO_KEYS
     assert inner.system_prompt
-    assert inner.default_action in inner.actions
+    assert inner.free_text or inner.default_action in inner.actions
     for text, name in inner.examples:
         assert env.observation_space.contains(text)
         assert name in inner.actions
@@ -92,7 +96,9 @@ def test_every_id_can_be_made_and_keeps_the_contract(env_id):
         assert 0.0 <= info["progression"] <= 1.0
 
 
-@pytest.mark.parametrize("env_id", ["Bandit-v0", "GuessNumber-v0", "BabyAIText-GoToObjS6-v0"])
+@pytest.mark.parametrize(
+    "env_id", ["Bandit-v0", "GuessNumber-v0", "BabyAIText-GoToObjS6-v0", "SokobanText-v0", "Search-v0"]
+)
 def test_gymnasium_checker_accepts(env_id):
     check_env(make(env_id, disable_env_checker=True).unwrapped, skip_render_check=True)
 
@@ -287,16 +293,17 @@ def test_another_process_tells_the_same_texts():
     code = (
         "import gymnasium\n"
         "def texts():\n"
-        "    for env_id in ('BabyAIText-GoToLocalS6N2-v0', 'BabyAIText-Open-v0', 'GuessNumber-v0'):\n"
+        "    for env_id in ('BabyAIText-GoToLocalS6N2-v0', 'BabyAIText-Open-v0', 'GuessNumber-v0',\n"
+        "                   'FrozenLakeText-v0', 'SokobanText-v0', 'Search-v0'):\n"
         "        env = gymnasium.make('agentrl_envs:' + env_id)\n"
         "        for seed in (3, 4):\n"
-        "            yield env.reset(seed=seed)[0]\n"
-        "            yield env.step(list(env.unwrapped.actions)[1])[0]\n"
+        "            yield env.reset(seed=seed)[0] + env.unwrapped.system_prompt\n"
+        "            yield env.step([*env.unwrapped.actions, 'search: the town', 'search: the town'][1])[0]\n"
         "        yield env.reset()[0]\n"
     )
     here: dict = {}
     exec(code, here)
-    done = python(code + "print(repr(list(texts())))")
+    done = python(code + "print(repr(list(texts())))", PYTHONHASHSEED="7")
     assert done.stdout.strip() == repr(list(here["texts"]())), done.stderr
 
 

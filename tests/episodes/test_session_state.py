@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
+import re
+from contextlib import closing, nullcontext
 
 import gymnasium
 import pytest
 import torch
 
+from lightning_agentrl.engines import PolicyHandle, Reply, TransformersEngine
+from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
+    NotebookMemory,
     PromptFormat,
     RawParser,
     Session,
@@ -42,6 +46,38 @@ def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, 
         assert story(place.collect(7)) == expected
 
 
+def test_notes_of_an_episode_are_in_its_prompts_after_a_resume_too(tiny_folder, tmp_path):
+    class Writes(TransformersEngine):
+        async def generate(self, request):
+            ids = tuple(load_tokenizer(str(tiny_folder)).encode(f"go\nnote: fact {request.number[1]}"))
+            texts.append((request.number, place.text(request.prompt.ids)))
+            return Reply(ids, (-1.0,) * len(ids), closed=True, policy_version=0)
+
+    def start(place):
+        place.engine.stop()
+        place.engine = Writes()
+        place.engine.start(PolicyHandle(place.policy, place.renderer.stop_token_ids, nullcontext))
+
+    settings = {"memory": NotebookMemory(notes=3, turns=0), "interaction": TurnInteraction(16, RawParser())}
+    texts: list = []
+    with workplace(tiny_folder, [Scripted(6) for _ in range(2)], **settings) as place:
+        start(place)
+        place.collect(4)
+        torch.save([session.state_dict() for session in place.sessions], tmp_path / "sessions.pt")
+        texts.clear()
+        expected = story(place.collect(4)), sorted(texts)
+    texts.clear()
+    with workplace(tiny_folder, [Scripted(6) for _ in range(2)], **settings) as place:
+        start(place)
+        for session, state in zip(place.sessions, torch.load(tmp_path / "sessions.pt", weights_only=True), strict=True):
+            session.load_state_dict(state)
+        assert (story(place.collect(4)), sorted(texts)) == expected
+    notes = {number: re.findall(r"^- (.*)", text, re.M) for number, text in texts}
+    assert notes[0, 4] == ["fact 1", "fact 2", "fact 3"]
+    assert notes[0, 5] == ["fact 2", "fact 3", "fact 4"]
+    assert notes[0, 6] == ["none yet"], "the next episode begins without notes"
+
+
 OLD = {  # as sessions saved themselves when they still called their environment
     "episode": 1,
     "turns_taken": 5,
@@ -61,7 +97,8 @@ def test_a_session_of_an_old_checkpoint_goes_on(tiny_folder, worker):
         old = place.sessions[0]
         session = Session(0, made, old.episode_seed, place.renderer, place.memory)
         session.load_state_dict(OLD)
-        new = {"running": True, "reply_tokens": 0, "unread": [0, 0], "env_errors": [], "lost": []}
+        past = [turn | {"reply": ""} for turn in OLD["past"]]
+        new = {"past": past, "running": True, "reply_tokens": 0, "unread": [0, 0], "env_errors": [], "lost": []}
         assert session.state_dict() == OLD | new
         place.sessions = [session]
         (turn,) = place.collect(1).turns

@@ -19,6 +19,7 @@ from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
     GroupRollout,
+    NotebookMemory,
     PromptFormat,
     RawParser,
     RolloutDataModule,
@@ -135,6 +136,10 @@ def test_a_wrong_environment_is_told_in_setup():
             {"memory": WindowMemory(30), "prompt": PromptFormat(max_prompt_tokens=400)},
             r"WindowMemory shows up to 30 turns, of which only \d+ fit .* \(key data.init_args.memory\) .* "
             r"data.init_args.prompt.max_prompt_tokens",
+        ),
+        (
+            {"memory": NotebookMemory(30, turns=0), "prompt": PromptFormat(max_prompt_tokens=400)},
+            r"over the limit of 400; .* notes, .* raise max_prompt_tokens",
         ),
     ],
 )

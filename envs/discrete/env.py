@@ -1,0 +1,159 @@
+"""An adapter: a gymnasium environment with discrete actions and a function that tells its observations in words."""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from agentrl_envs.text_env import TextEnv
+
+Describe = Callable[[Any], str]
+
+
+class Discrete(TextEnv):
+    """Another environment's game, with a text for each observation and a name for each action.
+
+    Rewards, ends and pictures are those of the inner environment. Its own time limit truncates, as `max_turns` does.
+
+    Args:
+        game: the inner environment: an id for `gymnasium.make`, or `module:Class`, a class that is made without
+            wrappers.
+        describe: a function that is given an observation and returns a text, as `module:function`; in Python also the
+            function itself.
+        actions: names of the actions in the order of their numbers, or names and descriptions.
+        system_prompt: rules and task. The descriptions of actions are listed below it.
+        default_action: what runs when a reply names no action; the first one by default.
+        aliases: other spoken form, in lower case, -> action name.
+        max_turns: turns after which an episode is truncated; by default the limit that the inner environment is
+            registered with.
+        solved_at: sum of rewards from which an episode is a success. By default `info["success"]` or
+            `info["is_success"]` of the inner environment says so, and without them an episode that terminates with a
+            positive reward is one; where the end is a failure, as with CartPole, give a number.
+        game_kwargs: arguments of the inner environment.
+        render_mode: given to the inner environment, if it is not None.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - declared by gymnasium
+
+    def __init__(
+        self,
+        game: str,
+        describe: str | Describe,
+        actions: Sequence[str] | Mapping[str, str],
+        system_prompt: str = "",
+        default_action: str | None = None,
+        aliases: Mapping[str, str] | None = None,
+        max_turns: int | None = None,
+        solved_at: float | None = None,
+        game_kwargs: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(actions, str):
+            raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
+        self._describe = _function(describe) if isinstance(describe, str) else describe
+        self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
+        self._first = _first_action(game, self._inner.action_space, len(actions))
+        self.actions = actions if isinstance(actions, Mapping) else dict.fromkeys(actions, "")
+        if len(self.actions) < len(actions):
+            raise ValueError(f"The actions {list(actions)} have a name twice.")
+        self.aliases = aliases or {}
+        self.default_action = next(iter(self.actions)) if default_action is None else default_action
+        if max_turns is None:
+            max_turns = self._inner.spec.max_episode_steps if self._inner.spec is not None else None
+        if max_turns is None:
+            raise ValueError(f"{game} is registered without a limit of turns; give max_turns.")
+        self.max_turns = max_turns
+        self.solved_at = solved_at
+        self.render_mode = render_mode
+        self._prompt = system_prompt
+        self._observation: Any = None
+        self._return = 0.0
+        self._truncated = False
+        self._says: bool | None = None  # what the inner environment says of success
+
+    @property
+    def system_prompt(self) -> str:
+        """What was given."""
+        return self._prompt
+
+    def cut_off(self) -> bool:
+        """Return whether the inner environment truncates the episode."""
+        return self._truncated
+
+    def success(self) -> bool:
+        """Return whether the episode is solved; see `solved_at`."""
+        if self.solved_at is not None:
+            return self._return >= self.solved_at
+        return super().success() if self._says is None else self._says
+
+    def render(self) -> Any:
+        """Return what the inner environment draws; None without `render_mode`."""
+        return None if self.render_mode is None else self._inner.render()
+
+    def close(self) -> None:
+        """Close the inner environment."""
+        self._inner.close()
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        own = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._observation, info = self._inner.reset(seed=own, options=options)
+        self._return, self._truncated, self._says = 0.0, False, _success(info)
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        number = self._first + list(self.actions).index(action)
+        self._observation, reward, terminated, truncated, info = self._inner.step(number)
+        self._return += float(reward)
+        self._truncated, self._says = bool(truncated), _success(info)
+        return float(reward), bool(terminated)
+
+    def _observe(self) -> tuple[str, str]:
+        text = self._describe(self._observation)
+        if not isinstance(text, str):
+            raise TypeError(f"describe returned {text!r} for an observation; it must return a text.")
+        return text, ""
+
+
+def _function(path: str) -> Describe:
+    """Import a function that is named as `module:function`."""
+    module, _, name = path.partition(":")
+    if not (module and name):
+        raise ValueError(f"describe must name a function as module:function, and {path!r} does not.")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"describe names {path!r}, whose module cannot be imported: {error}.") from error
+    if not callable(found):
+        raise ValueError(f"describe names {path!r}, but {module} has no function {name}.")
+    return found
+
+
+def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    module, _, name = game.rpartition(":")
+    try:
+        found = getattr(import_module(module), name, None) if module else None
+        if isinstance(found, type) and issubclass(found, gymnasium.Env):
+            return found(**kwargs)
+        return gymnasium.make(game, disable_env_checker=True, **kwargs)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {error}") from error
+
+
+def _first_action(game: str, space: Any, names: int) -> int:
+    """Return the number of the first action.
+
+    Raises:
+        ValueError: the actions are not discrete, or another number of names was given.
+    """
+    if not isinstance(space, spaces.Discrete):
+        raise ValueError(f"{game} has the actions {space}; only those of a Discrete space can be named.")
+    if names != space.n:
+        raise ValueError(f"{game} has {space.n} actions, and {names} names were given.")
+    return int(space.start)
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    said = info.get("success", info.get("is_success"))
+    return None if said is None else bool(said)

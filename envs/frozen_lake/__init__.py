@@ -1,0 +1,1 @@
+"""FrozenLake: walk over ice, past holes, to the goal."""

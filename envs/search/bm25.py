@@ -1,0 +1,34 @@
+"""BM25: how well texts fit the words of a query."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+_FREQUENCY = 1.2  # how fast further occurrences of a word in a text count less
+_LENGTH = 0.75  # how much the length of a text matters, from 0 to 1
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation."""
+    return re.findall(r"\w+", text.casefold())
+
+
+def scores(query: str, texts: Sequence[str]) -> list[float]:
+    """Return the score of each text for the words of a query; 0 if it has none of them.
+
+    Args:
+        query: words, in any order. A word that comes twice counts twice.
+        texts: what is searched.
+    """
+    counts = [Counter(words(text)) for text in texts]
+    lengths = [count.total() for count in counts]
+    mean = sum(lengths) / max(len(texts), 1) or 1.0
+    found = [0.0] * len(texts)
+    for word in words(query):
+        having = sum(word in count for count in counts)
+        rarity = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
+        for place, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            saturation = count[word] + _FREQUENCY * (1 - _LENGTH + _LENGTH * length / mean)
+            found[place] += rarity * count[word] * (_FREQUENCY + 1) / saturation
+    return found

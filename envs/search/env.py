@@ -1,0 +1,133 @@
+"""The Search environment: a question, a search tool, an answer."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from agentrl_envs.search.archive import Archive, Fact, write_archive
+from agentrl_envs.search.bm25 import scores, words
+from agentrl_envs.text_env import TextEnv
+from agentrl_envs.wording import read_wording
+
+_WORDING = read_wording("agentrl_envs.search")
+_CALL = re.compile(r"^[ \t>*_`\"'#-]{0,8}(search|answer)[ *_`]{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
+_SAID_CHARS = 200
+_ARTICLES = {"a", "an", "the"}
+
+
+class Search(TextEnv):
+    """Answer a question (reward 1 if right, else 0) with pages of an archive that `search: words` finds.
+
+    The whole reply is the action. Its first line that begins with `search:` or `answer:` counts, so that results which
+    a model makes up behind its own search are not read; a reply without such a line is an invalid action, and the next
+    observation says so. Everything in the archive is invented.
+
+    Args:
+        hops: facts that lead from the question to the answer, 1 to 4; each is on a page of its own.
+        pages: pages that a search shows, at most.
+        fixed: the same facts in every episode; false draws new ones for each, which cannot be learnt by heart.
+        max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
+    """
+
+    free_text = True
+    actions = _WORDING.actions
+    default_action = _WORDING.default_action
+
+    def __init__(self, hops: int = 2, pages: int = 2, fixed: bool = True, max_turns: int | None = None) -> None:
+        super().__init__()
+        if not 1 <= hops <= 4:
+            raise ValueError(f"A question needs 1 to 4 hops, not {hops}.")
+        if pages < 1:
+            raise ValueError(f"A search shows at least 1 page, not {pages}.")
+        self.hops = hops
+        self.pages = pages
+        self.fixed = fixed
+        self.max_turns = 2 * hops + 2 if max_turns is None else max_turns
+        self._archive: Archive
+        self._chain: tuple[Fact, ...] = ()
+        self._shown: set[str] = set()
+        self._text = ""
+
+    @property
+    def question(self) -> str:
+        """The question of the current episode, such as "Name the birthplace of the captain of Grey Heron."."""
+        thing = self._chain[0].of
+        for fact in self._chain:
+            thing = _WORDING.texts["step"].format(relation=fact.relation, thing=thing)
+        return _WORDING.texts["question"].format(thing=thing)
+
+    @property
+    def system_prompt(self) -> str:
+        """The two tools and the question."""
+        return _WORDING.system_prompt.format(question=self.question)
+
+    def resolve_action(self, text: str) -> tuple[str, bool]:
+        """Return the first call in a reply as `search: words` or `answer: name`, and whether there is one."""
+        for call in _CALL.finditer(text):
+            said = call[2].strip(" \t*_`")[:_SAID_CHARS]
+            if words(said):
+                return f"{call[1].lower()}: {said}", True
+        return "", False
+
+    def metrics(self) -> dict[str, float]:
+        """Return the share of the pages that lead to the answer which have been found."""
+        return {"pages_found": len(self._needed & self._shown) / self.hops}
+
+    def extra_info(self) -> dict[str, Any]:
+        """Return the question."""
+        return {"question": self.question}
+
+    def solver(self) -> Callable[[], str]:
+        """Return a player that searches for each thing on the way whose page it has not seen, then answers."""
+
+        def player() -> str:
+            unseen = [fact.of for fact in self._chain if fact.of not in self._shown]
+            return f"search: {unseen[0]}" if unseen else f"answer: {self._chain[-1].to}"
+
+        return player
+
+    @property
+    def _needed(self) -> set[str]:
+        return {fact.of for fact in self._chain}
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._archive = _fixed_archive() if self.fixed else write_archive(self.np_random)
+        chains = list(self._archive.chains(self.hops))
+        self._chain = chains[int(self.np_random.integers(len(chains)))]
+        self._shown = set()
+        self._text = _WORDING.texts["begin"]
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        tool, _, said = action.partition(": ")
+        if tool == "answer":
+            right = _plain(said) == _plain(self._chain[-1].to)
+            self._text = _WORDING.texts["right" if right else "wrong"]
+            return float(right), True
+        self._text = self._found(said) if tool == "search" else _WORDING.texts["unreadable"]
+        return 0.0, False
+
+    def _found(self, query: str) -> str:
+        names, texts = list(self._archive.pages), list(self._archive.pages.values())
+        fits = scores(query, texts)
+        best = sorted((place for place, fit in enumerate(fits) if fit > 0), key=lambda place: (-fits[place], place))
+        shown = [names[place] for place in best[: self.pages]]
+        self._shown |= set(shown)
+        if not shown:
+            return _WORDING.texts["no_results"]
+        pages = "\n".join(f"{number}. {self._archive.pages[name]}" for number, name in enumerate(shown, start=1))
+        return _WORDING.texts["results"].format(pages=pages)
+
+    def _observe(self) -> tuple[str, str]:
+        return self._text, ""
+
+
+@cache
+def _fixed_archive() -> Archive:
+    return write_archive(np.random.default_rng(0))
+
+
+def _plain(name: str) -> list[str]:
+    return [word for word in words(name) if word not in _ARTICLES]

@@ -1,0 +1,113 @@
+"""A memory of notes that the model wrote itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from lightning_agentrl.prompts.memory import Memory, PastTurn, Recollection, WindowMemory
+
+
+class NotebookMemory(Memory):
+    """Facts that the model wrote itself, above the observation, and the last turns.
+
+    Every prompt says how to write one: a line of a reply that begins with the marker, such as
+    ``note: the key is in the left room``. A note is used when a later reply has its words again, as a note or within
+    other text; case and punctuation do not matter. Where a new one finds no place, the least used goes, of several the
+    one that was longest not used. A reply that is asked for again leaves no notes, and neither does an episode.
+
+    Args:
+        notes: number of notes that are kept.
+        note_chars: characters of a note; a longer one is cut after a word.
+        turns: number of last turns shown as well, with their thoughts.
+        marker: the word before the colon, in any case.
+    """
+
+    def __init__(self, notes: int = 8, note_chars: int = 120, turns: int = 1, marker: str = "note") -> None:
+        for name, value in (("notes", notes), ("note_chars", note_chars)):
+            if value < 1:
+                raise ValueError(f"NotebookMemory: {name} must be at least 1, got {value}")
+        if turns < 0:
+            raise ValueError(f"NotebookMemory: turns must be at least 0, got {turns}")
+        if not re.fullmatch(r"\w+", marker):
+            raise ValueError(f"NotebookMemory: marker must be one word, got '{marker}'")
+        self.notes = notes
+        self.note_chars = note_chars
+        self.turns = turns
+        self.marker = marker
+        self._window = WindowMemory(turns)
+
+    @property
+    def longest(self) -> None:
+        """No bound: a note may be as old as the episode."""
+        return None
+
+    def recall(self, past: Sequence[PastTurn]) -> Recollection:
+        """Show the notes of the whole episode and the last turns."""
+        kept = kept_notes((turn.reply for turn in past), self.notes, self.note_chars, self.marker)
+        how = (
+            f"end a reply with a line '{self.marker}: a fact' to add one; of more than {self.notes} the least used goes"
+        )
+        lines = [f"Your notes ({how}):", *(f"- {note}" for note in kept or ("none yet",))]
+        return Recollection(self._window.recall(past).turns, "\n".join(lines))
+
+    def fullest(self, turn: PastTurn) -> list[PastTurn]:
+        """Return as many turns as are shown, with a notebook full of long notes."""
+        text = "what is known of this place by now " * self.note_chars
+        lines = [f"{self.marker}: {f'{number} {text}'[: self.note_chars]}" for number in range(self.notes)]
+        return [replace(turn, reply="\n".join(lines))] * max(self.turns, 1)
+
+
+@dataclass
+class _Note:
+    text: str
+    words: str
+    used: int  # in how many later replies
+    last: int  # number of the reply in which it was written or used last
+
+
+def kept_notes(replies: Iterable[str], notes: int, note_chars: int, marker: str) -> tuple[str, ...]:
+    """Return the notes that are left after some replies, in the order in which they were written.
+
+    Args:
+        replies: oldest first.
+        notes: how many are kept at most.
+        note_chars: characters of a note at most.
+        marker: what a line with a note begins with, before a colon.
+    """
+    kept: list[_Note] = []
+    for number, reply in enumerate(replies):
+        said, written = _read(reply, note_chars, marker)
+        for note in kept:
+            if f" {note.words} " in said:
+                note.used, note.last = note.used + 1, number
+        for text, words in written:
+            if any(note.words == words for note in kept):
+                continue
+            if len(kept) == notes:
+                kept.remove(min(kept, key=lambda note: (note.used, note.last)))
+            kept.append(_Note(text, words, used=0, last=number))
+    return tuple(note.text for note in kept)
+
+
+@lru_cache(maxsize=1 << 16)  # each turn reads the episode again; with this, 400 turns are some milliseconds
+def _read(reply: str, note_chars: int, marker: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the words of a reply, with blanks round them, and its notes: text and words of each."""
+    line = rf"^[ \t>*_`\"'#-]{{0,8}}{marker}[ *_`]{{0,4}}:(.*)"
+    found = [_cut(match[1], note_chars) for match in re.finditer(line, reply, re.IGNORECASE | re.MULTILINE)]
+    return f" {_words(reply)} ", tuple((text, words) for text in found if (words := _words(text)))
+
+
+def _cut(text: str, chars: int) -> str:
+    """Return a text on one line, without marks round it, of whole words as far as one fits."""
+    text = " ".join(text.split()).strip("*_` ")
+    if len(text) <= chars:
+        return text
+    whole, blank, _ = text[: chars + 1].rpartition(" ")
+    return whole if blank else text[:chars]
+
+
+def _words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.casefold()))

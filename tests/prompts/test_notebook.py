@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_agentrl.prompts.memory import PastTurn
+from lightning_agentrl.prompts.notebook import NotebookMemory, kept_notes
+from lightning_agentrl.prompts.parser import TolerantParser
+
+
+def kept(*replies: str, notes: int = 3, note_chars: int = 40, marker: str = "note") -> tuple[str, ...]:
+    return kept_notes(replies, notes, note_chars, marker)
+
+
+def shown(memory: NotebookMemory, past: list[PastTurn]) -> list[str]:
+    return memory.recall(past).note.splitlines()[1:]
+
+
+FACT = st.sampled_from([f"fact {name}" for name in "abcdefg"])
+REPLY = st.lists(FACT.map("note: {}".format) | FACT | st.just("go"), max_size=4).map("\n".join)
+
+
+def test_lines_with_the_marker_are_notes() -> None:
+    reply = "THINK: I note: nothing\nNote: the key is red\n- **NOTE:** Two  doors!\nACTION: left"
+    assert kept(f"{reply}\n> note : a hole\nkeynote: no") == ("the key is red", "Two doors!", "a hole")
+    assert kept("note:", "note: ...", "note: **") == ()
+    assert kept("fact: a\nnote: b", marker="fact") == ("a",)
+
+
+def test_a_note_does_not_hide_the_action() -> None:
+    actions = ["left", "right"]
+    for reply in ("THINK: a\nACTION: left\nnote: turn right later", "left\nnote: turn right later"):
+        assert TolerantParser().parse(reply, actions, {}).action == "left"
+
+
+def test_a_long_note_is_cut_after_a_word() -> None:
+    assert kept("note: one two three", note_chars=9) == ("one two",)
+    assert kept("note: one two three", note_chars=7) == ("one two",)
+    assert kept("note: abcdefgh", note_chars=5) == ("abcde",)
+
+
+def test_the_least_used_goes_first() -> None:
+    three = "note: a\nnote: b\nnote: c"
+    assert kept(three, "note: d") == ("b", "c", "d")  # none used: the oldest
+    assert kept(three, "note: A.", "note: d") == ("a", "c", "d")  # renewed, in another writing
+    assert kept(three, "I think of A, and b", "note: d") == ("a", "b", "d")  # named again
+    assert kept(three, "a b c", "b c", "note: d", "note: e") == ("b", "c", "e")  # more often counts more
+    assert kept(three, "c", "b", "a", "note: d") == ("a", "b", "d")  # equally often: the longest ago
+    assert kept(three, "abc cab", "note: d") == ("b", "c", "d")  # parts of words do not count
+    assert kept("note: a\nnote: b\nnote: c\nnote: d") == ("b", "c", "d")
+
+
+@given(st.lists(REPLY, max_size=30), st.integers(1, 4), st.integers(4, 9))
+def test_notes_are_bounded_and_were_written(replies, notes, note_chars) -> None:
+    left = kept_notes(replies, notes, note_chars, "note")
+    assert len(left) <= notes
+    assert len(set(left)) == len(left)
+    written = [line.removeprefix("note: ") for reply in replies for line in reply.split("\n") if "note: " in line]
+    for note in left:
+        assert len(note) <= note_chars
+        assert any(fact.startswith(note) for fact in written)
+    if written:
+        assert any(written[-1].startswith(note) for note in left), "the newest is always there"
+
+
+@given(st.lists(REPLY, max_size=30))
+def test_with_room_for_all_nothing_is_lost_and_the_order_is_that_of_writing(replies) -> None:
+    written = [line.removeprefix("note: ") for reply in replies for line in reply.split("\n") if "note: " in line]
+    assert kept_notes(replies, 7, 40, "note") == tuple(dict.fromkeys(written))
+
+
+@given(st.lists(REPLY, min_size=1, max_size=30), st.integers(1, 3))
+def test_a_note_that_every_reply_names_stays(replies, notes) -> None:
+    named = ["note: the way out", *(f"{reply}\nthe way out" for reply in replies)]
+    if notes > 1:
+        assert "the way out" in kept_notes(named, notes, 40, "note")
+    assert kept_notes(named, notes, 40, "note") == kept_notes(list(named), notes, 40, "note")
+
+
+@given(st.text(max_size=200), st.text(max_size=50))
+def test_any_reply_can_be_read(reply, fact) -> None:
+    for text in kept_notes([reply, f"note: {fact}"], 2, 10, "note"):
+        assert 0 < len(text) <= 10
+        assert "\n" not in text
+
+
+def test_a_prompt_shows_notes_of_the_whole_episode_and_the_last_turns() -> None:
+    memory = NotebookMemory(notes=2, turns=1)
+    past = [PastTurn(f"room {i}", f"idea {i}", f"act {i}", f"act {i}\nnote: door {i}") for i in range(5)]
+    assert shown(memory, []) == ["- none yet"]
+    assert "'note: a fact'" in memory.recall([]).note
+    assert shown(memory, past) == ["- door 3", "- door 4"]
+    assert memory.recall(past).turns == (past[-1],)
+    assert NotebookMemory(turns=0).recall(past).turns == ()
+    other = [replace(turn, observation="", thought="", action="") for turn in past]
+    assert shown(memory, other) == shown(memory, past), "only what the model wrote counts"
+
+
+@pytest.mark.parametrize(("notes", "note_chars", "turns"), [(1, 1, 0), (3, 20, 2), (8, 120, 1)])
+def test_the_fullest_past_fills_the_notebook(notes, note_chars, turns) -> None:
+    memory = NotebookMemory(notes, note_chars, turns)
+    past = memory.fullest(PastTurn("a room", "", "go"))
+    lines = shown(memory, past)
+    assert len(lines) == notes
+    assert len(memory.recall(past).turns) == turns
+    assert all(note_chars * 0.6 <= len(line) - 2 <= note_chars for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"notes": 0}, "notes must be at least 1, got 0"),
+        ({"note_chars": 0}, "note_chars must be at least 1, got 0"),
+        ({"turns": -1}, "turns must be at least 0, got -1"),
+        ({"marker": "my note"}, "one word, got 'my note'"),
+        ({"marker": ""}, "one word"),
+    ],
+)
+def test_wrong_arguments(kwargs, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        NotebookMemory(**kwargs)
