@@ -23,6 +23,7 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
     "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
+    "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
 }
 
 ENV_IDS: tuple[str, ...] = tuple(_ENVS)
