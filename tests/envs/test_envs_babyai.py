@@ -186,20 +186,19 @@ def test_levels_of_minigrid(level):
 
 
 @pytest.mark.long
-def test_every_level_of_minigrid_can_be_won():
-    """All but those where a wrong door is the end, which its player does not know."""
-    lost = {}
+@pytest.mark.parametrize("level", MINIGRID)
+def test_every_level_of_minigrid_can_be_won(level):
+    """But where a wrong door is the end its player may lose, which does not know that."""
+    env = BabyAIEnv(level)
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        for level in MINIGRID:
-            env = BabyAIEnv(level)
-            lost[level] = [seed for seed in range(3) if not plays_on(env, seed)]
+        won = [plays_on(env, seed) for seed in range(2)]
     assert out.getvalue() == ""
-    assert len(lost) == 92
-    assert {level for level, seeds in lost.items() if seeds} <= {
-        "BabyAI-OpenDoorsOrderN2Debug-v0",
-        "BabyAI-OpenDoorsOrderN4Debug-v0",
-    }
+    assert all(won) or (level.startswith("BabyAI-OpenDoorsOrder") and level.endswith("Debug-v0"))
+
+
+def test_there_are_ninety_two_levels():
+    assert len(MINIGRID) == 92
 
 
 def test_distractors():

@@ -264,17 +264,17 @@ def test_the_order_of_actions_is_the_games() -> None:
 def test_chance_and_the_scripted_player() -> None:
     chance = baselines.random_agent("CrafterText-v0", range(6), area=32)
     assert 0.5 < chance.mean_return < 3.0
-    assert 116 <= chance.mean_turns <= 250
-    scripted = baselines.solver_agent("CrafterText-v0", range(2))
-    assert scripted.mean_return > 10
+    assert 90 <= chance.mean_turns <= 250
+    assert baselines.solver_agent("CrafterText-v0", range(2)).mean_return > 10
 
 
 @pytest.mark.long
-def test_return_of_a_random_agent() -> None:
-    chance = baselines.random_agent("CrafterText-v0", range(50))
+def test_return_of_chance_and_of_the_scripted_player() -> None:
+    """Frame by frame, as the published game is played."""
+    chance = baselines.random_agent("CrafterText-v0", range(50), sleep_until_awake=False)
     print(chance)
-    assert 1 <= chance.mean_return <= 2.5
-    assert 140 <= chance.mean_turns <= 250
+    assert 1.0 <= chance.mean_return <= 2.0
+    assert 150 <= chance.mean_turns <= 250
     scripted = baselines.solver_agent("CrafterText-v0", range(20))
     print(scripted)
-    assert scripted.mean_return > 10
+    assert scripted.mean_return > 14
