@@ -48,8 +48,8 @@ class CrafterText(TextEnv):
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
-        if not 16 <= area <= 256:
-            raise ValueError(f"area must be 16 to 256 cells, not {area!r}.")
+        if not (isinstance(area, int) and 16 <= area <= 256):
+            raise ValueError(f"area must be a whole number of cells from 16 to 256, not {area!r}.")
         if goals not in ("open", "all"):
             raise ValueError(f'goals must be "open" or "all", not {goals!r}.')
         if render_mode not in (None, "rgb_array"):

@@ -209,7 +209,7 @@ def test_drawing(env: CrafterText) -> None:
     assert CrafterText(area=SMALL).render() is None
 
 
-@pytest.mark.parametrize("given", [{"area": 8}, {"goals": "none"}, {"render_mode": "human"}])
+@pytest.mark.parametrize("given", [{"area": 8}, {"area": 32.5}, {"goals": "none"}, {"render_mode": "human"}])
 def test_bad_arguments_are_refused(given: dict[str, object]) -> None:
     (value,) = given.values()
     with pytest.raises(ValueError, match=str(value)):
