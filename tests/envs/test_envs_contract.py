@@ -288,6 +288,19 @@ def test_without_minigrid_the_package_works_and_babyai_says_what_to_install():
     assert 'pip install "lightning-agentrl[envs]"' in last
 
 
+def test_without_crafter_its_texts_work_and_the_game_says_what_to_install():
+    done = python(
+        "import sys; sys.modules['crafter'] = None\n"
+        "import gymnasium, agentrl_envs\n"
+        "from agentrl_envs.crafter import describe\n"
+        "gymnasium.make('agentrl_envs:CrafterText-v0')\n"
+    )
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: The Crafter environments need crafter")
+    assert 'pip install "lightning-agentrl[envs]"' in last
+
+
 @pytest.mark.slow
 def test_another_process_tells_the_same_texts():
     code = (
