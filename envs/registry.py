@@ -26,6 +26,7 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
+    "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
 }
 
 # Environments of others, which need a server, a package that is not ours, or arguments.

@@ -1,29 +1,35 @@
 """The BabyAI environment: a level described in words and played with named actions."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from agentrl_envs.babyai import words
-from agentrl_envs.babyai.levels import LEVELS
+from agentrl_envs.babyai.levels import find_level
+from agentrl_envs.babyai.player import scripted_player
 from agentrl_envs.babyai.text import describe_view
-from agentrl_envs.text_env import TextEnv
+from agentrl_envs.text_env import TextEnv, normalise
 
 _FORWARD = 2
 _TILE = 16  # pixels of a cell in a picture
+_REMARK = re.compile(r"(?:,| and\b| then\b).*")  # "turn left and go forward": one action and a remark
 
 
 class BabyAIEnv(TextEnv):
     """A BabyAI level with text observations.
 
     Args:
-        level: name of a level, a key of `LEVELS`.
+        level: name of a level, a key of `LEVELS`; or an id of Minigrid's such as "BabyAI-GoToLocalS8N7-v0".
         reward: on success "binary" gives 1 and "native" gives 1 - 0.9 * turns / max_turns; a failure gives 0.
         mission_in: where the mission is given: in the "system" prompt, or as first line of every "observation" (then
             the system prompt is the same for all episodes).
-        actions: names of the offered actions; by default three words for the small levels, else all six names.
-        max_turns: turns after which an episode is truncated; by default the usual limit of the level.
+        actions: names of the offered actions, or "goal" for those that the goal of the level can use; by default three
+            words for the small levels, else all six names.
+        max_turns: turns after which an episode is truncated; by default the usual limit of the level, which depends on
+            the mission in some levels of Minigrid's.
         num_dists: number of distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo
             (default 0).
         render_mode: "rgb_array" makes `render` draw the room from above, with the agent's view highlighted.
@@ -36,35 +42,42 @@ class BabyAIEnv(TextEnv):
         level: str = "GoTo",
         reward: Literal["binary", "native"] = "binary",
         mission_in: Literal["system", "observation"] = "system",
-        actions: Sequence[str] | None = None,
+        actions: Sequence[str] | Literal["goal"] | None = None,
         max_turns: int | None = None,
         num_dists: int | None = None,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
-        if level not in LEVELS:
-            raise ValueError(f"Unknown BabyAI level {level!r}; the levels are {', '.join(LEVELS)}.")
         if reward not in ("binary", "native"):
             raise ValueError(f'reward must be "binary" or "native", not {reward!r}.')
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f'render_mode must be "rgb_array" or None, not {render_mode!r}.')
         if mission_in not in ("system", "observation"):
             raise ValueError(f'mission_in must be "system" or "observation", not {mission_in!r}.')
-        spec = LEVELS[level]
+        spec = find_level(level)
         kwargs = dict(spec.kwargs)
         if num_dists is not None:
-            if spec.small:
+            if "goal" not in kwargs:
                 raise ValueError(f"Level {level!r} has a fixed number of objects; leave num_dists out.")
             kwargs["num_dists"] = num_dists
+        limit = spec.max_turns if max_turns is None else max_turns
+        self._limit_varies = limit is None
         self.level = level
         self.reward = reward
         self.mission_in = mission_in
         self.render_mode = render_mode
-        self.max_turns = spec.max_turns if max_turns is None else max_turns
-        self._level = spec.build(max_steps=self.max_turns, **kwargs)
-        self._numbers = _action_numbers(actions or (words.SHORT_ACTIONS if spec.small else words.FULL_ACTIONS))
-        if not any(spec.needs in words.SPOKEN[number] for number in self._numbers.values()):
-            raise ValueError(f"Level {level!r} cannot be solved without the action {spec.needs!r}.")
+        self._make_level = partial(spec.build, **kwargs, **({} if limit is None else {"max_steps": limit}))
+        self._level = self._make_level()
+        self._level_seed = 0
+        if self._limit_varies:
+            self._level.reset(seed=0)
+        self.max_turns = self._level.max_steps
+        if actions is None:
+            actions = words.SHORT_ACTIONS if spec.small else words.FULL_ACTIONS
+        self._numbers = _action_numbers(spec.table if actions == "goal" else actions)
+        for needed in spec.needs:
+            if not any(needed in words.SPOKEN[number] for number in self._numbers.values()):
+                raise ValueError(f"Level {level!r} cannot be solved without the action {needed!r}.")
         self.actions = {name: words.DESCRIPTIONS[number] for name, number in self._numbers.items()}
         self.aliases = {
             spoken: name
@@ -76,6 +89,7 @@ class BabyAIEnv(TextEnv):
         self.default_action = names.get(_FORWARD, next(iter(self.actions)))
         self._names = names
         self._view: list[str] = []
+        self._taken: list[int] = []  # Minigrid's numbers of the actions of the episode
         self._bumps = 0
 
     @property
@@ -96,9 +110,10 @@ class BabyAIEnv(TextEnv):
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
         """Examples of the go-to levels. If the mission is in the system prompt, they are about its target."""
-        if not self.mission.startswith("go to ") or " after you " in self.mission:
+        mission = re.fullmatch(r"go to (?:the|a) (\w+ \w+)", self.mission)
+        if not mission:
             return ()
-        own_target = self.mission.removeprefix("go to ").removeprefix("the ").removeprefix("a ")
+        own_target = mission[1]
         told = []
         for target, view, number in words.GO_TO_EXAMPLES:
             if number not in self._names:
@@ -106,9 +121,24 @@ class BabyAIEnv(TextEnv):
             if self.mission_in == "system":
                 told.append((view.format(target=own_target), self._names[number]))
             else:
-                mission = words.MISSION_LINE.format(mission=f"go to the {target}")
-                told.append((f"{mission}\n{view.format(target=target)}", self._names[number]))
+                line = words.MISSION_LINE.format(mission=f"go to the {target}")
+                told.append((f"{line}\n{view.format(target=target)}", self._names[number]))
         return tuple(told)
+
+    def resolve_action(self, text: str) -> tuple[str, bool]:
+        """Return the action that `text` names; what follows "and", "then" or a comma is a remark."""
+        name, valid = super().resolve_action(text)
+        return (name, valid) if valid else super().resolve_action(_REMARK.sub("", normalise(text)))
+
+    def solver(self) -> Callable[[], str]:
+        """Return Minigrid's own scripted player, which sees what the agent has seen so far.
+
+        It wins from every state from which it can; after a box has been opened it may give up, and then it turns.
+        """
+        level = self._make_level()
+        level.reset(seed=self._level_seed)
+        next_number = scripted_player(level, self._taken)
+        return lambda: self._names.get(next_number(), next(iter(self.actions)))
 
     def render(self) -> np.ndarray | None:
         """Return the room from above as RGB [height, width, 3], uint8; None without `render_mode`."""
@@ -123,13 +153,18 @@ class BabyAIEnv(TextEnv):
         return {"mission": self.mission}
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        observation, _ = self._level.reset(seed=int(self.np_random.integers(2**31)))
+        self._level_seed = int(self.np_random.integers(2**31))
+        observation, _ = self._level.reset(seed=self._level_seed)
+        if self._limit_varies:
+            self.max_turns = self._level.max_steps
+        self._taken = []
         self._view = describe_view(observation["image"])
         self._bumps = 0
 
     def _act(self, action: str) -> tuple[float, bool]:
         before = tuple(self._level.agent_pos)
         observation, native, terminated, _, _ = self._level.step(self._numbers[action])
+        self._taken.append(self._numbers[action])
         self._view = describe_view(observation["image"])
         self._bumps += self._numbers[action] == _FORWARD and tuple(self._level.agent_pos) == before
         return float(native if self.reward == "native" else native > 0), bool(terminated)

@@ -1,9 +1,15 @@
-"""The BabyAI levels: the five goals of MixedTrainLocal, and Minigrid's small go-to rooms."""
+"""The BabyAI levels: the five goals of MixedTrainLocal, Minigrid's small go-to rooms, and any of Minigrid's own."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+
+from agentrl_envs.babyai import words
 
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # Minigrid imports pygame, which greets on standard output
 
@@ -141,26 +147,70 @@ def _named(thing: WorldObj) -> ObjDesc:
 
 @dataclass(frozen=True)
 class Level:
-    """A level by name: how to build it, its usual number of turns, and the action without which it is unsolvable."""
+    """A level by name: how to build it, its usual number of turns, and its actions."""
 
     build: Callable[..., RoomGridLevel]
-    kwargs: dict[str, Any]
-    max_turns: int
-    needs: str = "go forward"
+    kwargs: Mapping[str, Any]
+    max_turns: int | None
+    """None: the mission of each episode decides."""
+    needs: tuple[str, ...] = ("go forward",)
+    """Actions without which it cannot be solved."""
+    table: tuple[str, ...] = words.FULL_ACTIONS
+    """The actions that its goal can use."""
     small: bool = False
-    """Whether three actions (left, right, forward) and a short prompt are offered unless asked otherwise."""
+    """Whether the table of the goal and a short prompt are offered unless asked otherwise."""
 
+
+_MOVES = words.FULL_ACTIONS[:3]
+_HANDS = (*_MOVES, "pick up", "drop")
 
 LEVELS: dict[str, Level] = {
-    "GoTo": Level(MixedTrainLocal, {"goal": "goto"}, 64),
-    "PickUp": Level(MixedTrainLocal, {"goal": "pickup"}, 64, needs="pick up"),
-    "Open": Level(MixedTrainLocal, {"goal": "open"}, 128, needs="toggle"),
-    "PutNext": Level(MixedTrainLocal, {"goal": "putnext"}, 128, needs="drop"),
-    "PickUpSeqGoTo": Level(MixedTrainLocal, {"goal": "pick_up_seq_go_to"}, 128, needs="pick up"),
-    "GoToObjS4": Level(GoToObjRoom, {"room_size": 4}, 16, small=True),
-    "GoToObjS6": Level(GoToObjRoom, {"room_size": 6}, 36, small=True),
-    "GoToLocalS5N2": Level(GoToLocalRoom, {"room_size": 5, "num_dists": 2}, 25, small=True),
-    "GoToLocalS6N2": Level(GoToLocalRoom, {"room_size": 6, "num_dists": 2}, 36, small=True),
-    "GoToRedBallNoDists": Level(GoToRedBallRoom, {}, 64, small=True),
+    "GoTo": Level(MixedTrainLocal, {"goal": "goto"}, 64, table=_MOVES),
+    "PickUp": Level(MixedTrainLocal, {"goal": "pickup"}, 64, ("pick up",), _HANDS),
+    "Open": Level(MixedTrainLocal, {"goal": "open"}, 128, ("pick up", "toggle")),
+    "PutNext": Level(MixedTrainLocal, {"goal": "putnext"}, 128, ("pick up", "drop"), _HANDS),
+    "PickUpSeqGoTo": Level(MixedTrainLocal, {"goal": "pick_up_seq_go_to"}, 128, ("pick up",), _HANDS),
+    **{
+        name: Level(build, kwargs, max_turns, table=words.SHORT_ACTIONS, small=True)
+        for name, build, kwargs, max_turns in (
+            ("GoToObjS4", GoToObjRoom, {"room_size": 4}, 16),
+            ("GoToObjS6", GoToObjRoom, {"room_size": 6}, 36),
+            ("GoToLocalS5N2", GoToLocalRoom, {"room_size": 5, "num_dists": 2}, 25),
+            ("GoToLocalS6N2", GoToLocalRoom, {"room_size": 6, "num_dists": 2}, 36),
+            ("GoToRedBallNoDists", GoToRedBallRoom, {}, 64),
+        )
+    },
 }
 """Every level by the name that its environment id carries."""
+
+_BROKEN = (
+    "BabyAI-PutNextS5N2Carrying-v0",
+    "BabyAI-PutNextS6N3Carrying-v0",
+    "BabyAI-PutNextS7N4Carrying-v0",
+    "BabyAI-KeyInBox-v0",
+)
+
+
+def find_level(name: str) -> Level:
+    """Return a level by its name in `LEVELS`, or by its Minigrid id such as "BabyAI-GoToLocalS8N7-v0".
+
+    Raises:
+        ValueError: there is no such level, or it is one of those that cannot be played with a mission.
+    """
+    if name in LEVELS:
+        return LEVELS[name]
+    if name in _BROKEN:
+        raise ValueError(f"Minigrid's level {name!r} is broken: its mission cannot be carried out as it is told.")
+    if not (name.startswith("BabyAI-") and name in gymnasium.registry):
+        raise ValueError(
+            f"Unknown BabyAI level {name!r}; the levels are {', '.join(LEVELS)}, and Minigrid's ids that begin with "
+            '"BabyAI-".'
+        )
+    spec = gymnasium.spec(name)
+    return Level(partial(_minigrid_level, str(spec.entry_point)), spec.kwargs, None)
+
+
+def _minigrid_level(entry_point: str, **kwargs: Any) -> RoomGridLevel:
+    level: Any = load_env_creator(entry_point)(**kwargs)
+    level._gen_grid = partial(_Redraw._gen_grid, level)  # its class has the loop that prints
+    return cast(RoomGridLevel, level)

@@ -12,7 +12,8 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from lightning_agentrl.metrics.episodes import EpisodeMetrics
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
+from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
@@ -31,7 +32,7 @@ class RunSummary(L.Callback):
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
-        self.before: dict[str, float] | None = None
+        self.before: dict[str, Any] | None = None
         self._started = time.monotonic()
         self._earlier_minutes = 0.0
         self._saved_at = -1  # optimizer steps behind the newest checkpoint
@@ -78,15 +79,19 @@ class RunSummary(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before, self._earlier_minutes = state_dict["before"], state_dict["minutes"]
 
-    def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+    def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
         metrics = EpisodeMetrics().to(pl_module.device)
-        metrics.update(data.play_held_out(data.validation_seeds()))
+        results = data.play_held_out(data.validation_seeds())
+        metrics.update(results)
         numbers = metrics.compute()
-        told = {
+        told: dict[str, Any] = {
             key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
         }
-        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {})
+        env = {
+            name: round(value, 4) for name, value in over_ranks(told_by_environments(results), pl_module.device).items()
+        }
+        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {}) | ({"env": env} if env else {})
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.types import StopReason, Turn
 
 
@@ -22,6 +23,7 @@ class EpisodeResult:
     turns: int
     valid_turns: int
     lost: bool = False  # the environment failed
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment told in the last turn
 
 
 def succeeded(last: Turn) -> bool:
@@ -39,7 +41,18 @@ def summarise(turns: Sequence[Turn], lost: bool = False) -> EpisodeResult:
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost)
     last = turns[-1]
-    return EpisodeResult(succeeded(last), last.episode_return, len(turns), sum(turn.valid for turn in turns), lost)
+    valid = sum(turn.valid for turn in turns)
+    return EpisodeResult(succeeded(last), last.episode_return, len(turns), valid, lost, last.metrics)
+
+
+def told_by_environments(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
+    """Return the mean of each number that environments told at the end of these episodes; others do not count."""
+    told = [result.metrics for result in results]
+    names = sorted({name for metrics in told for name in metrics})
+    return {
+        name: Mean(sum(metrics.get(name, 0.0) for metrics in told), sum(name in metrics for metrics in told))
+        for name in names
+    }
 
 
 def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:

@@ -12,7 +12,8 @@ import pytest
 
 from agentrl_envs import baselines
 from agentrl_envs.babyai.env import BabyAIEnv
-from agentrl_envs.babyai.levels import HELD_OUT, LEVELS
+from agentrl_envs.babyai.levels import _BROKEN, HELD_OUT, LEVELS
+from lightning_agentrl.prompts.parser import TolerantParser
 
 GOALS = ("GoTo", "PickUp", "Open", "PutNext", "PickUpSeqGoTo")
 SMALL = tuple(name for name in LEVELS if name not in GOALS)
@@ -131,6 +132,80 @@ def test_solver_wins_within_the_limit(level):
         assert solver.info["progression"] == 1.0
     few = {"GoToRedBallNoDists": 1, "Open": 5}  # four door colours and the bare door
     assert len(missions) == few[level] if level in few else len(missions) > 5
+
+
+# ---- the scripted player -----------------------------------------------------------------------------------------
+
+MINIGRID = sorted(name for name in gymnasium.registry if name.startswith("BabyAI-") and name not in _BROKEN)
+
+
+def plays_on(env, seed, strays=0):
+    """Whether the scripted player wins, after some random actions if the level is not over by then."""
+    generator = np.random.default_rng(seed)
+    env.reset(seed=seed)
+    over, info = False, {}
+    player = env.solver() if seed % 2 else None  # made at the beginning, or in the middle
+    while not over:
+        if env.turn < strays:
+            action = list(env.actions)[generator.integers(min(3, len(env.actions)))]
+        else:
+            player = player or env.solver()
+            action = player()
+        *_, terminated, truncated, info = env.step(action)
+        over = terminated or truncated
+    return info["success"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_scripted_player_plays_on_from_any_state(level):
+    env = BabyAIEnv(level, actions="goal")
+    assert all(plays_on(env, seed, strays=7) for seed in range(4))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_scripted_player_wins_two_hundred_levels(level):
+    result = baselines.solver_agent(f"BabyAIText-{level}-v0", range(200))
+    print(result)
+    assert result.success == 1.0
+
+
+@pytest.mark.parametrize("level", ["BabyAI-GoToLocalS8N7-v0", "BabyAI-GoToSeqS5R2-v0", "BabyAI-UnlockPickup-v0"])
+def test_levels_of_minigrid(level):
+    env = BabyAIEnv(level)
+    limits = set()
+    for seed in range(3):
+        assert plays_on(env, seed, strays=3)
+        limits.add(env.max_turns)
+        assert env.max_turns == env._level.max_steps
+        assert env.mission in env.system_prompt
+    assert (len(limits) > 1) == (level == "BabyAI-GoToSeqS5R2-v0")  # there the mission decides
+    copy = pickle.loads(pickle.dumps(env))
+    assert copy.reset(seed=9) == env.reset(seed=9)
+    assert BabyAIEnv(level, max_turns=9).max_turns == 9
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", MINIGRID)
+def test_every_level_of_minigrid_can_be_won(level):
+    env = BabyAIEnv(level)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        won = [plays_on(env, seed) for seed in range(3)]
+    assert out.getvalue() == ""
+    if "OrderN" in level and "Debug" in level:  # a wrong door is the end, which the player does not know
+        return
+    assert any(won) if level == "BabyAI-UnlockToUnlock-v0" else all(won)
+
+
+def test_a_player_that_goes_round_in_circles_gives_up():
+    env = BabyAIEnv("BabyAI-UnlockToUnlock-v0", max_turns=30)
+    assert not plays_on(env, seed=1)
+    assert env.turn == 30
+
+
+def test_there_are_ninety_two_levels():
+    assert len(MINIGRID) == 92
 
 
 def test_distractors():
@@ -375,6 +450,19 @@ def test_aliases_of_six_actions(said, name):
     assert env.resolve_action(said) == (name, True)
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("turn left and go forward", "turn left"), ("Turn right, then go forward.", "turn right"),
+     ("pick it up and go forward", "pick up"), ("go forward then toggle", "go forward")],
+)  # fmt: skip
+def test_one_action_and_a_remark(said, name):
+    env = BabyAIEnv("GoTo")
+    assert env.resolve_action(said) == (name, True)
+    assert TolerantParser().parse(f"ACTION: {said}", list(env.actions), env.aliases).action == name
+    assert env.resolve_action("left or right") == ("go forward", False)
+    assert env.resolve_action("and left") == ("go forward", False)
+
+
 def test_invalid_action_goes_forward():
     env = BabyAIEnv("GoToRedBallNoDists")
     for seed in range(5):
@@ -400,10 +488,29 @@ def test_action_sets():
     assert "turn right" not in env.system_prompt
 
 
+def test_the_table_of_a_goal_is_what_it_can_use():
+    moves = ["turn left", "turn right", "go forward"]
+    tables = {
+        "GoTo": moves,
+        "PickUp": [*moves, "pick up", "drop"],
+        "Open": [*moves, "pick up", "drop", "toggle"],
+        "PutNext": [*moves, "pick up", "drop"],
+        "PickUpSeqGoTo": [*moves, "pick up", "drop"],
+        "GoToObjS4": ["left", "right", "forward"],
+        "BabyAI-Open-v0": [*moves, "pick up", "drop", "toggle"],
+    }
+    assert {level: list(BabyAIEnv(level, actions="goal").actions) for level in tables} == tables
+
+
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
         ({"level": "GoToMoon"}, "Unknown BabyAI level"),
+        ({"level": "BabyAI-GoToMoon-v0"}, "Unknown BabyAI level"),
+        ({"level": "MiniGrid-Empty-5x5-v0"}, "Unknown BabyAI level"),
+        ({"level": "BabyAI-KeyInBox-v0"}, "broken"),
+        ({"level": "Open", "actions": ["turn left", "go forward", "toggle"]}, "'pick up'"),
+        ({"level": "BabyAI-GoTo-v0", "num_dists": 2}, "fixed number"),
         ({"reward": "huge"}, "reward must be"),
         ({"mission_in": "dream"}, "mission_in must be"),
         ({"actions": ["left", "fly"]}, "fly"),
@@ -427,6 +534,8 @@ def test_bad_arguments_are_refused(kwargs, sentence):
         ("GoTo", 0.19, 0.38),
         ("PickUp", 0.05, 0.20),
         ("Open", 0.0, 0.02),
+        ("PutNext", 0.0, 0.12),
+        ("PickUpSeqGoTo", 0.03, 0.19),
         ("GoToObjS4", 0.62, 0.80),
         ("GoToObjS6", 0.38, 0.60),
         ("GoToLocalS5N2", 0.42, 0.62),
@@ -435,7 +544,8 @@ def test_bad_arguments_are_refused(kwargs, sentence):
 )
 def test_random_success_is_in_the_known_band(level, low, high):
     result = baselines.random_agent(
-        f"BabyAIText-{level}-v0", range({"Open": 20, "PickUp": 150, "GoTo": 150}.get(level, 200))
+        f"BabyAIText-{level}-v0",
+        range({"Open": 20, "PutNext": 60, "PickUpSeqGoTo": 80, "PickUp": 150, "GoTo": 150}.get(level, 200)),
     )
     assert low <= result.success <= high
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from lightning_agentrl.agents.describe import RecentEpisodes
-from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult, summarise, wilson_interval
+from lightning_agentrl.metrics.episodes import (
+    EpisodeMetrics,
+    EpisodeResult,
+    summarise,
+    told_by_environments,
+    wilson_interval,
+)
+from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
 from tests.types.samples import action, prompt, turn
@@ -104,6 +111,13 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     end = turn(index=2, episode_return=1.5, truncated=True, stop=StopReason.MAX_TURNS, success=None)
     turns = [turn(valid=False, episode_return=9.0), turn(index=1), end]
     assert summarise(turns) == EpisodeResult(success=True, total_reward=1.5, turns=3, valid_turns=2)
+
+
+def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
+    ends = [{"progression": 1.0, "bumps": 3.0}, {"progression": 0.0}, {}]
+    results = [summarise([turn(metrics={"progression": 9.0}), turn(index=1, metrics=end)]) for end in ends]
+    assert told_by_environments(results) == {"bumps": Mean(3.0, 1), "progression": Mean(1.0, 2)}
+    assert told_by_environments([]) == {}
 
 
 @pytest.mark.parametrize(

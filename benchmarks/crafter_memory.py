@@ -1,0 +1,187 @@
+"""Tokens, memory and CPU time of long episodes of Crafter: prompts with a window of the past against growing samples.
+
+    .venv/bin/python benchmarks/crafter_memory.py              # 4 environments, 400 turns each; hours on two cores
+    .venv/bin/python benchmarks/crafter_memory.py --turns 8 --growing 8 --per-iteration 2 --out /tmp   # minutes
+
+SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
+that of the process, or of the accelerator if there is one. The last iteration is compared with the second, the first
+in which no environment begins without a history. Writes `crafter_memory.md`, `.png` and `.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import matplotlib as mpl
+import torch
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from lightning_agentrl.agents import KL, Compute, PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FullMemory,
+    PromptFormat,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.types import Rollout
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVS, HISTORY, WINDOW = 4, 2, 8192  # turns of the past; tokens
+COLUMNS = {"tokens": "tokens per turn", "peak_mb": "peak memory, MB", "cpu_seconds": "CPU seconds per turn"}
+TEXT = """\
+# Memory of long episodes
+
+{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment;
+SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies of an action, on {device}. Prompts
+show the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
+
+![tokens and memory per iteration](crafter_memory.png)
+
+{table}
+
+With growing samples (`FullMemory`) for {growing} turns, in which the window of {window} tokens fills up:
+
+{contrast}
+"""
+
+
+class Diary(RolloutCallback):
+    """A row for each iteration."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            Path("/proc/self/clear_refs").write_text("5")
+        self.cpu = time.process_time()
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self.turns = len(rollout.turns)
+        self.tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        cpu = time.process_time() - self.cpu
+        self.rows.append(
+            {"tokens": self.tokens / self.turns, "peak_mb": peak_bytes() / 1e6, "cpu_seconds": cpu / self.turns}
+        )
+        print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
+
+
+def peak_bytes() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+
+
+def play(turns: int, per_iteration: int, grows: bool) -> list[dict[str, float]]:
+    """Play and train for so many turns of each environment."""
+    diary = Diary()
+    data = RolloutDataModule(
+        env=EnvConfig("agentrl_envs:CrafterText-v0", {"goals": "all"}),
+        num_envs=ENVS,
+        turns_per_env=per_iteration,
+        mini_batch_turns=ENVS * per_iteration,
+        memory=FullMemory() if grows else WindowMemory(HISTORY),
+        prompt=PromptFormat(think=False, max_prompt_tokens=WINDOW - 16),
+        interaction=TurnInteraction(max_reply_tokens=8),
+        validation=ValidationConfig(episodes=0),
+        seed=0,
+    )
+    trainer = L.Trainer(
+        accelerator="auto",
+        devices=1,
+        precision="bf16-mixed",
+        max_epochs=-(-turns // per_iteration),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+        callbacks=[diary],
+    )
+    compute = Compute(max_tokens_per_micro_batch=4096)
+    trainer.fit(PPOAgent("demo", critic=SharedCritic(), kl=KL(reward=0.0), compute=compute), data)
+    return diary.rows
+
+
+def in_own_process(turns: int, per_iteration: int, *grows: str) -> list[dict[str, float]]:
+    """Return the rows of a run, whose memory is its own."""
+    command = [sys.executable, __file__, "--play", "--turns", str(turns), "--per-iteration", str(per_iteration), *grows]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    rows: list[dict[str, float]] = json.loads(told.stdout.splitlines()[-1])
+    return rows
+
+
+def table(rows: list[dict[str, float]]) -> str:
+    """Return the second and the last iteration, and their difference, as Markdown."""
+    if len(rows) < 2:
+        return "Fewer than two iterations.\n"
+    second, last = rows[1], rows[-1]
+    lines = ["| | iteration 2 | last iteration | difference | largest of all |", "|---|---|---|---|---|"]
+    for key, name in COLUMNS.items():
+        change, most = last[key] / second[key] - 1, max(row[key] for row in rows[1:])
+        lines.append(f"| {name} | {second[key]:.3g} | {last[key]:.3g} | {100 * change:+.1f} % | {most:.3g} |")
+    return "\n".join(lines)
+
+
+def draw(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for axis, key in zip(axes, ("tokens", "peak_mb"), strict=True):
+        for name, rows in runs.items():
+            axis.plot(range(1, len(rows) + 1), [row[key] for row in rows], marker=".", label=name)
+        axis.set(xlabel="iteration", ylabel=COLUMNS[key], ylim=(0, None))
+    axes[0].legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tokens, memory and CPU time of long episodes of Crafter.")
+    parser.add_argument("--turns", type=int, default=400, help="of each environment, with a window of the past")
+    parser.add_argument("--growing", type=int, default=60, help="of each environment, with growing samples")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    parser.add_argument("--per-iteration", type=int, default=20, help="turns of each environment")
+    parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--grows", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.play:
+        print(json.dumps(play(given.turns, given.per_iteration, given.grows)))
+        return
+    runs = {
+        f"last {HISTORY} turns": in_own_process(given.turns, given.per_iteration),
+        "whole episode": in_own_process(given.growing, given.per_iteration, "--grows"),
+    }
+    window, whole = runs.values()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
+    figures["growing"] = given.growing
+    text = TEXT.format(**figures, window=WINDOW, device=device, table=table(window), contrast=table(whole))
+    (given.out / "crafter_memory.json").write_text(
+        json.dumps({**figures, "device": device, "runs": runs}, indent=1) + "\n"
+    )
+    (given.out / "crafter_memory.md").write_text(text)
+    draw(runs, given.out / "crafter_memory.png")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

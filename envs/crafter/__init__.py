@@ -1,0 +1,5 @@
+"""Crafter in words: the game made repeatable (`game`), its texts (`text`), the environment (`env`) and a `player`."""
+
+from agentrl_envs.crafter.text import describe
+
+__all__ = ["describe"]

@@ -1,0 +1,97 @@
+"""The game of the package `crafter`, made repeatable: same seed and actions, same game, whatever is drawn."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl_envs.crafter.text import COLUMNS, OUTSIDE, ROWS
+
+try:
+    import crafter
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f'The Crafter environments need {error.name}, which is not installed: pip install "lightning-agentrl[envs]"',
+        name=error.name,
+    ) from error
+
+ACTIONS: tuple[str, ...] = tuple(crafter.constants.actions)
+"""The game's names of its actions, in order."""
+ACHIEVEMENTS: tuple[str, ...] = tuple(crafter.constants.achievements)
+_PIXELS = 288  # of a picture: 9 by 9 cells, the last two rows for the inventory
+
+
+class Game(crafter.Env):
+    """One world with its player.
+
+    Args:
+        area: cells along each side of the square world.
+    """
+
+    def __init__(self, area: int) -> None:
+        super().__init__(area=(area, area), size=(_PIXELS, _PIXELS), length=None, seed=0)
+        self.frames = 0
+        """Frames since the game began."""
+
+    def begin(self, seed: int) -> None:
+        """Make a new world."""
+        self._seed, self._episode, self.frames = seed, 0, 0
+        self.reset()
+
+    def frame(self, action: int) -> float:
+        """Play one frame; return its reward: 1 if it unlocks an achievement, plus a tenth of the change of health."""
+        self.frames += 1
+        return float(self.step(action)[1])
+
+    @property
+    def player(self) -> Any:
+        """The game's own object of the player."""
+        return self._player
+
+    @property
+    def unlocked(self) -> set[str]:
+        """Names of the achievements that the player has unlocked."""
+        return {name for name, count in self._player.achievements.items() if count}
+
+    @property
+    def dead(self) -> bool:
+        """Whether the player died."""
+        return bool(self._player.health <= 0)
+
+    @property
+    def helpless(self) -> bool:
+        """Whether the player sleeps on, whatever action is given."""
+        return bool(self._player.sleeping and self._player.inventory["energy"] < 9)
+
+    def map(self) -> NDArray[np.integer]:
+        """Return the semantic ids of the whole world, [east, south]."""
+        ids: NDArray[np.integer] = self._sem_view()
+        return ids
+
+    def window(self) -> list[list[int]]:
+        """Return the semantic ids around the player: rows from north to south, -1 outside the map."""
+        wide, high = COLUMNS // 2, ROWS // 2
+        margin = max(wide, high)
+        padded = np.pad(self.map().astype(int), margin, constant_values=OUTSIDE)
+        x, y = (int(place) + margin for place in self._player.pos)
+        rows: list[list[int]] = padded[x - wide : x + wide + 1, y - high : y + high + 1].T.tolist()
+        return rows
+
+    # What makes it repeatable
+
+    def render(self, size: Any = None) -> NDArray[np.uint8]:
+        """Draw the view. The noise of the night comes from the random numbers of the game, so they are put back."""
+        random = self._world.random
+        before = random.get_state()
+        try:
+            picture: NDArray[np.uint8] = super().render(size)
+        finally:
+            random.set_state(before)
+        return picture
+
+    def _obs(self) -> None:
+        """Draw nothing after a step: the game is told in words."""
+
+    def _balance_chunk(self, chunk: Any, objs: Any) -> None:
+        """Choose among creatures in the order of their places; they are kept in a set, which has none."""
+        super()._balance_chunk(chunk, sorted(objs, key=lambda thing: (type(thing).__name__, *map(int, thing.pos))))
