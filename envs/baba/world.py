@@ -132,7 +132,6 @@ class _Step:
         if ahead is None or not self._may_enter(ahead):
             return mover
         met = cells[ahead][-1] if cells[ahead] else None
-        self._moved.discard((here, len(cells[here])))
         cells[here] = cells[here][:-1]
         cells[ahead] = (*cells[ahead], mover)
         self._moved.add((ahead, len(cells[ahead])))

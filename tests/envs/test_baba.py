@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 
 from agentrl_envs import ENV_IDS, baselines
 from agentrl_envs.baba.env import BabaIsAIEnv
@@ -106,13 +109,16 @@ def test_things_and_blocks_lie_where_the_level_says(level):
         if suffix == "-distr_obj-irrelevant_rule":
             assert len(blocks) == 2
             assert not set(others) & set(objects)
+            assert all(within(places[f"{name} block"][0], 7, 10, 3, 5) for name in others if two)
         elif suffix == "-distr_rule":
             assert len(blocks) == 2
+            assert all(within(places[f"{name} block"][0], 7, 10, 3, 5) for name in others if two)
         elif suffix == "-distr_obj_rule":
             assert set(blocks) == set(objects)
             assert all(places[f"{name} block"][0] in (ASIDE_RIGHT if two else ASIDE) for name in others)
         elif suffix == "-distr_win_rule":
             assert len(blocks) == 3
+            assert ASIDE_RIGHT & {cell for name in objects for cell in places[f"{name} block"]}
             assert (11, 4) in places["win block"]
         else:
             assert len(blocks) == 1
@@ -184,6 +190,13 @@ def test_without_you_the_episode_ends_as_lost(reward):
     assert (info["no_you"], info["success"], info["rules"]) == (True, False, [])
 
 
+def test_a_new_episode_forgets_how_the_last_one_ended():
+    env = BabaIsAIEnv(map=UNDONE)
+    first = env.reset()
+    assert env.step("up")[4]["no_you"] is True
+    assert env.reset() == first
+
+
 def test_the_limit_truncates_and_idle_changes_nothing():
     env = BabaIsAIEnv(level="make_win")
     assert env.max_turns == 100
@@ -241,6 +254,17 @@ def test_wrong_arguments_are_answered_with_a_sentence(kwargs, told):
         BabaIsAIEnv(**kwargs)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_map_of_the_docs_can_be_played_and_won():
+    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    (example,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "map: |" in block)
+    env = BabaIsAIEnv(**yaml.safe_load(example)["env"]["kwargs"])
+    env.reset()
+    choose = env.solver()
+    while not env.step(choose())[2]:
+        assert env.turn < 20
+    assert env.success()
 
 
 # ---- players -----------------------------------------------------------------------------------------------------

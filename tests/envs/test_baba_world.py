@@ -98,6 +98,11 @@ def test_a_colour_before_the_noun_restricts_the_rule_to_it():
     assert rows(state.after("right")[0])[2] == "o . O+B ."
 
 
+def test_a_block_on_which_nothing_stands_any_more_is_read_again():
+    state, _ = play(world("BABA IS YOU .", "WALL IS STOP+B ."), "right")
+    assert active_rules(state) == ["baba is you", "wall is stop"]
+
+
 # ---- moves -------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +168,9 @@ def test_a_you_that_a_push_lays_bare_moves_in_the_same_step():
     state = world("BABA IS YOU . . .", "BABA IS STOP . . .", "B B+LOSE . . . .")
     state, _ = play(state, "right")
     assert rows(state)[2] == "B . B LOSE . ."
+    # Backwards it lies in a cell that had its turn, as does what the first one stood on.
+    state, _ = play(world("BABA IS YOU .", ". . B+LOSE B+B"), "left")
+    assert rows(state)[1] == ". LOSE B+B B"
 
 
 # ---- ends --------------------------------------------------------------------------------------------------------
