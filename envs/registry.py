@@ -4,6 +4,8 @@ from typing import Any
 
 import gymnasium
 
+from agentrl_envs.baba.levels import LEVELS as BABA_LEVELS
+
 _BABYAI = "agentrl_envs.babyai.env:BabyAIEnv"
 # Minigrid has ids such as `BabyAI-GoTo-v0` for its own environments, so the text versions have another prefix.
 _BABYAI_LEVELS = (
@@ -19,6 +21,8 @@ _BABYAI_LEVELS = (
     "GoToRedBallNoDists",
 )
 
+_BABA = "agentrl_envs.baba.env:BabaIsAIEnv"
+
 _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
     "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
@@ -27,6 +31,8 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
     "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
+    "BabaIsAI-v0": (_BABA, {}),
+    **{f"BabaIsAI-{level}-v0": (_BABA, {"level": level}) for level in BABA_LEVELS},
 }
 
 # Environments of others, which need a server, a package that is not ours, or arguments.

@@ -1,0 +1,115 @@
+"""What a cell can hold, and the notation of a map: one line per row, from the north, cells from the west."""
+
+from typing import NamedTuple
+
+NOUNS = ("baba", "wall", "ball", "key", "door")
+PROPERTIES = ("you", "win", "lose", "stop", "push")
+COLOURS = ("red", "green", "blue", "purple", "yellow", "grey", "white")
+MAX_SIDE = 40
+"""Cells of the longest row or column of a map."""
+
+# These two are written without a colour, and keep one all the same: they may become something else, and rules see it.
+_OWN_COLOURS = {"baba": "white", "wall": "grey"}
+_FORMS = (
+    "border",
+    *(f"obj:{noun}" for noun in _OWN_COLOURS),
+    *(f"obj:{noun}:<colour>" for noun in NOUNS if noun not in _OWN_COLOURS),
+    "text:noun:<noun>",
+    "text:is",
+    "text:prop:<property>",
+    "text:color:<colour>",
+)
+
+
+class Element(NamedTuple):
+    """A thing or a block of text.
+
+    Args:
+        kind: "border", "obj", or of a block "noun", "is", "prop" or "color".
+        name: noun of an object, else the word on the block.
+        colour: of an object.
+    """
+
+    kind: str
+    name: str = ""
+    colour: str = ""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether this is a block of text."""
+        return self.kind not in ("border", "obj")
+
+
+Stack = tuple[Element, ...]
+"""What lies in a cell, the bottom first. Only the last one, on top, is seen by rules, moves and texts."""
+
+BORDER = Element("border")
+IS = Element("is", "is")
+
+
+def thing(noun: str, colour: str = "") -> Element:
+    """Return an object; baba and walls have a colour of their own if none is given."""
+    return Element("obj", noun, colour or _OWN_COLOURS[noun])
+
+
+THINGS = tuple(thing(noun, colour) for noun in NOUNS for colour in COLOURS)
+"""Every object that there can be."""
+
+_ELEMENTS = {
+    "border": BORDER,
+    "text:is": IS,
+    **{f"obj:{noun}": thing(noun) for noun in _OWN_COLOURS},
+    **{f"obj:{noun}:{colour}": thing(noun, colour) for noun in NOUNS if noun not in _OWN_COLOURS for colour in COLOURS},
+    **{f"text:noun:{noun}": Element("noun", noun) for noun in NOUNS},
+    **{f"text:prop:{word}": Element("prop", word) for word in PROPERTIES},
+    **{f"text:color:{colour}": Element("color", colour) for colour in COLOURS},
+}
+_WRITTEN = {element: written for written, element in _ELEMENTS.items()} | {
+    element: f"obj:{element.name}" for element in THINGS if element.name in _OWN_COLOURS
+}
+
+
+def read_map(text: str) -> tuple[int, tuple[Stack, ...]]:
+    """Read a map.
+
+    Returns:
+        The cells of a row, and all cells row by row.
+
+    Raises:
+        ValueError: it is not a map; the sentence names row and cell, counted from 1.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"A map is text with one line per row and a blank between cells, not {text!r}.")
+    rows = [line.split() for line in text.strip().splitlines()]
+    width = len(rows[0])
+    for number, row in enumerate(rows, 1):
+        if len(row) != width:
+            raise ValueError(f"Row {number} of the map has {len(row)} cells, but row 1 has {width}.")
+    if max(width, len(rows)) > MAX_SIDE:
+        raise ValueError(f"The map has {width} x {len(rows)} cells, but at most {MAX_SIDE} x {MAX_SIDE} are possible.")
+    return width, tuple(
+        _read_cell(cell, f"Row {y}, cell {x} of the map")
+        for y, row in enumerate(rows, 1)
+        for x, cell in enumerate(row, 1)
+    )
+
+
+def _read_cell(cell: str, where: str) -> Stack:
+    if cell == ".":
+        return ()
+    names = cell.split("+")
+    for name in names:
+        if name not in _ELEMENTS:
+            raise ValueError(
+                f"{where} has {name!r}, but the elements are {', '.join(_FORMS)} with the nouns {', '.join(NOUNS)}, "
+                f"the properties {', '.join(PROPERTIES)} and the colours {', '.join(COLOURS)}; an empty cell is a dot."
+            )
+    if "border" in names and len(names) > 1:
+        raise ValueError(f"{where} is {cell!r}, but nothing lies on or under the border.")
+    return tuple(_ELEMENTS[name] for name in names)
+
+
+def write_map(width: int, cells: tuple[Stack, ...]) -> str:
+    """Write cells as a map; :func:`read_map` reads it."""
+    written = ["+".join(_WRITTEN[element] for element in stack) or "." for stack in cells]
+    return "\n".join(" ".join(written[start : start + width]) for start in range(0, len(written), width))

@@ -1,0 +1,76 @@
+"""The rules that the blocks of text spell."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from agentrl_envs.baba.elements import IS, NOUNS, PROPERTIES, THINGS, Element, Stack
+
+
+class Rule(NamedTuple):
+    """`<noun> is <word>` for all objects of the noun, or for those of one colour."""
+
+    colour: str
+    noun: str
+    word: str
+
+    def covers(self, element: Element) -> bool:
+        """Whether the rule speaks of this object."""
+        return element.name == self.noun and self.colour in ("", element.colour)
+
+    def __str__(self) -> str:
+        return f"{self.colour} {self.noun} is {self.word}".lstrip()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules in force.
+
+    Args:
+        told: rules with a property, in the order in which a reader finds them.
+        having: property -> every object, be it on the map or not, that has it.
+        becoming: object -> what it turns into.
+    """
+
+    told: tuple[Rule, ...]
+    having: Mapping[str, frozenset[Element]]
+    becoming: Mapping[Element, Element]
+
+
+def read_rules(width: int, cells: tuple[Stack, ...]) -> Rules:
+    """Read the rules: of each IS on top, row by row, first the words beside it, then those above and below."""
+    found: list[Rule] = []
+    for here, stack in enumerate(cells):
+        if stack and stack[-1] == IS:
+            column = here % width
+            row = cells[here - column : here - column + width]
+            found += _read_line(row, column)
+            found += _read_line(cells[column::width], here // width)
+    return _consequences(tuple(found))
+
+
+@lru_cache(maxsize=4096)
+def _consequences(found: tuple[Rule, ...]) -> Rules:
+    told = tuple(rule for rule in found if rule.word in PROPERTIES)
+    having = {
+        word: frozenset(element for rule in told if rule.word == word for element in THINGS if rule.covers(element))
+        for word in PROPERTIES
+    }
+    becoming: dict[Element, Element] = {}
+    for rule in found:
+        for element in THINGS:
+            if rule.word in NOUNS and rule.covers(element):
+                becoming.setdefault(element, element._replace(name=rule.word))
+    return Rules(told, having, becoming)
+
+
+def _read_line(line: tuple[Stack, ...], middle: int) -> list[Rule]:
+    """Return the rule around the IS at this place of a row or column, if there is one."""
+    colour, noun, word = (
+        line[place][-1] if 0 <= place < len(line) and line[place] else None
+        for place in (middle - 2, middle - 1, middle + 1)
+    )
+    if noun is None or word is None or noun.kind != "noun" or word.kind not in ("noun", "prop"):
+        return []
+    return [Rule(colour.name if colour is not None and colour.kind == "color" else "", noun.name, word.name)]

@@ -1,0 +1,42 @@
+"""What a player is told of a world: the active rules, then what lies where, seen from the object that is YOU."""
+
+from agentrl_envs.baba.elements import Element
+from agentrl_envs.baba.world import World
+
+
+def active_rules(world: World) -> list[str]:
+    """Return the rules with a property, such as "wall is stop", in the order of the text."""
+    return [str(rule) for rule in world.rules.told]
+
+
+def describe(world: World) -> str:
+    """Tell rules and map in words; baba and the border are not mentioned, nor is what something lies on."""
+    lines = ["Active rules:", *active_rules(world), "", "Objects on the map:"]
+    viewpoint = world.viewpoint
+    if viewpoint is None:
+        return "\n".join([*lines, "none of them is you"])
+    x, y = world.place(viewpoint)
+    for cell, stack in enumerate(world.cells):
+        if stack and (name := _name(stack[-1])):
+            column, row = world.place(cell)
+            lines.append(f"{name} {_where(column - x, row - y)}")
+    return "\n".join(lines)
+
+
+def _name(element: Element) -> str:
+    if element.is_text:
+        return f"rule `{element.name}`"
+    return "" if element.name in ("", "baba") else element.name
+
+
+def _where(dx: int, dy: int) -> str:
+    parts = []
+    if dx:
+        parts.append(f"{_steps(dx)} to the {'right' if dx > 0 else 'left'}")
+    if dy:
+        parts.append(f"{_steps(dy)} {'down' if dy > 0 else 'up'}")
+    return " and ".join(parts) or "here"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if abs(count) == 1 else f"{abs(count)} steps"
