@@ -23,6 +23,7 @@ Multi-turn reinforcement learning of language agents.
 commands
   fit            train            agentrl fit --config configs/quickstart.yaml
   validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
+  inspect        before training  agentrl inspect --config configs/quickstart.yaml
   view           look at a run    agentrl view runs/quickstart
   export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
@@ -119,7 +120,7 @@ def serve(
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY = "verify-engine"  # takes the config of a run, as those do
+VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
     "view": view,
     "export": export,
@@ -145,8 +146,8 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in (*TRAINERS, VERIFY):
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, *OWN)))
+        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, *OWN)))
         check_files(arguments[1:])  # what follows takes seconds
         from lightning_agentrl.commands.fit import run, verify_engine
         from lightning_agentrl.commands.quiet import leave_out_noise
@@ -155,6 +156,11 @@ def main() -> None:
         leave_out_noise()
         if arguments[0] == VERIFY:
             verify_engine(arguments[1:])
+            return
+        if arguments[0] == INSPECT:
+            from lightning_agentrl.commands.inspect import inspect as inspect_policy
+
+            inspect_policy(arguments[1:])
             return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()
