@@ -113,7 +113,9 @@ class AgentCLI(LightningCLI):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
         _refuse_override_of_one(given)
-        super().parse_arguments(parser, args)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+            super().parse_arguments(parser, args)
         parsed = cast(Any, self.config)
         settings = parsed.get(parsed.get("subcommand"), parsed)
         seed = settings.get("seed_everything")
@@ -274,9 +276,7 @@ class VerifyCLI(AgentCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-            super().parse_arguments(parser, args)
+        super().parse_arguments(parser, args)
         self._compare_exactly({name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])})
 
     def _compare_exactly(self, given: Collection[str]) -> None:

@@ -91,9 +91,7 @@ class InspectCLI(AgentCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments, and play on one device whatever the config says."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-            super().parse_arguments(parser, args)
+        super().parse_arguments(parser, args)
         config = cast(Any, self.config)
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
         most = len(held_out_seeds())
