@@ -28,7 +28,7 @@ from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.types import Turn
 
 
-class _Left(Exception):
+class _InputEnded(Exception):
     """The person has left (end of input)."""
 
 
@@ -51,7 +51,7 @@ class Person(Engine):
         """Show a prompt and read a reply, as tokens; cut at the same length as one of the model.
 
         Raises:
-            _Left: at the end of the input.
+            _InputEnded: at the end of the input.
         """
         ids, before = request.prompt.ids, self._read
         grown = len(before) if before and ids[: len(before)] == before else 0
@@ -158,7 +158,7 @@ class _Play:
         try:
             while True:
                 loop.run_until_complete(self._episode(self.seed + len(self.solved)))
-        except _Left:
+        except _InputEnded:
             print(f"episodes played to the end: {len(self.solved)}, solved: {sum(self.solved)}")
         finally:
             loop.close()
@@ -181,13 +181,13 @@ def _line(question: str) -> str:
     """Read a line; one that comes out of a pipe is shown.
 
     Raises:
-        _Left: at the end of the input.
+        _InputEnded: at the end of the input.
     """
     try:
         text = input(question)
     except EOFError:
         print()
-        raise _Left from None
+        raise _InputEnded from None
     if not sys.stdin.isatty():
         print(text)
     return text
