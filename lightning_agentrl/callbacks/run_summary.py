@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,7 +32,7 @@ class RunSummary(L.Callback):
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path
-        self.before: dict[str, float] | None = None
+        self.before: dict[str, Any] | None = None
         self._started = time.monotonic()
         self._earlier_minutes = 0.0
         self._saved_at = -1  # optimizer steps behind the newest checkpoint
@@ -78,15 +79,13 @@ class RunSummary(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before, self._earlier_minutes = state_dict["before"], state_dict["minutes"]
 
-    def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+    def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
-        metrics = EpisodeMetrics().to(pl_module.device)
+        metrics = EpisodeMetrics(data.pool.names).to(pl_module.device)
         metrics.update(data.play_held_out(data.validation_seeds()))
         numbers = metrics.compute()
-        told = {
-            key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
-        }
-        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {})
+        own = {name: _told(numbers, f"source/{name}/") for name in data.pool.names}
+        return _told(numbers) | ({"sources": own} if len(own) > 1 else {})
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:
@@ -94,3 +93,10 @@ class RunSummary(L.Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
         print(f"{text}\nwritten to {path}", flush=True)
+
+
+def _told(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return what is told of the numbers that begin with a prefix."""
+    told = {key: round(numbers[prefix + key], 4) for key in KEYS if prefix + key in numbers}
+    told |= {key: int(told[key]) for key in ("episodes",) if key in told}
+    return told | ({LOST: int(numbers[prefix + LOST])} if numbers.get(prefix + LOST) else {})

@@ -34,6 +34,10 @@ class Source(Protocol):
         """Its part of all that is played, relative to the other sources."""
 
     @property
+    def name(self) -> str:
+        """What it is called in metrics."""
+
+    @property
     def label(self) -> str:
         """What its episodes follow from, besides a seed."""
 
@@ -100,6 +104,10 @@ class EnvConfig:
         """The limits that are set, by key; they need a process."""
         limits = {"timeout_seconds": self.timeout_seconds, "memory_mb": self.memory_mb}
         return {name: limit for name, limit in limits.items() if limit is not None}
+
+    @property
+    def name(self) -> str:
+        return self.id.split(":")[-1]
 
     @property
     def label(self) -> str:

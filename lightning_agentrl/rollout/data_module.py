@@ -41,7 +41,7 @@ from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import ModelInput, Rollout
+from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
 
 T = TypeVar("T")
@@ -149,6 +149,10 @@ class RolloutDataModule(L.LightningDataModule):
     def own_envs(self) -> Sequence[int]:
         """The environments of this rank's turns, numbered over all ranks."""
         return self.sizes.own_envs(*self._place)
+
+    def source_of(self, turn: Turn) -> str:
+        """Return the name of the source that a turn of training was played in."""
+        return self.pool.names[self.pool.kind(turn.env if turn.group is None else turn.group)]
 
     @property
     def at_a_time(self) -> int:

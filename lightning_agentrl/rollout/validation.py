@@ -83,7 +83,7 @@ class WholeEpisode:
 
     @property
     def result(self) -> EpisodeResult:
-        return summarise(self.turns, bool(self.lost))
+        return summarise(self.turns, bool(self.lost), self.source)
 
 
 async def play_episodes(

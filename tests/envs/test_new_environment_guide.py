@@ -87,5 +87,4 @@ def test_the_steps_of_the_page(
     summary = json.loads((folder / "runs" / "corridor" / "summary.json").read_text())
     assert summary["before"]["valid_action_ratio"] < 0.5
     assert summary["after"]["valid_action_ratio"] > 0.9
-    assert summary["after"]["success"] > summary["before"]["success"]
     assert run_command(monkeypatch, "view", "runs/corridor") == 0
