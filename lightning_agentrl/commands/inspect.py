@@ -145,8 +145,9 @@ def inspect_episodes(
         for episode in own:
             rollout = Rollout.from_samples(episode.samples)
             for record in turn_records(rollout, tokenizer, texts):
+                prompt_tokens = len(record.pop("prompt_ids"))
                 head = {"iteration": 1, "phase": "inspect", "env": episode.place, "episode": 0}
-                records.append(record | head | {"prompt_tokens": len(record.pop("prompt_ids"))})
+                records.append(record | head | {"prompt_tokens": prompt_tokens})
     return Inspection(reports, records, sum(not episode.samples for episode in played))
 
 
