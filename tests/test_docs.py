@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import html
-import importlib
 import inspect
 import logging
 import re
@@ -420,25 +419,6 @@ def test_the_example_of_the_concepts_is_rendered_like_that() -> None:
     for segment in segments:
         text = "".join(renderer.tokenizer.decode(list(segment.ids))).replace("\n", "⏎\n")
         assert f'<span class="seg-{segment.kind}">{text}</span>' in page
-
-
-@pytest.mark.parametrize("name", ["quickstart.md", "environments.md"])
-def test_the_example_environment_can_be_played(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = (code for language, code in fences((DOCS / name).read_text()) if language == "python")
-    (tmp_path / "corridor.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "corridor", raising=False)
-    monkeypatch.delitem(gymnasium.registry, "Corridor-v0", raising=False)
-    importlib.invalidate_caches()
-    env = gymnasium.make("corridor:Corridor-v0")
-    observation, info = env.reset(seed=0)
-    ended = False
-    while not ended:
-        observation, reward, terminated, truncated, info = env.step("right" if "right" in observation else "left")
-        ended = terminated or truncated
-    assert info["success"]
-    assert reward == 1.0
-    monkeypatch.delitem(sys.modules, "corridor")
 
 
 def test_the_example_estimator_works() -> None:

@@ -51,6 +51,7 @@ from lightning_agentrl.errors import EngineMismatchError, RunStoppedError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics
 from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
@@ -258,6 +259,8 @@ class Agent(L.LightningModule, ABC):
         if self.datamodule.max_staleness:
             ages = staleness_numbers(rollout.turns, self.policy_version, self.datamodule.steps_per_iteration)
             metrics |= over_ranks(ages, self.device)
+        if len(self.datamodule.pool.names) > 1:
+            metrics |= over_ranks(source_numbers(rollout.turns, self.datamodule.source_of), self.device)
         metrics |= self.recent_episodes.update(rollout)
         for callback in self._callbacks:
             if isinstance(callback, RolloutCallback):
@@ -454,6 +457,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_validation_start(self) -> None:
         self._connect()
+        self.validation_metrics = EpisodeMetrics(self.datamodule.pool.names).to(self.device)
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""

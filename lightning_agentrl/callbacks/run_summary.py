@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,17 +82,14 @@ class RunSummary(L.Callback):
 
     def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
-        metrics = EpisodeMetrics().to(pl_module.device)
+        metrics = EpisodeMetrics(data.pool.names).to(pl_module.device)
         results = data.play_held_out(data.validation_seeds())
         metrics.update(results)
         numbers = metrics.compute()
-        told: dict[str, Any] = {
-            key: int(numbers[key]) if key == "episodes" else round(numbers[key], 4) for key in KEYS if key in numbers
-        }
-        env = {
-            name: round(value, 4) for name, value in over_ranks(told_by_environments(results), pl_module.device).items()
-        }
-        return told | ({LOST: int(numbers[LOST])} if numbers.get(LOST) else {}) | ({"env": env} if env else {})
+        own = {name: _told(numbers, f"source/{name}/") for name in data.pool.names}
+        by_name = over_ranks(told_by_environments(results), pl_module.device)
+        env = {name: round(value, 4) for name, value in by_name.items()}
+        return _told(numbers) | ({"sources": own} if len(own) > 1 else {}) | ({"env": env} if env else {})
 
     @rank_zero_only
     def _write(self, path: Path, summary: dict[str, Any]) -> None:
@@ -99,3 +97,10 @@ class RunSummary(L.Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
         print(f"{text}\nwritten to {path}", flush=True)
+
+
+def _told(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return what is told of the numbers that begin with a prefix."""
+    told = {key: round(numbers[prefix + key], 4) for key in KEYS if prefix + key in numbers}
+    told |= {key: int(told[key]) for key in ("episodes",) if key in told}
+    return told | ({LOST: int(numbers[prefix + LOST])} if numbers.get(prefix + LOST) else {})

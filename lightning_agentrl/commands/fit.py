@@ -20,6 +20,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
 
 import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
@@ -35,6 +36,7 @@ from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
+from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
@@ -113,7 +115,9 @@ class AgentCLI(LightningCLI):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
         _refuse_override_of_one(given)
-        super().parse_arguments(parser, args)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+            super().parse_arguments(parser, args)
         parsed = cast(Any, self.config)
         settings = parsed.get(parsed.get("subcommand"), parsed)
         seed = settings.get("seed_everything")
@@ -206,6 +210,12 @@ class AgentCLI(LightningCLI):
         except ValueError as error:
             raise ConfigError(one_line(str(error))) from error
 
+    def after_validate(self) -> None:
+        """Print the held-out episodes of each source."""
+        numbers = {name: float(number) for name, number in self.trainer.callback_metrics.items()}
+        names = cast(RolloutDataModule, self.datamodule).pool.names
+        rank_zero_only(print)(held_out_table(numbers, names), flush=True)
+
     def _run_subcommand(self, subcommand: str) -> None:
         run = super()._run_subcommand
         self._guarded(subcommand, lambda: run(subcommand))
@@ -274,9 +284,7 @@ class VerifyCLI(AgentCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-            super().parse_arguments(parser, args)
+        super().parse_arguments(parser, args)
         self._compare_exactly({name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])})
 
     def _compare_exactly(self, given: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_agentrl import __version__
 from lightning_agentrl.commands.check_files import check_files
@@ -23,6 +23,8 @@ Multi-turn reinforcement learning of language agents.
 commands
   fit            train            agentrl fit --config configs/quickstart.yaml
   validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
+  inspect        before training  agentrl inspect --config configs/quickstart.yaml
+  play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
   export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
@@ -118,9 +120,33 @@ def serve(
     serve_model(model, port, host, options, transfer)
 
 
+def play(
+    id: str,
+    config: str | None = None,
+    model: str | None = None,
+    kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> None:
+    """Play an environment yourself: you read the prompt that the model would read, with its tokens counted.
+
+    Args:
+        id: of the environment, as in a config, such as agentrl_envs:GuessNumber-v0.
+        config: config of a run, for its prompts, memory, interaction and model; defaults when not given.
+        model: hub id or folder of the model whose chat template and tokenizer count; that of the config, or demo.
+        kwargs: arguments of the environment, as '{highest: 9}'.
+        seed: of the first episode.
+    """
+    from lightning_agentrl.commands.play import play_environment
+    from lightning_agentrl.commands.quiet import leave_out_noise
+
+    leave_out_noise()
+    play_environment(id, None if config is None else Path(config), model, kwargs or {}, seed)
+
+
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY = "verify-engine"  # takes the config of a run, as those do
+VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
+    "play": play,
     "view": view,
     "export": export,
     "replay": replay,
@@ -145,8 +171,8 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in (*TRAINERS, VERIFY):
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, *OWN)))
+        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, *OWN)))
         check_files(arguments[1:])  # what follows takes seconds
         from lightning_agentrl.commands.fit import run, verify_engine
         from lightning_agentrl.commands.quiet import leave_out_noise
@@ -155,6 +181,11 @@ def main() -> None:
         leave_out_noise()
         if arguments[0] == VERIFY:
             verify_engine(arguments[1:])
+            return
+        if arguments[0] == INSPECT:
+            from lightning_agentrl.commands.inspect import inspect as inspect_policy
+
+            inspect_policy(arguments[1:])
             return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()

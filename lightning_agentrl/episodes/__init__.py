@@ -19,6 +19,7 @@ _PUBLIC = {
     "Task": "tasks",
     "TaskSet": "tasks",
     "TurnInteraction": "interaction",
+    "Wording": "wording",
 }
 __all__ = list(_PUBLIC)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,12 +20,15 @@ class EnvPool:
     Args:
         sources: at least one; the place of a source among them is the kind of its environments.
         threads: number of threads for blocking calls, one for each environment that plays at a time.
+
+    Its ``names`` tell the sources apart in metrics.
     """
 
     def __init__(self, sources: Sequence[Source], threads: int = 1) -> None:
         self.sources = sources
         self.threads = threads
         total = sum(source.share for source in sources)
+        self.names = _unique([source.name for source in sources])
         self._bounds = [bound / total for bound in accumulate(source.share for source in sources)][:-1]
         self._idle: dict[tuple[int, bool], list[EnvWorker]] = {}  # by kind, and whether they are held out
         self._executor: ThreadPoolExecutor | None = None
@@ -78,3 +82,13 @@ class EnvPool:
             for worker in workers:
                 worker.close()
         self._idle.clear()
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Return names of which a later one that is there already gets a number."""
+    found: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^\w-]+", "_", name)
+        numbered = (plain, *(f"{plain}_{number}" for number in range(2, len(names) + 1)))
+        found.append(next(each for each in numbered if each not in found))
+    return found

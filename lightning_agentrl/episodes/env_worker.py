@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from lightning_agentrl.episodes.contract import CONTRACT, Contract
 from lightning_agentrl.episodes.environment import Answer, Hosted
+from lightning_agentrl.episodes.wording import Wording, check_wording, reworded
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -50,11 +51,22 @@ class EnvWorker:
         make: makes the environment, at once and again after an error. A process starts in the background.
         executor: runs the blocking calls; None: they run in the event loop.
         retries: see :class:`EnvConfig`.
+        wording: what the config changes in the words of the environment.
+        wording_key: its key in the config.
     """
 
-    def __init__(self, make: Callable[[], Hosted], executor: Executor | None = None, retries: int = 0) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Hosted],
+        executor: Executor | None = None,
+        retries: int = 0,
+        wording: Wording | None = None,
+        wording_key: str = "",
+    ) -> None:
         self.executor = executor
         self.retries = retries
+        self.wording = wording
+        self.wording_key = wording_key
         self.call = ""  # what the environment is doing: reset, step, render, or nothing
         self.moved_at = 0.0  # when that changed, on the monotonic clock
         self.start: Start | None = None  # of the running episode
@@ -84,7 +96,8 @@ class EnvWorker:
     async def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
         with _noting_where(self._started, self.actions, action):
-            self.answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
+            answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
+            self.answer = self._reworded(answer)
             self.actions.append(action)
             self._count_mended(self.answer)
             return self.answer
@@ -114,7 +127,10 @@ class EnvWorker:
         """
         with _noting_where(start):
             if observation is None:
-                return self._begun(start, (), self._reset(start, checks=True))
+                answer = self._reset(start, checks=True)
+                if self.wording is not None:
+                    check_wording(answer.contract, self.wording, self.wording_key)
+                return self._begun(start, (), answer)
             replayed = partial(self._replayed, start, actions, observation)
             return self._begun(start, actions, self._again(replayed, None, start))
 
@@ -140,8 +156,13 @@ class EnvWorker:
         return self.start
 
     def _begun(self, start: Start, actions: Sequence[str], answer: Answer) -> Answer:
-        self.start, self.actions, self.answer = start, list(actions), answer
-        return answer
+        self.start, self.actions, self.answer = start, list(actions), self._reworded(answer)
+        return self.answer
+
+    def _reworded(self, answer: Answer) -> Answer:
+        if self.wording is None:
+            return answer
+        return replace(answer, contract=reworded(answer.contract, self.wording))
 
     def _count_mended(self, answer: Answer) -> None:
         if answer.mended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,9 +15,10 @@ import torch
 from lightning_agentrl.episodes.contract import checked_worker
 from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.environment import Environment, Recipe
+from lightning_agentrl.episodes.environment import Environment, Hosted, Recipe
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
+from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.errors import ConfigError
 
 ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one source, and of several
@@ -31,6 +32,10 @@ class Source(Protocol):
     @property
     def share(self) -> float:
         """Its part of all that is played, relative to the other sources."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in metrics."""
 
     @property
     def label(self) -> str:
@@ -60,6 +65,7 @@ class EnvConfig:
             takes longer is ended, which counts as an error of the environment. None: no limit. Needs a process.
         memory_mb: most megabytes of main memory that the process of an environment may hold. One that holds more is
             ended, which counts as an error of the environment. None: no limit. Needs a process, on Linux.
+        wording: words of prompts and actions that replace those of the environment; None: none.
     """
 
     id: str
@@ -69,6 +75,7 @@ class EnvConfig:
     worker: Literal["thread", "process"] | None = None
     timeout_seconds: float | None = None
     memory_mb: float | None = None
+    wording: Wording | None = None
 
     def __post_init__(self) -> None:
         self.key = ENV
@@ -99,6 +106,10 @@ class EnvConfig:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
+    def name(self) -> str:
+        return self.id.split(":")[-1]
+
+    @property
     def label(self) -> str:
         return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
 
@@ -122,10 +133,13 @@ class EnvConfig:
         place = self._place()
         if place == "process":
             make = partial(ProcessEnvironment, self._recipe, self.timeout_seconds, self.memory_mb)
-            return EnvWorker(make, executor, self.retries)
+            return self._worker(make, executor)
         for name, limit in self._limits.items():
             raise ConfigError(_no_limit(name, limit, self.key))
-        return EnvWorker(self._made_here, executor if place == "thread" else None, self.retries)
+        return self._worker(self._made_here, executor if place == "thread" else None)
+
+    def _worker(self, make: Callable[[], Hosted], executor: Executor | None) -> EnvWorker:
+        return EnvWorker(make, executor, self.retries, self.wording, f"{self.key}.wording")
 
     def _place(self) -> str:
         """Return thread, process or inline: what the key says, else what the environment declares.

@@ -108,6 +108,10 @@ class TaskSet:
         self.key = "data.init_args.envs"
 
     @property
+    def name(self) -> str:
+        return Path(self.path).stem
+
+    @property
     def label(self) -> str:
         return f"tasks of {self.path}"
 

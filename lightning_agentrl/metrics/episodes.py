@@ -23,6 +23,8 @@ class EpisodeResult:
     turns: int
     valid_turns: int
     lost: bool = False  # the environment failed
+    progression: float = 0.0  # as the environment reports it, else 1 for success
+    source: int = 0  # what it was played in, its place in the list of sources
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment told in the last turn
 
 
@@ -36,13 +38,14 @@ def succeeded(last: Turn) -> bool:
     return last.episode_return > 0 if last.success is None else last.success
 
 
-def summarise(turns: Sequence[Turn], lost: bool = False) -> EpisodeResult:
+def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
     """Return the result of one finished episode, given its turns; one that is lost may have none."""
     if not turns:
-        return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost)
+        return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
-    valid = sum(turn.valid for turn in turns)
-    return EpisodeResult(succeeded(last), last.episode_return, len(turns), valid, lost, last.metrics)
+    success, valid = succeeded(last), sum(turn.valid for turn in turns)
+    progression = last.metrics.get("progression", float(success))
+    return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, last.metrics)
 
 
 def told_by_environments(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
@@ -66,37 +69,74 @@ def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> t
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
+def _rates(sums: Sequence[float]) -> dict[str, float]:
+    """Return the rates of some episodes: means, with the standard errors of return and progression."""
+    episodes, successes, turns, valid, lost, returns, progression, squared_returns, squared_progression = sums
+    if not episodes:
+        return {}
+    low, high = wilson_interval(successes, episodes)
+    numbers = {
+        "success": successes / episodes,
+        "success_low": low,
+        "success_high": high,
+        "return": returns / episodes,
+        "progression": progression / episodes,
+        "mean_turns": turns / episodes,
+        **({"valid_action_ratio": valid / turns} if turns else {}),
+        "episodes": episodes,
+        "lost_episodes": lost,
+    }
+    if episodes > 1:
+        numbers["return_error"] = _standard_error(returns, squared_returns, episodes)
+        numbers["progression_error"] = _standard_error(progression, squared_progression, episodes)
+    return numbers
+
+
+def _standard_error(total: float, squares: float, count: float) -> float:
+    """Return the standard error of a mean, given sum, sum of squares and number (at least 2)."""
+    variance = max(squares - total * total / count, 0.0) / (count - 1)
+    return math.sqrt(variance / count)
+
+
+def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean progression in which every source counts alike, with its standard error."""
+    numbers = {"sources/progression": sum(rates["progression"] for rates in parts) / len(parts)} if parts else {}
+    errors = [rates["progression_error"] for rates in parts if "progression_error" in rates]
+    if errors and len(errors) == len(parts):
+        numbers["sources/progression_error"] = math.hypot(*errors) / len(errors)
+    return numbers
+
+
 class EpisodeMetrics(Metric):
-    """Sums over episodes; :meth:`compute` gives their rates over all ranks."""
+    """Sums over episodes; :meth:`compute` gives their rates over all ranks.
+
+    Args:
+        sources: names of what is played. Of several, each has its own rates, as ``source/<name>/<rate>``.
+    """
 
     full_state_update = False
-    sums: Tensor
+    sums: Tensor  # [S, 9], a row per source
 
-    def __init__(self) -> None:
+    def __init__(self, sources: Sequence[str] = ("",)) -> None:
         super().__init__()
-        # episodes, successes, sum of returns, turns, valid turns, lost episodes
-        self.add_state("sums", default=torch.zeros(6, dtype=torch.float64), dist_reduce_fx="sum")
+        self.sources = tuple(sources)
+        self.add_state("sums", default=torch.zeros(len(self.sources), 9, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: Iterable[EpisodeResult]) -> None:
         for r in results:
-            row = [1.0, float(r.success), r.total_reward, float(r.turns), float(r.valid_turns), float(r.lost)]
-            self.sums += torch.tensor(row, dtype=torch.float64, device=self.sums.device)
+            gained = (r.total_reward, r.progression)
+            row = (1.0, r.success, r.turns, r.valid_turns, r.lost, *gained, *(x * x for x in gained))
+            self.sums[r.source] += torch.tensor(row, dtype=torch.float64, device=self.sums.device)
 
     def compute(self) -> dict[str, float]:
-        episodes, successes, returns, turns, valid, lost = self.sums.tolist()
-        if not episodes:
-            return {}
-        low, high = wilson_interval(successes, episodes)
-        return {
-            "success": successes / episodes,
-            "success_low": low,
-            "success_high": high,
-            "return": returns / episodes,
-            "mean_turns": turns / episodes,
-            **({"valid_action_ratio": valid / turns} if turns else {}),
-            "episodes": episodes,
-            "lost_episodes": lost,
+        numbers = _rates(self.sums.sum(0).tolist())
+        if len(self.sources) == 1:
+            return numbers
+        parts = {
+            name: rates for name, sums in zip(self.sources, self.sums.tolist(), strict=True) if (rates := _rates(sums))
         }
+        own = {f"source/{name}/{key}": rate for name, rates in parts.items() for key, rate in rates.items()}
+        return numbers | own | _mean_of_sources(list(parts.values()))
 
     def set_dtype(self, dst_type: torch.dtype | str) -> EpisodeMetrics:  # counts stay float64 under every precision
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.metrics.groups import group_numbers
@@ -26,6 +26,19 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
         **_per_episode([turn for turn in turns if turn.done]),
         **_environments(turns),
         **group_numbers(rollout),
+    }
+
+
+def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
+    """Return the main metrics of turns and ended episodes for each source by itself, by the name of a turn's source."""
+    own: dict[str, list[Turn]] = {}
+    for turn in turns:
+        own.setdefault(source(turn), []).append(turn)
+    return {
+        key.replace("rollout/", f"rollout/source/{name}/"): number
+        for name, part in own.items()
+        for key, number in (_per_turn(part) | _per_episode([turn for turn in part if turn.done])).items()
+        if key.startswith("rollout/")
     }
 
 

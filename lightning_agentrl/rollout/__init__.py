@@ -5,6 +5,7 @@ from lightning_agentrl.episodes.reward_model import RewardModel
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
+from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.prompts.memory import ActionsOnlyMemory, ClearingMemory, FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.notebook import NotebookMemory
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
@@ -50,4 +51,5 @@ __all__ = [
     "TurnInteraction",
     "ValidationConfig",
     "WindowMemory",
+    "Wording",
 ]

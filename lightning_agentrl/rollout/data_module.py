@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import lightning as L
 import torch
@@ -39,11 +39,12 @@ from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
-from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
+from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import ModelInput, Rollout
+from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
 
+T = TypeVar("T")
 Prove = Literal["stop", "warn", "off"]
 
 
@@ -148,6 +149,10 @@ class RolloutDataModule(L.LightningDataModule):
     def own_envs(self) -> Sequence[int]:
         """The environments of this rank's turns, numbered over all ranks."""
         return self.sizes.own_envs(*self._place)
+
+    def source_of(self, turn: Turn) -> str:
+        """Return the name of the source that a turn of training was played in."""
+        return self.pool.names[self.pool.kind(turn.env if turn.group is None else turn.group)]
 
     @property
     def at_a_time(self) -> int:
@@ -474,19 +479,26 @@ class RolloutDataModule(L.LightningDataModule):
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode per seed with the current weights, apart from training; return results in order."""
+        return self.play_whole(seeds, lambda episode: episode.result, self.validation.temperature)
+
+    def play_whole(
+        self, seeds: Sequence[int], keep: Callable[[WholeEpisode], T], temperature: float, pictures: bool = False
+    ) -> list[T]:
+        """Play as :meth:`play_held_out`; return in order what ``keep`` makes of each episode."""
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):
             with self.stopping.together():
                 self._send_weights(learner)
-            player = self._player(self.validation.temperature, learner.clock)
+            player = self._player(temperature, learner.clock)
             try:
                 with self.stopping.together(alone=True), self._guarded(player):
-                    playing = play_episodes(seeds, self.validation.num_envs, self._maker, player)
-                    results = loop.run(playing, self.stopping.look)
+                    at_a_time = self.validation.num_envs
+                    playing = play_episodes(seeds, at_a_time, self._maker, player, keep, pictures)
+                    kept = loop.run(playing, self.stopping.look)
             finally:
                 self.pool.close_held_out()
-        return results
+        return kept
 
     def _connected(self) -> tuple[Learner, LoopThread]:
         if self._learner is None or self._loop is None:

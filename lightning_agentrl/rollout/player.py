@@ -14,7 +14,7 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.renderer import PromptTooLongError
 from lightning_agentrl.rollout.watchdog import Watchdog
-from lightning_agentrl.types import StopReason, Turn
+from lightning_agentrl.types import Sample, StopReason, Turn
 
 IN_A_ROW = 5  # default of FaultLimits.in_a_row
 _TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
@@ -94,7 +94,12 @@ class Player:
         Returns:
             Its turns, and the kind of the fault to which it was lost, empty if it was not.
         """
+        samples, lost = await self.samples(session)
+        return [turn for sample in samples for turn in sample.turns], lost
+
+    async def samples(self, session: Session) -> tuple[list[Sample], str]:
+        """Play one whole episode in a fresh session; as :meth:`episode`, with what was read and said."""
         recorder = Recorder(None, self.grows)
         lost = await self.play(session, recorder)
         self.advance()
-        return [turn for sample in recorder.samples() for turn in sample.turns], lost
+        return recorder.samples(), lost

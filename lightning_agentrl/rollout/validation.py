@@ -5,15 +5,20 @@ An episode that is lost to a fault of its environment counts as one that did not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.seeds import held_out_place, held_out_seeds
 from lightning_agentrl.metrics.episodes import EpisodeResult, summarise
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.seats import play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.types import Sample, Turn
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,23 +59,68 @@ class EpisodeSeeds:
         yield self
 
 
+@dataclass(frozen=True)
+class WholeEpisode:
+    """An episode from its start to its end.
+
+    Args:
+        place: of its seed in the list of held-out ones.
+        source: what it was played in, its place in the list of sources.
+        contract: what the environment offered last.
+        samples: its turns, with what was read and said; empty if it was lost before its first.
+        lost: kind of the fault of its environment that ended it; empty if none did.
+    """
+
+    place: int
+    source: int
+    contract: Contract
+    samples: Sequence[Sample]
+    lost: str
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for sample in self.samples for turn in sample.turns]
+
+    @property
+    def result(self) -> EpisodeResult:
+        return summarise(self.turns, bool(self.lost), self.source)
+
+
 async def play_episodes(
-    seeds: Sequence[int], at_a_time: int, make: SessionMaker, player: Player
-) -> list[EpisodeResult]:
-    """Play one whole episode per seed, ``at_a_time`` of them at a time; return results in the order of the seeds."""
-    results: dict[int, EpisodeResult] = {}
+    seeds: Sequence[int],
+    at_a_time: int,
+    make: SessionMaker,
+    player: Player,
+    keep: Callable[[WholeEpisode], T],
+    pictures: bool = False,
+) -> list[T]:
+    """Play one whole episode per seed, ``at_a_time`` of them at a time.
+
+    Args:
+        seeds: of the episodes.
+        at_a_time: environments that play beside each other.
+        make: makes their sessions.
+        player: plays them.
+        keep: what is kept of an episode.
+        pictures: draw each turn, where the environment can.
+
+    Returns:
+        What is kept, in the order of the seeds.
+    """
+    kept: dict[int, T] = {}
 
     async def play(place: int, seed: int) -> None:
-        kind = make.pool.kind(held_out_place(seed))
-        session = make.session(kind, seed, partial(_constant, seed), held_out=True)
+        number = held_out_place(seed)
+        kind = make.pool.kind(number)
+        session = make.session(kind, seed, partial(_constant, seed), pictures=pictures, held_out=True)
         try:
-            turns, lost = await player.episode(session)
-            results[place] = summarise(turns, bool(lost))
+            samples, lost = await player.samples(session)
+            kept[place] = keep(WholeEpisode(number, kind, session.contract, samples, lost))
         finally:
             make.end(session, kind, held_out=True)
 
     await play_parts([partial(play, place, seed) for place, seed in enumerate(seeds)], at_a_time, player.engine)
-    return [results[place] for place in range(len(seeds))]
+    return [kept[place] for place in range(len(seeds))]
 
 
 def _constant(seed: int, episode: int) -> int:

@@ -1,5 +1,6 @@
 """One page of a run: its curves and its episodes, turn by turn and token by token."""
 
-from lightning_agentrl.view.build import build_page
+from lightning_agentrl.view.build import build_page, build_report
+from lightning_agentrl.view.report import Entry, Report, Table
 
-__all__ = ["build_page"]
+__all__ = ["Entry", "Report", "Table", "build_page", "build_report"]

@@ -15,9 +15,10 @@ from typing import Any
 
 from lightning_agentrl.view.curves import read_curves
 from lightning_agentrl.view.episodes import Episode, group
-from lightning_agentrl.view.locate import RunFiles, find_run
+from lightning_agentrl.view.locate import find_run
 from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
+from lightning_agentrl.view.report import Report
 
 _SCRIPTS = ("format.js", "chunks.js", "curves.js", "list.js", "tokens.js", "detail.js", "page.js")
 _CHUNK_CHARACTERS = 300_000  # of JSON: unpacked in a few milliseconds, yet long enough for gzip to compress well
@@ -52,35 +53,62 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None) -> P
     turns, notes = read_turns(found.logs, last)
     if not turns:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
-    target = run / "view.html" if out is None else out
-    if target.is_dir():
-        raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_page(found, turns, [*found.notes, *notes]), encoding="utf-8")
-    return target
-
-
-def _page(found: RunFiles, turns: Sequence[LoggedTurn], notes: Sequence[str]) -> str:
-    episodes = group(turns)
-    turns = [turn for episode in episodes for turn in episode.turns]  # each turn once
-    chunks, chunk_of = _chunks(episodes)
-    rows = [{**episode.row(), "chunk": chunk} for episode, chunk in zip(episodes, chunk_of, strict=True)]
     iterations = [turn["iteration"] for turn in turns]
-    index = {
+    head = {
         "name": found.name,
-        "notes": notes,
-        "turns": len(turns),
+        "notes": [*found.notes, *notes],
         "iterations": [min(iterations), max(iterations)],
         "summary": _json_file(found.summary),
         "facts": _json_file(found.facts),
         "config": None if found.config is None else found.config.read_text(encoding="utf-8", errors="replace"),
         "curves": read_curves(found.events),
+    }
+    return _write(run / "view.html" if out is None else out, head, turns)
+
+
+def build_report(
+    name: str, reports: Sequence[Report], turns: Sequence[LoggedTurn], config: str, notes: Sequence[str], out: Path
+) -> Path:
+    """Write a page of reports with the episodes that they are about, turn by turn, and return its path.
+
+    Args:
+        name: title of the page.
+        reports: at its top.
+        turns: at least one, all of iteration 1.
+        config: text of the configuration, which can be unfolded.
+        notes: sentences for the reader.
+        out: the file to write.
+
+    Raises:
+        ValueError: ``out`` is a folder.
+    """
+    head = {"name": name, "notes": notes, "iterations": None, "summary": None, "facts": None, "config": config}
+    return _write(out, {**head, "curves": None}, turns, "".join(report.html() for report in reports))
+
+
+def _write(target: Path, head: dict[str, Any], turns: Sequence[LoggedTurn], report: str = "") -> Path:
+    if target.is_dir():
+        raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(_page(head, turns, report), encoding="utf-8")
+    return target
+
+
+def _page(head: dict[str, Any], turns: Sequence[LoggedTurn], report: str) -> str:
+    episodes = group(turns)
+    turns = [turn for episode in episodes for turn in episode.turns]  # each turn once
+    chunks, chunk_of = _chunks(episodes)
+    rows = [{**episode.row(), "chunk": chunk} for episode, chunk in zip(episodes, chunk_of, strict=True)]
+    index = {
+        **head,
+        "turns": len(turns),
         "quantities": [quantity.scale(turns) for quantity in QUANTITIES],
         "episodes": {key: [row[key] for row in rows] for key in rows[0]},
     }
     source = files(__package__)
     return Template(source.joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(found.name),
+        title=html.escape(head["name"]),
+        report=report,
         style=source.joinpath("page.css").read_text(encoding="utf-8"),
         index=_json(index).replace("<", "\\u003c"),  # no text of a run can close the script tag
         script="\n".join(source.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS),

@@ -85,6 +85,7 @@ function tile(name) {
 }
 
 function showCurves() {
+  if (!INDEX.curves) return byId("curves").remove();
   const { main, series, x } = INDEX.curves;
   const names = Object.keys(series);
   if (!names.length) {

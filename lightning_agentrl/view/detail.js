@@ -82,7 +82,7 @@ function bar(row) {
 function about(row, turns) {
   const stop = row.stop ? `ended by ${row.stop.replace(/_/g, " ")}` : "still running when the log ends";
   const facts = [
-    `iteration ${formatRange(row.first, row.last)}`,
+    INDEX.iterations ? `iteration ${formatRange(row.first, row.last)}` : null,
     plural(row.turns, "turn"),
     `return ${formatNumber(row.return)}`,
     stop,
@@ -137,7 +137,7 @@ function turnCard(turn) {
 
 function tags(turn) {
   const where = `iteration ${turn.iteration}` + (turn.policy_version === undefined ? "" : `, weights after ${plural(turn.policy_version, "step")}`);
-  const found = [make("span", { class: "quiet", text: where })];
+  const found = INDEX.iterations ? [make("span", { class: "quiet", text: where })] : [];
   const tag = (text, bad = false) => found.push(make("span", { class: bad ? "tag bad" : "tag", text }));
   if (turn.phase === "critic_warmup") tag("critic warm-up");
   if (turn.valid === false) tag("invalid reply", true);

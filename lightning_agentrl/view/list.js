@@ -140,7 +140,7 @@ function setUpList() {
   }
   for (const [sort, [label]] of Object.entries(SORTS)) byId("sort").append(make("option", { value: sort, text: label }));
   document.querySelector(".names").append(...COLUMNS.map(([name]) => make("span", { text: name })));
-  const [first, final] = INDEX.iterations;
+  const [first, final] = INDEX.iterations ?? [1, 1];
   byId("from").placeholder = first;
   byId("to").placeholder = final;
   byId("sort").addEventListener("change", (event) => change({ sort: event.target.value }));

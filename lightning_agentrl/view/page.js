@@ -6,7 +6,8 @@ function showHead() {
     byId("figures").append(
       make("div", {}, make("dt", { text: name }), make("dd", {}, value, make("span", { class: "quiet", text: about }))),
     );
-  figure("iterations in the log", formatRange(...INDEX.iterations));
+  if (INDEX.iterations) figure("iterations in the log", formatRange(...INDEX.iterations));
+  else document.body.classList.add("untrained");
   figure("episodes", EPISODES.length.toLocaleString("en"));
   figure("turns", INDEX.turns.toLocaleString("en"));
   for (const [key, name] of [["before", "held-out success before"], ["after", "after training"]]) {

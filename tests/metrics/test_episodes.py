@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -23,10 +24,10 @@ from tests.types.samples import action, prompt, turn
 WINDOW_EXPECTED = {"rollout/success_window": (0 + 1 + 0) / 3}
 
 RESULTS = [
-    EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2),
-    EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3, lost=True),
-    EpisodeResult(success=True, total_reward=2.0, turns=1, valid_turns=0),
-    EpisodeResult(success=True, total_reward=2.5, turns=4, valid_turns=4),
+    EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2, progression=1.0),
+    EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3, lost=True, progression=0.4),
+    EpisodeResult(success=True, total_reward=2.0, turns=1, valid_turns=0, progression=1.0),
+    EpisodeResult(success=True, total_reward=2.5, turns=4, valid_turns=4, progression=1.0),
 ]
 # Bounds of 3 in 4: with z² = 3.841459 the middle is (0.75 + z² / 8) / (1 + z² / 4) = 1.2301823 / 1.9603647, the half
 # width sqrt(z² * 0.75 * 0.25 / 4 + z⁴ / 64) / (1 + z² / 4) = 0.6408148 / 1.9603647
@@ -35,6 +36,10 @@ VAL_EXPECTED = {
     "val/success_low": (1.2301823 - 0.6408148) / 1.9603647,
     "val/success_high": (1.2301823 + 0.6408148) / 1.9603647,
     "val/return": (3 - 1 + 2 + 2.5) / 4,
+    # squares of the distances from 1.625, over 3 for the variance, over 4 for that of the mean
+    "val/return_error": ((1.375**2 + 2.625**2 + 0.375**2 + 0.875**2) / 3 / 4) ** 0.5,
+    "val/progression": 3.4 / 4,
+    "val/progression_error": ((3 * 0.15**2 + 0.45**2) / 3 / 4) ** 0.5,
     "val/mean_turns": (2 + 5 + 1 + 4) / 4,
     "val/valid_action_ratio": (2 + 3 + 0 + 4) / (2 + 5 + 1 + 4),  # of turns, not of episodes
     "val/episodes": 4,
@@ -110,7 +115,9 @@ def test_held_out_numbers_of_no_episode():
 def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     end = turn(index=2, episode_return=1.5, truncated=True, stop=StopReason.MAX_TURNS, success=None)
     turns = [turn(valid=False, episode_return=9.0), turn(index=1), end]
-    assert summarise(turns) == EpisodeResult(success=True, total_reward=1.5, turns=3, valid_turns=2)
+    assert summarise(turns) == EpisodeResult(True, 1.5, turns=3, valid_turns=2, progression=1.0)
+    told = [*turns[:-1], replace(end, metrics={"progression": 0.25})]
+    assert summarise(told, source=2) == EpisodeResult(True, 1.5, 3, 2, progression=0.25, source=2)
 
 
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():

@@ -34,6 +34,7 @@ from tests.metrics.test_group_numbers import OF_FILTER
 from tests.metrics.test_mismatch import EXPECTED as MISMATCH_EXPECTED
 from tests.metrics.test_mismatch import OF_CORRECTION, OF_STALENESS
 from tests.metrics.test_rollout_numbers import EXPECTED as ROLLOUT_EXPECTED
+from tests.metrics.test_sources import OF_ALL_SOURCES, OF_SOURCES
 from tests.metrics.test_stages import EXPECTED as STAGES_EXPECTED
 from tests.metrics.test_stages import OF_BACKGROUND
 from tests.metrics.test_text import EXPECTED as TEXT_EXPECTED
@@ -58,6 +59,8 @@ TESTED = set().union(
     OF_BACKGROUND,
     WINDOW_EXPECTED,
     VAL_EXPECTED,
+    OF_ALL_SOURCES,
+    OF_SOURCES,
     OF_STEPS,
     OF_PICKS,
     OF_COEFFICIENT,
@@ -166,7 +169,8 @@ def test_every_documented_number_is_logged(fit):
     of_groups = {*GROUPS_EXPECTED, *OF_FILTER}  # this fit has none, collects nothing ahead, and no environment fails
     of_ahead = {*OF_STALENESS, "time/collect_beside_seconds"}
     of_faults = {"env/errors/<kind>", "env/lost/<kind>"}
-    assert missing == {*NO_SCALARS, *of_faults, *of_groups, *of_ahead}
+    of_sources = {"rollout/source/<name>", "val/source/<name>", *OF_ALL_SOURCES}
+    assert missing == {*NO_SCALARS, *of_faults, *of_groups, *of_ahead, *of_sources}
 
 
 def test_every_logged_number_is_computed_by_hand_in_a_test(fit):

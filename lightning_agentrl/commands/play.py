@@ -1,0 +1,203 @@
+"""`agentrl play`: a person in place of the policy, who reads exactly what the model would read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.plan import prompt_parts
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, Session, TurnInteraction
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.types import Turn
+
+
+class _InputEnded(Exception):
+    """The person has left (end of input)."""
+
+
+class Person(Engine):
+    """A person at the terminal, who is shown each prompt and whose lines are the replies.
+
+    Args:
+        tokenizer: of the model that the prompt is for.
+        renderer: makes the prompts.
+    """
+
+    session: Session  # that is played now
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> None:
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        self._read: tuple[int, ...] = ()  # the last prompt with its reply
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        """Show a prompt and read a reply, as tokens; cut at the same length as one of the model.
+
+        Raises:
+            _InputEnded: at the end of the input.
+        """
+        ids, before = request.prompt.ids, self._read
+        grown = len(before) if before and ids[: len(before)] == before else 0
+        print(f"\n--- {self._told(len(ids), grown)} ---")
+        print(self.tokenizer.decode(list(ids[grown:]), clean_up_tokenization_spaces=False))
+        text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
+        while text.endswith("\\"):  # a reply of several lines
+            text = f"{text[:-1]}\n{_line('... ')}"
+        reply = (*self.tokenizer.encode(text, add_special_tokens=False), self.renderer.turn_close_id)
+        closed = len(reply) <= request.max_tokens
+        if not closed:
+            print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")
+        reply = reply[: request.max_tokens]
+        self._read = (*ids, *reply)
+        return Reply(reply, (0.0,) * len(reply), closed, policy_version=0)
+
+    def _told(self, tokens: int, grown: int) -> str:
+        if grown:
+            return f"turn {len(self.session.past)}: {tokens - grown} tokens behind the {grown} that were read before"
+        parts = prompt_parts(self.session, self.session.renderer).items()
+        counts = ", ".join(f"{name} {count}" for name, count in parts if count)
+        return f"turn {len(self.session.past)}: a prompt of {tokens} tokens ({counts})"
+
+    def start(self, handle: PolicyHandle) -> None:
+        """Do nothing: a person has no weights."""
+
+    def sync(self, policy_version: int) -> None:
+        """Do nothing: a person has no weights."""
+
+    def stop(self) -> None:
+        """Do nothing: a person holds nothing."""
+
+
+class PlayCLI(AgentCLI):
+    """The prompts, memory and interaction of a run's config, without its trainer."""
+
+    def __init__(self, config: Path) -> None:
+        super().__init__(["--config", str(config), "--quiet=true"], run=False)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Return one that is not used: the config's may need devices that are not here."""
+        bare: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+        return L.Trainer(**bare, enable_progress_bar=False, enable_model_summary=False)
+
+
+def play_environment(env_id: str, config: Path | None, model: str | None, kwargs: Mapping[str, Any], seed: int) -> None:
+    """Play episodes until the input ends.
+
+    Args:
+        env_id: of the environment; where the config has one of this id, its arguments and words count.
+        config: of a run, for prompts, memory, interaction and model; None: the defaults.
+        model: hub id, folder or ``demo``, for tokenizer and chat template; None: that of the config, or ``demo``.
+        kwargs: arguments of the environment.
+        seed: of the first episode; the next one has the next.
+
+    Raises:
+        ValueError: wrong input, in a sentence.
+    """
+    if seed < 0:
+        raise ConfigError(f"--seed must be at least 0, got {seed}")
+    data: RolloutDataModule | None = None
+    if config is not None:
+        cli = PlayCLI(config)
+        data, model = cast(RolloutDataModule, cli.datamodule), model or cast(Agent, cli.model).model
+    model = model or "demo"
+    tokenizer, context = load_tokenizer(model), read_context_length(model)
+    if data is None:
+        interaction = TurnInteraction(max_reply_tokens=min(512, context // 2))
+        prompt = PromptFormat(max_prompt_tokens=context - interaction.max_reply_tokens)
+        data = RolloutDataModule(EnvConfig(env_id, dict(kwargs)), prompt=prompt, interaction=interaction)
+    else:
+        data = _with(data, env_id, kwargs)
+    try:
+        data.check(tokenizer, context)
+        _Play(data, tokenizer, seed).go_on()
+    finally:
+        data.pool.close()
+
+
+def _with(data: RolloutDataModule, env_id: str, kwargs: Mapping[str, Any]) -> RolloutDataModule:
+    """Return the data module of a config with one environment alone."""
+    own = [source for source in data.pool.sources if isinstance(source, EnvConfig) and source.id == env_id]
+    env = own[0] if own else EnvConfig(env_id)
+    env = replace(env, kwargs={**env.kwargs, **kwargs})
+    return RolloutDataModule(env, memory=data.memory, prompt=data.prompt, interaction=data.interaction)
+
+
+class _Play:
+    """Episodes one after the other, and what came of them."""
+
+    def __init__(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self.renderer = ChatRenderer(tokenizer, data.prompt)
+        self.make = SessionMaker(data.pool, self.renderer, data.memory, seed)
+        self.person = Person(tokenizer, self.renderer)
+        self.player = Player(data.interaction, self.person, data.memory.grows, temperature=1.0, seed=seed)
+        self.grows = data.memory.grows
+        self.seed = seed
+        self.solved: list[bool] = []
+        data.pool.sources[0].start(torch.device("cpu"))
+
+    def go_on(self) -> None:
+        """Play until the input ends."""
+        loop = asyncio.new_event_loop()  # one that leaves Ctrl-C as it is
+        try:
+            while True:
+                loop.run_until_complete(self._episode(self.seed + len(self.solved)))
+        except _InputEnded:
+            print(f"episodes played to the end: {len(self.solved)}, solved: {sum(self.solved)}")
+        finally:
+            loop.close()
+
+    async def _episode(self, seed: int) -> None:
+        session = self.make.session(0, len(self.solved), lambda episode: seed)
+        recorder = Recorder(None, self.grows, on_turn=lambda: _show(recorder.samples()[-1].turns[-1]))
+        self.person.session = session
+        print(f"\n=== episode {len(self.solved)}, seed {seed} ===")
+        lost = await self.player.play(session, recorder)
+        last = recorder.samples()[-1].turns[-1] if recorder.recorded else None
+        self.solved.append(last is not None and succeeded(last))
+        told = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
+        turns, value = recorder.recorded, last.episode_return if last else 0.0
+        print(f"\n=== {told}: {turns} turns, return {value:g}" + (f", {last.stop.value}" if last and last.stop else ""))
+        self.make.end(session, 0)
+
+
+def _line(question: str) -> str:
+    """Read a line; one that comes out of a pipe is shown.
+
+    Raises:
+        _InputEnded: at the end of the input.
+    """
+    try:
+        text = input(question)
+    except EOFError:
+        print()
+        raise _InputEnded from None
+    if not sys.stdin.isatty():
+        print(text)
+    return text
+
+
+def _show(turn: Turn) -> None:
+    """Say what came of a reply."""
+    if turn.asked_again:
+        print("--- your reply named no action; you are asked again")
+        return
+    why = "" if turn.parsed_action is not None else ", the default action, since your reply named none"
+    refused = "" if turn.valid or turn.parsed_action is None else ", which the environment calls invalid"
+    print(f"--- action: {turn.action!r}{why}{refused}; reward {turn.reward:g}")

@@ -1,0 +1,105 @@
+"""Wording: what a config changes in the words of an environment, whichever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from lightning_agentrl.episodes.contract import Contract, contract_error
+from lightning_agentrl.errors.names import closest
+from lightning_agentrl.errors.problem import ConfigError, Problem
+
+
+@dataclass
+class Wording:
+    """Words that replace those of the environment; what is not given stays as the environment has it.
+
+    Args:
+        system_prompt: rules and task.
+        actions: names of the actions that are offered, in the order of the prompt, and their descriptions; null keeps
+            the environment's description. Others of its actions are not offered. Where the environment names none,
+            these are all there are.
+        aliases: further names of actions, in lower case, and the action that each means.
+        default_action: the action that is taken when a reply names none.
+        examples: worked examples, pairs of an observation and a reply.
+    """
+
+    system_prompt: str | None = None
+    actions: dict[str, str | None] | None = None
+    aliases: dict[str, str] = field(default_factory=dict)
+    default_action: str | None = None
+    examples: list[tuple[str, str]] | None = None
+
+
+def reworded(contract: Contract, wording: Wording) -> Contract:
+    """Return what an environment offers in a turn, in the words of the config.
+
+    Raises:
+        EnvError: it offers none of the actions that are wanted, or not the default action.
+    """
+    actions = contract.actions
+    if wording.actions is not None:
+        known = actions or wording.actions
+        actions = {
+            name: actions.get(name, "") if text is None else text
+            for name, text in wording.actions.items()
+            if name in known
+        }
+        if not actions:
+            raise contract_error(f"the environment offers none of the actions {_listed(wording.actions)} any more")
+    default = contract.default_action if wording.default_action is None else wording.default_action
+    if actions and default and default not in actions:
+        raise contract_error(
+            f"the default action {default!r} is not among the actions that are offered: {_listed(actions)}"
+        )
+    return replace(
+        contract,
+        actions=actions,
+        aliases={**contract.aliases, **wording.aliases},
+        default_action=default,
+        system_prompt=contract.system_prompt if wording.system_prompt is None else wording.system_prompt,
+        examples=contract.examples if wording.examples is None else tuple(wording.examples),
+    )
+
+
+def check_wording(contract: Contract, wording: Wording, key: str) -> None:
+    """Refuse words that do not fit what an environment offers in its first turn.
+
+    Args:
+        contract: as the environment has it.
+        wording: of the config.
+        key: its key in the config.
+
+    Raises:
+        ConfigError: a name that is none of the environment's, with its key.
+    """
+    if contract.free_text and (wording.actions or wording.aliases or wording.default_action):
+        raise _problem("the environment takes the whole reply as its action, so no actions can be named", key)
+    if wording.actions is not None:
+        if not wording.actions:
+            raise _problem("no action is offered; name those that are, or remove the key", f"{key}.actions")
+        if contract.actions:
+            _need(wording.actions, contract.actions, f"{key}.actions")
+    offered = contract.actions if wording.actions is None else wording.actions
+    _need(wording.aliases.values(), offered, f"{key}.aliases")
+    if wording.default_action is not None:
+        _need([wording.default_action], offered, f"{key}.default_action")
+    elif contract.default_action and offered and contract.default_action not in offered:
+        what = f"the environment's default action is {contract.default_action!r}, which is not among those offered"
+        raise _problem(f"{what}; offer it, or name another with {key}.default_action", f"{key}.actions")
+
+
+def _need(given: Iterable[str], offered: Iterable[str], key: str) -> None:
+    names = tuple(offered)
+    for name in given:
+        if name not in names:
+            what = f"there is no action {name!r}" + ("" if names else "; the environment names none")
+            raise ConfigError(Problem(what, key=key, suggestion=closest(name, names), known=names))
+
+
+def _problem(what: str, key: str) -> ConfigError:
+    return ConfigError(Problem(what, key=key))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

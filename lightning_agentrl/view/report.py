@@ -1,0 +1,81 @@
+"""A report: tables of numbers with remarks, as text for a terminal and as HTML for a page."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of a table.
+
+    Args:
+        name: what it is about.
+        value: what was found.
+        share: of a whole, drawn as a bar; None: no bar.
+        warning: why it deserves attention; empty if it does not.
+        brief: whether it also stands in the summary of a terminal.
+    """
+
+    name: str
+    value: str
+    share: float | None = None
+    warning: str = ""
+    brief: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines with a title, and text below them that can be copied, such as a part of a config."""
+
+    title: str
+    rows: Sequence[Entry]
+    about: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables about one thing."""
+
+    title: str
+    tables: Sequence[Table]
+
+    def text(self) -> str:
+        """Return its brief lines, its warnings and what can be copied, for a terminal."""
+        shown = {table.title: [row for row in table.rows if row.brief or row.warning] for table in self.tables}
+        width = max((len(row.name) for rows in shown.values() for row in rows), default=0)
+        lines = [self.title]
+        for table in self.tables:
+            rows = shown[table.title]
+            lines += [f"  {table.title}"] if rows or table.code else []
+            for row in rows:
+                lines.append(f"    {row.name:<{width}}  {row.value}")
+                lines += [f"      ! {row.warning}"] if row.warning else []
+            if table.code:
+                lines += [f"    {table.about}", *(f"      {line}" for line in table.code.splitlines())]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return everything as HTML; all texts are escaped."""
+        tables = "".join(map(_table, self.tables))
+        return f'<section class="report"><h2>{_safe(self.title)}</h2><div class="cards">{tables}</div></section>'
+
+
+def _table(table: Table) -> str:
+    about = f'<p class="quiet">{_safe(table.about)}</p>' if table.about else ""
+    rows = "".join(map(_row, table.rows))
+    code = f"<pre>{_safe(table.code)}</pre>" if table.code else ""
+    return f'<div class="card"><h3>{_safe(table.title)}</h3><table>{rows}</table>{about}{code}</div>'
+
+
+def _row(row: Entry) -> str:
+    bar = "" if row.share is None else f'<i class="bar" style="width:{100 * min(max(row.share, 0.0), 1.0):.1f}%"></i>'
+    warned = f'<tr><td colspan="2"><div class="note">{_safe(row.warning)}</div></td></tr>' if row.warning else ""
+    return f"<tr><td>{_safe(row.name)}{bar}</td><td>{_safe(row.value)}</td></tr>{warned}"
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,87 @@
+"""`agentrl inspect`: its summary, its page, and what it leaves alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_agentrl.commands.inspect_report import make_report
+from lightning_agentrl.metrics.looks import SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.types import StopReason, Turn
+from tests.cli import Command, Config, changed, run_command, sentence
+from tests.types.samples import turn
+
+GUESS = {"id": "agentrl_envs:GuessNumber-v0"}
+
+
+def seen(turns: list[Turn], said: str, actions: dict[str, str]) -> SeenEpisode:
+    return SeenEpisode(tuple(SeenTurn(each, "", said, 9, 3) for each in turns), actions)
+
+
+def test_the_report_suggests_aliases_as_a_part_of_the_config() -> None:
+    end: dict[str, Any] = {"index": 1, "truncated": True, "stop": StopReason.MAX_TURNS, "success": False}
+    turns = [turn(valid=False, parsed_action=None), turn(valid=False, parsed_action=None, **end)]
+    look = look_at([seen(turns, 'please: "go" left', {"left": "left"})])
+    report = make_report("a game", look, "data.init_args.envs[1]", 100, 20)
+    (table,) = [table for table in report.tables if table.code]
+    assert yaml.safe_load(table.code) == {"wording": {"aliases": {'please: "go" left': "left"}}}
+    assert "data.init_args.envs[1]" in table.about
+    assert "95.0 %" in report.text()
+    assert table.code.splitlines()[-1] in report.text()
+
+
+def test_a_report_without_fault_has_no_warning() -> None:
+    ends = [turn(terminated=True, stop=StopReason.ENV_DONE, success=i == 0, observation=str(i)) for i in range(2)]
+    look = look_at([seen([end], "", {"open": "open"}) for end in ends])
+    report = make_report("a game", look, "data.init_args.env", 100, 20)
+    assert [row.warning for table in report.tables for row in table.rows if row.warning] == []
+
+
+def test_texts_of_a_report_cannot_become_html() -> None:
+    bad = "<script>alert(1)</script>"
+    look = look_at([seen([turn(valid=False, parsed_action=None, truncated=True, stop=StopReason.MAX_TURNS)], bad, {})])
+    assert "<script" not in make_report(bad, look, bad, 100, 20).html()
+
+
+def test_a_mixed_run_is_looked_at_source_by_source(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del config["data"]["init_args"]["env"]
+    config["data"]["init_args"]["envs"] = [GUESS, {"id": "agentrl_envs:Bandit-v0"}]
+    config["data"]["init_args"]["prompt"] = {"think": False, "max_prompt_tokens": 500}
+    config["trainer"] |= {"logger": True, "callbacks": [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]}
+    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "inspect", "--config", "given.yaml", "--episodes", "6") == 0
+    told = capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"given.yaml", "inspect.html"}  # nothing else is written
+    page = (tmp_path / "inspect.html").read_text()
+    for source in ("GuessNumber-v0", "Bandit-v0"):
+        assert source in told
+        assert source in page
+    counts = re.findall(r"success .* of (\d+)$", told, re.M)
+    assert sum(map(int, counts)) == 6
+    assert len(counts) == 2
+    assert told.count("valid actions") >= 2
+    assert 'id="text-0"' in page  # the episodes, turn by turn
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_looked_at_and_wrong_input_is_told(config: Config, agentrl: Command, tmp_path: Path) -> None:
+    config = changed(config, "data.init_args.env", GUESS)
+    assert agentrl(config=config)[0] == 0
+    (saved,) = tmp_path.rglob("iteration-*.ckpt")
+    given = ["--episodes", "2", "--out", "pages/one.html"]
+    assert agentrl("--ckpt_path", str(saved), *given, config=config, command="inspect")[0] == 0
+    assert saved.name in (tmp_path / "pages" / "one.html").read_text()
+    for arguments, part in (
+        (["--episodes", "0"], "--episodes"),
+        (["--out", "pages"], "--out"),
+        (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
+        (["--episods", "3"], "episods"),
+    ):
+        assert part in sentence(agentrl(*arguments, config=config, command="inspect"))

@@ -1,0 +1,121 @@
+"""`agentrl play`: a person reads exactly what the model would read, and the same turn loop takes the replies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.rollout import EnvConfig, Session, TurnInteraction, WindowMemory
+from lightning_agentrl.rollout.player import Player
+from tests.cli import Config, changed, run_command
+
+GUESS = "agentrl_envs:GuessNumber-v0"
+Play = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def play(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Play:
+    """Play with some typed lines; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(typed: str, *arguments: str, config: Config | None = None) -> tuple[int, str, str]:
+        given = ["--model", str(tiny_folder)] if config is None else ["--config", "given.yaml"]
+        if config is not None:
+            (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        capsys.readouterr()
+        code = run_command(monkeypatch, "play", *arguments, *given)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+class Twos(Engine):
+    """Replies "2" to whatever it reads, as a model would, and keeps what it read."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self.reply = (*renderer.tokenizer.encode("2", add_special_tokens=False), renderer.turn_close_id)
+        self.read: list[tuple[int, ...]] = []
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        self.read.append(request.prompt.ids)
+        return Reply(self.reply, (0.0,) * len(self.reply), closed=True, policy_version=0)
+
+    def start(self, handle: PolicyHandle) -> None: ...
+
+    def sync(self, policy_version: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_a_person_reads_what_a_model_reads_with_its_tokens(play: Play, tiny_folder: Path, config: Config) -> None:
+    data = config["data"]["init_args"]
+    data |= {"prompt": {"think": False, "max_prompt_tokens": 900}, "env": {"id": GUESS, "kwargs": {"highest": 9}}}
+    data["memory"]["init_args"]["turns"] = 2
+    code, out, _ = play("2\n" * 20, GUESS, "--seed", "5", config=config)
+    assert code == 0
+    tokenizer, words = load_tokenizer(str(tiny_folder)), PromptFormat(think=False, max_prompt_tokens=900)
+    renderer = ChatRenderer(tokenizer, words)
+    engine, worker = Twos(renderer), EnvConfig(GUESS, {"highest": 9}).make_worker()
+    session = Session(0, worker, lambda episode: 5, renderer, WindowMemory(2))
+    asyncio.run(Player(TurnInteraction(4), engine, grows=False, temperature=1.0, seed=0).episode(session))
+    session.close()
+    assert len(engine.read) > 1
+    first = out[: out.index("=== episode 1")]
+    assert [int(count) for count in re.findall(r"a prompt of (\d+) tokens", first)] == list(map(len, engine.read))
+    texts = [tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) for ids in engine.read]
+    assert re.findall(r" ---\n(<.*?)\n--- your reply", first, re.S) == texts
+
+
+def test_episodes_follow_each_other_until_the_input_ends(play: Play) -> None:
+    code, out, err = play(
+        "1\n2\n3\n\nTHINK: what\\\nACTION: three\n", GUESS, "--seed", "3", "--kwargs", "{max_turns: 3}"
+    )
+    assert (code, err) == (0, "")
+    assert re.findall(r"=== episode (\d), seed (\d) ===", out)[:2] == [("0", "3"), ("1", "4")]
+    assert "'1', the default action" in out  # of the empty reply
+    assert "action: '3'; reward" in out  # of the reply of two lines
+    assert out.rstrip().splitlines()[-1].startswith("episodes played to the end: ")
+
+
+def test_a_growing_conversation_shows_what_is_new(play: Play, config: Config) -> None:
+    config = changed(config, "data.init_args.memory", {"class_path": "FullMemory"})
+    config = changed(config, "data.init_args.prompt", {"think": False, "max_prompt_tokens": 900})
+    code, out, _ = play("1\n2, because it is neither one nor three\n", GUESS, config=config)
+    assert code == 0
+    (new, before) = re.findall(r"turn 1: (\d+) tokens behind the (\d+) that were read before", out)[0]
+    (first,) = re.findall(r"turn 0: a prompt of (\d+) tokens", out)
+    assert int(before) == int(first) + 2  # the reply and the token that closes it
+    assert int(new) > 0
+    assert out.count("<|im_start|>system") == 1
+    assert "cut after 4 of" in out  # max_reply_tokens of the config
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["agentrl_envs:GuesNumber-v0"], "GuessNumber"),
+        ([GUESS, "--kwargs", "{highst: 3}"], "highest"),
+        ([GUESS, "--seed", "-1"], "--seed"),
+        ([GUESS, "--config", "missing.yaml"], "missing.yaml"),
+        ([], "id"),
+    ],
+)
+def test_wrong_input_is_told_in_a_sentence(arguments: list[str], part: str, play: Play) -> None:
+    code, out, err = play("1\n", *arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert part in err
