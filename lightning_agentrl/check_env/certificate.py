@@ -20,11 +20,13 @@ from typing import Any
 from lightning_agentrl import __version__
 from lightning_agentrl.check_env.log import Finding
 from lightning_agentrl.check_env.rules import PARTS, RULES, SEVERITIES
+from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.errors import ConfigError
 
 _START = "import sys; sys.path[:] = {path!r}; import runpy; runpy.run_module({module!r}, run_name='__main__')"
 _MODULE = "lightning_agentrl.check_env.child"
 HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
+_URLS = ("http://", "https://", "ws://", "wss://")
 _IMPORT_SECONDS = 60.0  # that do not count against the cap
 _STUCK_SECONDS = 30.0  # without a step or a reset, in which no alarm of the process was heard
 
@@ -51,6 +53,10 @@ class Certificate:
     seconds: dict[str, float] = field(default_factory=dict)
     train: dict[str, Any] | None = None
     version: str = __version__
+    texts: dict[str, Any] | None = field(default=None, repr=False)
+    """What a small model needs to know of the environment; not part of what is written."""
+    ordered: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """Episodes for fresh processes; not part of what is written, either."""
 
     def count(self, severity: str) -> int:
         """Return how many findings have this severity."""
@@ -63,7 +69,8 @@ class Certificate:
     def plain(self) -> dict[str, Any]:
         """Return everything for JSON."""
         counts = {f"{severity}s": self.count(severity) for severity in SEVERITIES}
-        return {"passed": self.passed, **counts, **vars(self)}
+        written = {name: value for name, value in vars(self).items() if name not in ("texts", "ordered")}
+        return {"passed": self.passed, **counts, **written}
 
 
 class _Process:
@@ -141,17 +148,24 @@ def certify(
         ConfigError: there is no such environment, or it cannot be made with these arguments.
     """
     started = time.monotonic()
-    remote = env_id.startswith(("http://", "https://", "ws://", "wss://"))
-    made = ("agentrl_envs:OpenEnv-v0", {"url": env_id, **kwargs}) if remote else (env_id, dict(kwargs))
-    order = {"id": made[0], "kwargs": made[1], "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
+    remote = env_id.startswith(_URLS)
+    made, given = recipe_of(env_id, kwargs)
+    order = {"id": made, "kwargs": given, "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
     told = Certificate(env_id, dict(kwargs))
     _examine(told, order, cap)
-    ordered = told.figures.pop("ordered", [])
-    if ordered:
-        _replay(told, order | {"episodes": ordered}, max(cap - (time.monotonic() - started), 10.0), together=not remote)
+    if told.ordered:
+        left = max(cap - (time.monotonic() - started), 10.0)
+        _replay(told, order | {"episodes": told.ordered}, left, together=not remote)
     told.findings.sort(key=lambda one: (SEVERITIES.index(one["severity"]), list(RULES).index(one["check"])))
     told.seconds["total"] = time.monotonic() - started
     return told
+
+
+def recipe_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return id and arguments for ``gymnasium.make``; a URL is the argument of the client for OpenEnv."""
+    if env_id.startswith(_URLS):
+        return "agentrl_envs:OpenEnv-v0", {"url": env_id, **kwargs}
+    return env_id, dict(kwargs)
 
 
 def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
@@ -199,7 +213,7 @@ def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
 
 def _take(told: Certificate, said: Mapping[str, Any]) -> None:
     told.findings = said["findings"]
-    told.figures = {**said["figures"], "ordered": said["ordered"]}
+    told.figures, told.ordered, told.texts = said["figures"], said["ordered"], said.get("texts")
     told.cut = dict(said["cut"])
     resets = sum(seconds for kind, seconds in said["times"].items() if kind in ("make", "reset"))
     told.seconds |= {"resets": resets, "play": said["figures"]["play_seconds"]}
@@ -242,4 +256,4 @@ def _in_processes(
 
 
 def _add(told: Certificate, check: str, said: str, seed: int | None, actions: Sequence[str]) -> None:
-    told.findings.append(Finding(check, said, RULES[check].severity, seed, list(actions)).plain())
+    told.findings.append(Finding(check, shown(said, 600), RULES[check].severity, seed, list(actions)).plain())

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_agentrl.check_env.exam import Exam, run, state
+from lightning_agentrl.check_env.exam import Exam, run, state, texts
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.probe import BrokenError, Clock, Probe, listen_to_alarms
 from lightning_agentrl.check_env.replay import play_order
@@ -58,7 +58,7 @@ def main(order: Mapping[str, Any]) -> None:
         sys.stdout.flush()
         if text := printed.read_text(encoding="utf-8", errors="replace").strip():
             exam.log.add("prints", f"it writes to standard output: {shown(text)!r}")
-        tell({**state(exam), "over": True})
+        tell({**state(exam), "texts": texts(exam), "over": True})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import BrokenError, Episode, Probe, Seen
+from lightning_agentrl.check_env.probe import BrokenError, Play, Probe, Seen
 from lightning_agentrl.check_env.replies import CLAIMS, CONSTANTS
 from lightning_agentrl.check_env.texts import shown
 
@@ -29,7 +29,7 @@ class Earned:
 
     policy: str
     kind: str
-    episodes: Sequence[Episode]
+    episodes: Sequence[Play]
 
     @property
     def mean(self) -> float:
@@ -69,7 +69,7 @@ def play_policy(
 ) -> Earned:
     """Play whole episodes of one policy until the time is spent."""
     kind, name, choose = policy
-    episodes: list[Episode] = []
+    episodes: list[Play] = []
     for seed in seeds:
         if spent() and episodes:
             break
@@ -171,7 +171,7 @@ def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
                 return
 
 
-def check_plan(log: Log, solved: Sequence[Episode]) -> None:
+def check_plan(log: Log, solved: Sequence[Play]) -> None:
     """Look for the moves of the scripted player in the first text."""
     told = [one for one in solved if len(one.actions) >= 3 and _plan_stands(one)]
     long = [one for one in solved if len(one.actions) >= 3]
@@ -181,7 +181,7 @@ def check_plan(log: Log, solved: Sequence[Episode]) -> None:
         )
 
 
-def _plan_stands(one: Episode) -> bool:
+def _plan_stands(one: Play) -> bool:
     text = "".join(char if char.isalnum() else " " for char in one.seen[0].prompt.lower())
     plan = "".join(char if char.isalnum() else " " for char in " ".join(one.actions).lower())
     return " ".join(plan.split()) in " ".join(text.split())

@@ -7,6 +7,7 @@ import random
 import resource
 import statistics
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,9 +15,10 @@ from typing import IO, Any
 
 from lightning_agentrl.check_env import contract, earnings, played, replay
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, BrokenError, Clock, Episode, Probe, Seen
+from lightning_agentrl.check_env.probe import TURNS, BrokenError, Clock, Play, Probe, Seen
 from lightning_agentrl.check_env.replies import CANARY, HOSTILE
 from lightning_agentrl.check_env.rules import PARTS
+from lightning_agentrl.check_env.texts import words
 from lightning_agentrl.episodes.environment import Recipe
 
 PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds
@@ -26,6 +28,7 @@ EARNING_EPISODES = 24
 _CHEAP, _DEAR = 0.005, 0.1  # seconds of a reset
 _DECLARED_TURNS = 600  # a declared limit that is played to
 _DETERMINISM = ("seed.honoured", "replay.twice", "replay.used", "replay.interleaved", "replay.process", "replay.hash")
+_WORDS = 1500  # of the vocabulary of a small model
 _MEGABYTE = 1024  # in the unit of ru_maxrss
 
 
@@ -45,10 +48,10 @@ class Exam:
     most_tokens: int
     journal: IO[str] | None = None
     log: Log = field(default_factory=Log)
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[Play] = field(default_factory=list)
     """Random ones."""
-    solved: list[Episode] = field(default_factory=list)
-    others: list[Episode] = field(default_factory=list)
+    solved: list[Play] = field(default_factory=list)
+    others: list[Play] = field(default_factory=list)
     limit: int | None = None
     first: Seen | None = None
 
@@ -152,7 +155,7 @@ class Exam:
             said = f"an episode that the scripted player wins earns {least.total:g}, random play {mean:.3g}"
             self.log.add("reward.success", said, least.seed, least.actions)
 
-    def _solved(self, seed: int) -> Episode | None:
+    def _solved(self, seed: int) -> Play | None:
         """Play one episode with the scripted player, which `reset` makes ready; None if it raises."""
         players: list[Any] = []
 
@@ -179,7 +182,7 @@ class Exam:
         modes = getattr(self.probe.made(), "metadata", {}).get("render_modes", ())
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
-            short = Episode(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
+            short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
             replay.check_render(Probe(drawn, self.log, self.clock, self.most_tokens, self.journal), short)
         self.ordered = replay.order(chosen)
 
@@ -281,6 +284,22 @@ class Exam:
         if (left := threading.active_count()) > 1:
             self.log.add("left.threads", f"{left - 1} threads go on after close")
         played.check_times(self.log, self.clock, self.episodes)
+
+
+def texts(exam: Exam) -> dict[str, Any]:
+    """Return what a small model needs to know of the environment's texts, and what random replies earn."""
+    seen = [one for play in [*exam.episodes, *exam.solved] if not play.broken for one in play.seen]
+    systems = {one.contract.system_prompt for one in seen}
+    missions = len(systems) > 1
+    read = [one.prompt if missions else one.text for one in seen]
+    return {
+        "words": [word for word, _ in Counter(word for text in read for word in words(text)).most_common(_WORDS)],
+        "replies": list(dict.fromkeys(reply for one in seen[:200] for reply in one.legal())),
+        "named": bool(exam.first and exam.first.contract.actions),
+        "missions": missions,
+        "longest": max((len(words(text)) for text in read), default=0),
+        "returns": [play.total for play in exam.episodes if not play.broken],
+    }
 
 
 def canary() -> bool:

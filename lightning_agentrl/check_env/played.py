@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, Clock, Episode
+from lightning_agentrl.check_env.probe import TURNS, Clock, Play
 
 SLOW_STEP, SLOW_RESET = 0.2, 1.0  # seconds
 GROWTH = 150.0  # characters a turn
@@ -16,7 +16,7 @@ _MOSTLY = 0.5
 _RARER = 0.2  # share of the rarer return from which its absence within seeds is no chance
 
 
-def check_spread(log: Log, episodes: Sequence[Episode]) -> None:
+def check_spread(log: Log, episodes: Sequence[Play]) -> None:
     """Look whether random episodes of a seed differ in what they earn."""
     whole = [one for one in episodes if not one.broken and one.actions]
     returns = Counter(round(one.total, 9) for one in whole)
@@ -37,7 +37,7 @@ def check_spread(log: Log, episodes: Sequence[Episode]) -> None:
         log.add("reward.spread", f"{said} ({', '.join(f'{value:g}' for value in list(returns)[:4])})", whole[0].seed)
 
 
-def check_ends(log: Log, episodes: Sequence[Episode], limit: int | None) -> None:
+def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     """Look whether episodes end, and in the way that they say.
 
     Args:
@@ -71,7 +71,7 @@ def check_ends(log: Log, episodes: Sequence[Episode], limit: int | None) -> None
         log.add("ends.restart", said, again[0].seed, again[0].actions)
 
 
-def check_longest(log: Log, episodes: Sequence[Episode], limit: int | None) -> None:
+def check_longest(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     """Look for episodes that go on beyond the declared limit."""
     for one in episodes:
         if limit is not None and len(one.actions) > limit:
@@ -79,7 +79,7 @@ def check_longest(log: Log, episodes: Sequence[Episode], limit: int | None) -> N
             log.add("ends.declared", said, one.seed, one.actions[: limit + 1])
 
 
-def check_success(log: Log, episodes: Sequence[Episode]) -> None:
+def check_success(log: Log, episodes: Sequence[Play]) -> None:
     """Look whether what is called a success pays more than what is not."""
     whole = [one for one in episodes if one.over and not one.broken and one.seen[-1].success is not None]
     for one in episodes:
@@ -101,7 +101,7 @@ def check_success(log: Log, episodes: Sequence[Episode]) -> None:
         log.add("info.success", said, richest.seed, richest.actions)
 
 
-def check_texts(log: Log, episodes: Sequence[Episode]) -> None:
+def check_texts(log: Log, episodes: Sequence[Play]) -> None:
     """Look whether texts follow the game, and do not grow without end."""
     several = [one for one in episodes if len(one.seen) >= 4]
     if len(several) >= 4:
@@ -120,7 +120,7 @@ def check_texts(log: Log, episodes: Sequence[Episode]) -> None:
             log.add("text.grows", f"a text grows by {growth:.0f} characters a turn", long[0].seed, long[0].actions[:6])
 
 
-def check_repeated(log: Log, episodes: Sequence[Episode]) -> None:
+def check_repeated(log: Log, episodes: Sequence[Play]) -> None:
     """Look for moves between the same texts that are paid again and again."""
     for one in episodes:
         if not one.actions or all(seen.reward > 0 for seen in one.seen[1:-1]):
@@ -135,7 +135,7 @@ def check_repeated(log: Log, episodes: Sequence[Episode]) -> None:
             return
 
 
-def check_times(log: Log, clock: Clock, episodes: Sequence[Episode]) -> None:
+def check_times(log: Log, clock: Clock, episodes: Sequence[Play]) -> None:
     """Look whether steps and resets take longer than a rollout can wait."""
     steps, resets = sorted(clock.times["step"]), clock.times["reset"]
     figures = log.figures
@@ -152,7 +152,7 @@ def check_times(log: Log, clock: Clock, episodes: Sequence[Episode]) -> None:
             log.add("time.reset", f"a reset takes {statistics.median(resets):.2g} s (median)")
 
 
-def check_memory_needed(log: Log, episodes: Sequence[Episode]) -> None:
+def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
     """Look whether the last observation and the action determine what follows."""
     followed: dict[tuple[str, str], dict[tuple[Any, ...], tuple[int, list[str]]]] = defaultdict(dict)
     visits: Counter[tuple[str, str]] = Counter()
@@ -176,7 +176,7 @@ def check_memory_needed(log: Log, episodes: Sequence[Episode]) -> None:
         log.add("memory.needed", said, seed, actions)
 
 
-def describe(log: Log, episodes: Sequence[Episode]) -> None:
+def describe(log: Log, episodes: Sequence[Play]) -> None:
     """Note figures of random play."""
     whole = [one for one in episodes if one.seen and not one.broken]
     if not whole:
@@ -204,11 +204,11 @@ def describe(log: Log, episodes: Sequence[Episode]) -> None:
         log.figures["random_invalid"] = _share(invalid)
 
 
-def _moved(one: Episode) -> bool:
+def _moved(one: Play) -> bool:
     return any(seen.text != one.seen[0].text for seen in one.seen[1:])
 
 
-def _lags(episodes: Sequence[Episode]) -> bool:
+def _lags(episodes: Sequence[Play]) -> bool:
     """Whether no first action of any kind ever showed at once, for several kinds and seeds."""
     return len({one.actions[0] for one in episodes}) > 1 and len({one.seed for one in episodes}) > 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +90,7 @@ class Seen:
 
 
 @dataclass
-class Episode:
+class Play:
     """One episode as it was played."""
 
     seed: int
@@ -124,6 +125,23 @@ class Clock:
         """Return a function that says whether a share of the limit is used up from now on, or all of it."""
         end = min(self.spent() + share * self.limit, self.limit)
         return lambda: self.spent() > end
+
+
+class Stopwatch:
+    """Seconds of a call; only those of this process where another one took the processor away meanwhile."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter(), time.process_time(), self._taken_away()
+
+    @staticmethod
+    def _taken_away() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    def seconds(self) -> float:
+        started, used, taken_away = self._started
+        if self._taken_away() != taken_away:
+            return time.process_time() - used
+        return time.perf_counter() - started
 
 
 class Probe:
@@ -196,9 +214,9 @@ class Probe:
         self._compare_kept()
         return self._look(observation, info, self._reward(reward), *self._ends(terminated, truncated))
 
-    def play(self, seed: int, policy: str, choose: Callable[[list[Seen]], str], turns: int = TURNS) -> Episode:
+    def play(self, seed: int, policy: str, choose: Callable[[list[Seen]], str], turns: int = TURNS) -> Play:
         """Play an episode until it ends, breaks, or has so many turns. ``choose`` gets what was seen so far."""
-        episode = Episode(seed, policy)
+        episode = Play(seed, policy)
         try:
             episode.seen.append(self.reset(seed))
             episode.actions = self.actions
@@ -231,7 +249,7 @@ class Probe:
         self._calls += kind in ("reset", "step")
         watched = self._calls <= _WATCHED_CALLS and kind in ("reset", "step", "solver") and "rng.global" not in self.log
         before = _generators() if watched else None
-        started = time.perf_counter()
+        watch = Stopwatch()
         try:
             with naming_errors(), _alarm(seconds):
                 return function()
@@ -246,7 +264,7 @@ class Probe:
                 raise  # wrong input of the user
             raise self._broken("contract.make", f"making it once more failed: {error}") from error
         finally:
-            self.clock.times.setdefault(kind, []).append(time.perf_counter() - started)
+            self.clock.times.setdefault(kind, []).append(watch.seconds())
             if before is not None and before != _generators():
                 self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
 

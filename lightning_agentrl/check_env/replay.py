@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_agentrl.check_env.contract import check_picture
-from lightning_agentrl.check_env.probe import STEP_SECONDS, BrokenError, Clock, Episode, Probe, Seen
+from lightning_agentrl.check_env.probe import STEP_SECONDS, BrokenError, Clock, Play, Probe, Seen
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.episodes.seeds import derive_seed, held_out_seeds
 
@@ -54,7 +54,7 @@ def check_seeds(probe: Probe) -> list[str]:
     return firsts
 
 
-def play_again(probe: Probe, episode: Episode, check: str, how: str) -> bool:
+def play_again(probe: Probe, episode: Play, check: str, how: str) -> bool:
     """Play the actions of an episode in a probe and return whether all was equal."""
     try:
         return compare(probe, episode, check, how)
@@ -62,7 +62,7 @@ def play_again(probe: Probe, episode: Episode, check: str, how: str) -> bool:
         return False
 
 
-def compare(probe: Probe, episode: Episode, check: str, how: str) -> bool:
+def compare(probe: Probe, episode: Play, check: str, how: str) -> bool:
     for turn, expected in enumerate(episode.seen):
         actions = episode.actions[:turn]
         seen = probe.step(actions[-1]) if actions else probe.reset(episode.seed)
@@ -72,7 +72,7 @@ def compare(probe: Probe, episode: Episode, check: str, how: str) -> bool:
     return True
 
 
-def check_used(probe: Probe, episodes: Sequence[Episode]) -> None:
+def check_used(probe: Probe, episodes: Sequence[Play]) -> None:
     """One instance that plays all of them, with an abandoned episode between each two."""
     for episode in episodes:
         with suppress(BrokenError):
@@ -84,7 +84,7 @@ def check_used(probe: Probe, episodes: Sequence[Episode]) -> None:
             return
 
 
-def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Episode]) -> None:
+def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Play]) -> None:
     """Between all steps, another instance plays and somebody else draws from the global generators."""
     state = random.getstate(), np.random.get_state()
     for episode in episodes:
@@ -107,7 +107,7 @@ def check_interleaved(probe: Probe, other: Probe, episodes: Sequence[Episode]) -
             np.random.set_state(state[1])
 
 
-def check_render(probe: Probe, episode: Episode) -> None:
+def check_render(probe: Probe, episode: Play) -> None:
     """Draw after every turn: pictures are pictures, and nothing else changes."""
     with suppress(BrokenError):
         for turn, expected in enumerate(episode.seen):
@@ -123,7 +123,7 @@ def check_render(probe: Probe, episode: Episode) -> None:
                 return
 
 
-def order(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+def order(episodes: Sequence[Play]) -> list[dict[str, Any]]:
     """Return episodes as another process needs them, with what it must find."""
     return [
         {

@@ -20,7 +20,7 @@ def lines(told: Certificate) -> list[str]:
     shown = [f"{told.id}{kwargs}: {'passed' if told.passed else 'FAILED'}, {counts}"]
     for finding in told.findings:
         shown += ["", *_finding(finding)]
-    shown += ["", *_figures(told.figures)]
+    shown += ["", *figures(told.figures)]
     shown += [f"not looked at: {part} ({why})" for part, why in told.cut.items()]
     if told.train is not None:
         shown.append(f"training: {told.train['said']}")
@@ -50,29 +50,29 @@ def evidence(finding: Mapping[str, Any], most: int = _SHOWN_ACTIONS) -> str:
     return "; ".join([f"reset(seed={finding['seed']})", *calls])
 
 
-def _figures(figures: Mapping[str, Any]) -> list[str]:
+def figures(measured: Mapping[str, Any]) -> list[str]:
     found = []
-    if "turns" in figures:
-        returns, turns = figures["random_return"], figures["turns"]
-        won = f", success {figures['random_success']:.2f}" if "random_success" in figures else ""
+    if "turns" in measured:
+        returns, turns = measured["random_return"], measured["turns"]
+        won = f", success {measured['random_success']:.2f}" if "random_success" in measured else ""
         found.append(
             f"random play: return {returns['mean']:.3g} ({returns['least']:.3g} to {returns['most']:.3g}){won}, "
-            f"{turns['mean']:.1f} turns (longest {turns['longest']}), {figures['episodes']} episodes"
+            f"{turns['mean']:.1f} turns (longest {turns['longest']}), {measured['episodes']} episodes"
         )
-        text = figures["text_characters"]
+        text = measured["text_characters"]
         found.append(
-            f"texts: {text['median']:.0f} characters (longest {text['longest']}), {figures['actions']} actions"
+            f"texts: {text['median']:.0f} characters (longest {text['longest']}), {measured['actions']} actions"
         )
-    if "solver" in figures:
-        solver = figures["solver"]
+    if "solver" in measured:
+        solver = measured["solver"]
         found.append(f"scripted player: {solver['won']} of {solver['levels']} levels, {solver['turns']:.1f} turns")
-    if "memory_needed" in figures:
-        pairs = figures["memory_needed"]
+    if "memory_needed" in measured:
+        pairs = measured["memory_needed"]
         found.append(
             f"memory: {pairs['share']:.0%} of {pairs['pairs']} repeated pairs of text and action differ in what follows"
         )
     for name in ("step", "reset"):
-        if times := figures.get(f"{name}_seconds"):
+        if times := measured.get(f"{name}_seconds"):
             tail = f", p99 {times['p99'] * 1000:.3g}" if "p99" in times else ""
             found.append(f"{name}: median {times['median'] * 1000:.3g} ms{tail}, longest {times['longest'] * 1000:.3g}")
     return found

@@ -22,6 +22,11 @@ def tokens(text: str) -> int:
     return sum(-(-len(part) // 4) if part.isalpha() else len(part) for part in re.findall(r"[^\W\d_]+|\S", text))
 
 
+def words(text: str) -> list[str]:
+    """Return words and punctuation, as tokenizers divide a text at first."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
 def mined(text: str) -> list[str]:
     """Return replies that a text seems to offer: what stands in brackets, else in quotes, else its words and ranges."""
     if found := _BRACKETED.findall(text):
