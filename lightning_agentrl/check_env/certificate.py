@@ -20,6 +20,7 @@ from typing import Any
 from lightning_agentrl import __version__
 from lightning_agentrl.check_env.log import Finding
 from lightning_agentrl.check_env.rules import PARTS, RULES, SEVERITIES
+from lightning_agentrl.check_env.stopwatch import Waiting
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.errors import ConfigError
 
@@ -88,6 +89,7 @@ class _Process:
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
             process_group=0,
         )
+        self._waiting, self._before = Waiting(self._process.pid), 0.0
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**order, "folder": self.folder.name}))
         self._process.stdin.close()
@@ -120,6 +122,11 @@ class _Process:
         except subprocess.TimeoutExpired:
             return self.end()
 
+    def waited(self) -> float:
+        """Return the seconds that it has waited for a processor since the last call."""
+        before, self._before = self._before, self._waiting()
+        return self._before - before
+
     def idle(self) -> float:
         """Return the seconds since the last step or reset began."""
         path = Path(self.folder.name, "journal.txt")
@@ -133,7 +140,7 @@ class _Process:
 
 
 def certify(
-    env_id: str, kwargs: Mapping[str, Any], seconds: float = 20.0, cap: float = 180.0, most_tokens: int = 1024
+    env_id: str, kwargs: Mapping[str, Any], seconds: float = 20.0, cap: float = 300.0, most_tokens: int = 1024
 ) -> Certificate:
     """Check an environment in processes of its own.
 
@@ -177,6 +184,9 @@ def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
             try:
                 said = process.said.get(timeout=max(end - time.monotonic(), 0.0))
             except Empty:
+                if (waited := process.waited()) > 1.0:
+                    end += waited
+                    continue
                 process.end()
                 seed, actions = process.journal()
                 told.cut[doing] = f"ended by the cap of {cap:g} s" if doing != "import" else "the import did not end"

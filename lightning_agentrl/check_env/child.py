@@ -13,8 +13,9 @@ from typing import Any
 
 from lightning_agentrl.check_env.exam import Exam, run, state, texts
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import BrokenError, Clock, Probe, listen_to_alarms
+from lightning_agentrl.check_env.probe import BrokenError, Probe
 from lightning_agentrl.check_env.replay import play_order
+from lightning_agentrl.check_env.stopwatch import Clock, listen_to_alarms
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.episodes.environment import Recipe
 from lightning_agentrl.errors.problem import ConfigError

@@ -52,12 +52,17 @@ def check_aliases(probe: Probe, first: Seen) -> None:
             log.add("actions.alias", f"the alias {alias!r} means {name!r}, but is an action itself")
 
 
-def check_actions(probe: Probe, seed: int) -> None:
-    """Look whether every named action is taken as what it is, and a text that names none is called invalid."""
+def check_actions(probe: Probe, seed: int, dear: bool) -> None:
+    """Look whether every named action is taken as what it is, and a text that names none is called invalid.
+
+    Where resets are dear, one action follows the other.
+    """
     with suppress(BrokenError):
-        offered = probe.reset(seed).contract
+        seen = probe.reset(seed)
+        offered = seen.contract
         for name in list(offered.actions)[:_ACTIONS]:
-            probe.reset(seed)
+            if seen.over or not dear:
+                probe.reset(seed)
             seen = probe.step(name)
             executed = seen.info.get("executed_action")
             if seen.invalid:
@@ -92,9 +97,9 @@ def check_picture(picture: Any) -> str:
 def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
     """Step once more after the end, which should be refused."""
     with suppress(BrokenError):
-        probe.reset(seed)
+        seen = probe.reset(seed)
         for action in actions:
-            probe.step(action)
+            seen = seen if seen.over else probe.step(action)
         env = probe.made()
         try:
             answer = env.step(actions[-1])

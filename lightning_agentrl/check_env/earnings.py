@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -119,8 +119,7 @@ def _verb(name: str) -> str:
 
 def published(probe: Probe, seen: Seen) -> str | None:
     """Return the answer that an environment publishes for this episode; None if it does not."""
-    env = probe.unwrapped()
-    for source in (seen.info, _attributes(env)):
+    for _, source in _places(probe.unwrapped(), seen):
         for name in ANSWERS:
             value = source.get(name)
             if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value):
@@ -219,12 +218,23 @@ def _attributes(env: Any) -> dict[str, Any]:
     return {name.strip("_"): value for name, value in getattr(env, "__dict__", {}).items()}
 
 
+def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return info, the attributes of an environment, and those of the objects and dictionaries that it holds."""
+    own = _attributes(env)
+    inner = [
+        (f"{name}.", {key: item for key, item in value.items() if isinstance(key, str)})
+        if isinstance(value, Mapping)
+        else (f"{name}.", _attributes(value))
+        for name, value in own.items()
+        if isinstance(value, Mapping) or hasattr(value, "__dict__")
+    ]
+    return [("info.", seen.info), ("", own), *inner]
+
+
 def _hidden(env: Any, first: Seen) -> dict[str, str]:
     """Return texts and whole numbers that an environment holds, and those of the objects that it holds."""
     found: dict[str, str] = {}
-    places: list[tuple[str, dict[str, Any]]] = [("", _attributes(env)), ("info.", dict(first.info))]
-    inner = [(f"{name}.", _attributes(value)) for name, value in _attributes(env).items() if hasattr(value, "__dict__")]
-    for prefix, values in [*places, *inner]:
+    for prefix, values in _places(env, first):
         for name, value in values.items():
             plain = isinstance(value, str | int) and not isinstance(value, bool)
             if plain and 1 <= len(text := str(value)) <= 40 and not name.endswith("_text"):

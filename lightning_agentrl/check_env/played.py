@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, Clock, Play
+from lightning_agentrl.check_env.probe import TURNS, Play
+from lightning_agentrl.check_env.stopwatch import Clock
 
 SLOW_STEP, SLOW_RESET = 0.2, 1.0  # seconds
 GROWTH = 150.0  # characters a turn
 _MOSTLY = 0.5
+_CHANCE = 1e-3  # that independent returns never differ within a seed
 _RARER = 0.2  # share of the rarer return from which its absence within seeds is no chance
 
 
@@ -26,13 +29,18 @@ def check_spread(log: Log, episodes: Sequence[Play]) -> None:
     if cut or set(returns) == {0.0}:
         log.add("learn.floor", f"{len(whole)} random episodes earn {'nothing' if not whole[0].total else 'the same'}")
         return
+    if len(returns) == 1 and all(one.seen[-1].success for one in whole):
+        log.add("learn.ceiling", f"{len(whole)} random episodes all succeed")
+        return
     if _share(seen.invalid is True for one in whole for seen in one.seen[1:]) > _MOSTLY:
         return
-    by_seed = defaultdict(set)
+    by_seed = defaultdict(list)
     for one in whole:
-        by_seed[one.seed].add(round(one.total, 9))
+        by_seed[one.seed].append(round(one.total, 9))
     rarer = 1 - max(returns.values()) / len(whole)
-    if all(len(found) == 1 for found in by_seed.values()) and (len(returns) == 1 or rarer >= _RARER):
+    chance = math.prod(rarer ** len(found) + (1 - rarer) ** len(found) for found in by_seed.values())
+    never = all(len(set(found)) == 1 for found in by_seed.values())
+    if never and (len(returns) == 1 or (rarer >= _RARER and chance < _CHANCE)):
         said = f"{len(whole)} random episodes on {len(by_seed)} seeds: those of one seed all earn the same"
         log.add("reward.spread", f"{said} ({', '.join(f'{value:g}' for value in list(returns)[:4])})", whole[0].seed)
 

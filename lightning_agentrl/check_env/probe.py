@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import random
-import resource
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
@@ -17,6 +14,7 @@ import gymnasium
 import numpy as np
 
 from lightning_agentrl.check_env.log import Log
+from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import Contract, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.environment import Recipe, naming_errors
@@ -31,10 +29,6 @@ MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
 _WATCHED_CALLS = 400  # first calls of an instance round which generators and infos are compared, which takes time
 _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_actions", "actions")  # lists in info
 _TEXTS = ("long_term_text", "short_term_text", "executed_action")
-
-
-class HangError(BaseException):
-    """A call has taken too long. No `except Exception` of an environment catches it."""
 
 
 class BrokenError(Exception):
@@ -106,42 +100,6 @@ class Play:
     @property
     def total(self) -> float:
         return sum(one.reward for one in self.seen)
-
-
-@dataclass
-class Clock:
-    """Seconds of the environment and of the checks; resets and making do not count against the limit."""
-
-    limit: float
-    started: float = field(default_factory=time.perf_counter)
-    times: dict[str, list[float]] = field(default_factory=lambda: {"make": [], "reset": [], "step": []})
-
-    def spent(self) -> float:
-        """Return the seconds that count: not those of making, resets and calls that hung."""
-        apart = sum(sum(self.times.get(kind, ())) for kind in ("make", "reset", "hang"))
-        return time.perf_counter() - self.started - apart
-
-    def until(self, share: float) -> Callable[[], bool]:
-        """Return a function that says whether a share of the limit is used up from now on, or all of it."""
-        end = min(self.spent() + share * self.limit, self.limit)
-        return lambda: self.spent() > end
-
-
-class Stopwatch:
-    """Seconds of a call; only those of this process where another one took the processor away meanwhile."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter(), time.process_time(), self._taken_away()
-
-    @staticmethod
-    def _taken_away() -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-
-    def seconds(self) -> float:
-        started, used, taken_away = self._started
-        if self._taken_away() != taken_away:
-            return time.process_time() - used
-        return time.perf_counter() - started
 
 
 class Probe:
@@ -249,13 +207,16 @@ class Probe:
         self._calls += kind in ("reset", "step")
         watched = self._calls <= _WATCHED_CALLS and kind in ("reset", "step", "solver") and "rng.global" not in self.log
         before = _generators() if watched else None
-        watch = Stopwatch()
+        started = now()
         try:
-            with naming_errors(), _alarm(seconds):
+            with naming_errors(), alarm(seconds):
                 return function()
         except EnvError as error:
             if error.kind == HangError.__name__:
-                kind = "hang"
+                late, kind = kind, "hang"
+                if late == "solver":  # it may search for as long as it likes, but not here
+                    self.log.cut["scripted player"] = f"it did not answer within {seconds:g} seconds"
+                    raise BrokenError(what) from error
                 raise self._broken("hang", f"{what} did not come back within {seconds:g} seconds") from error
             said = str(error).replace("the environment raised", f"{what} raised")
             raise self._broken(check or self.raises_as, said) from error
@@ -264,7 +225,7 @@ class Probe:
                 raise  # wrong input of the user
             raise self._broken("contract.make", f"making it once more failed: {error}") from error
         finally:
-            self.clock.times.setdefault(kind, []).append(watch.seconds())
+            self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
                 self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
 
@@ -282,7 +243,7 @@ class Probe:
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
-        self._info(info)
+        self._info(info, observation)
         contract = self._contract()
         seen = Seen(observation, contract, dict(info), reward, *ends)
         self._texts(seen)
@@ -294,7 +255,7 @@ class Probe:
         """Return what is offered now: all is read after a reset, and when actions or rules have changed."""
         env, last = self.made(), self.last
         try:
-            with naming_errors(), _alarm(STEP_SECONDS):
+            with naming_errors(), alarm(STEP_SECONDS):
                 now = _offered(env)
                 if last is None or now != self._offer:
                     self._offer = now
@@ -308,7 +269,9 @@ class Probe:
         if (seen.prompt, len(said) > 9 and said) in self._looked_at:
             return
         self._looked_at.add((seen.prompt, len(said) > 9 and said))
-        whole = "\n".join([seen.prompt, *seen.contract.actions, *seen.contract.actions.values()])
+        actions = seen.contract.actions
+        told = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
+        whole = "\n".join([seen.prompt, *(() if told else [*actions, *actions.values()])])
         whole += "\n".join(text for pair in seen.contract.examples for text in pair)
         try:
             seen.text.encode()
@@ -328,7 +291,7 @@ class Probe:
         if len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
             self._note("text.long", f"a prompt has about {length} tokens, more than {self.most_tokens}")
 
-    def _info(self, info: dict[str, Any]) -> None:
+    def _info(self, info: dict[str, Any], observation: str) -> None:
         try:
             read_metrics(info)
             for name in ("success", "invalid_action"):
@@ -341,6 +304,9 @@ class Probe:
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
                 self._note("contract.info", f"info[{name!r}] is {_form(info[name])}, not text")
+        parts = [info[name] for name in _TEXTS[:2] if isinstance(info.get(name), str)]
+        if any(part not in observation for part in parts):
+            self._note("text.hidden", "long_term_text or short_term_text of info is not part of the observation")
         progression = info.get("progression", 0)
         if isinstance(progression, int | float | np.number) and not 0 <= progression <= 1:
             self._note("info.progression", f"info['progression'] is {progression}")
@@ -370,25 +336,6 @@ class Probe:
         if terminated and truncated:
             self._note("ends.both", "an episode ends terminated and truncated at once")
         return terminated, truncated
-
-
-@contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Raise a HangError in this thread after so many seconds, and every second from then on."""
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def listen_to_alarms() -> None:
-    """Let the alarms of this process, which has nothing else to do, end the calls of its environments."""
-
-    def ring(number: int, frame: Any) -> None:
-        raise HangError
-
-    signal.signal(signal.SIGALRM, ring)
 
 
 def _offered(env: gymnasium.Env) -> list[Any]:

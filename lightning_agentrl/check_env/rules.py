@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
     "text.grows": Rule("notice", "show what is new; the trainer's memory shows earlier turns again"),
     "text.constant": Rule("warning", "say in the observation what the action did"),
     "text.stale": Rule("warning", "make the observation after the action has been executed"),
-    "text.hidden": Rule("warning", "long_term_text and short_term_text say together what the observation says"),
+    "text.hidden": Rule("notice", "long_term_text and short_term_text say together what the observation says"),
     "spaces.missing": Rule("notice", "set observation_space and action_space in __init__"),
     "spaces.observation": Rule(
         "notice", "gymnasium's Text space has letters and figures only unless it is given a charset"
@@ -80,6 +80,7 @@ RULES: dict[str, Rule] = {
     "reward.spread": Rule("warning", "rewards that never differ teach nothing"),
     "reward.success": Rule("error", "a success pays more than a failure"),
     "reward.repeated": Rule("notice", "pay once for what is reached, not again and again"),
+    "learn.ceiling": Rule("notice", "there is nothing to learn here; take harder levels", "semantic.floor_gap"),
     "learn.floor": Rule("notice", "begin with easier levels, or pay for a part of the task", "semantic.floor_gap"),
     "ends.type": Rule("error", "terminated and truncated are bools", "runtime.observation_schema"),
     "ends.both": Rule("error", _END),
@@ -115,7 +116,6 @@ RULES: dict[str, Rule] = {
     "render.picture": Rule("warning", "render() returns uint8 of [height, width, 3]"),
     "time.step": Rule("warning", "make steps faster, or give the environment a process of its own"),
     "time.reset": Rule("warning", "make resets faster: prepare levels ahead, or make them smaller"),
-    "time.grows": Rule("notice", "let a step do the same work at every turn"),
     "memory": Rule("warning", "let go of what earlier episodes held"),
     "left.threads": Rule("notice", "end threads and processes in close()"),
     "prints": Rule("notice", "write nothing to standard output; the trainer draws its progress there"),

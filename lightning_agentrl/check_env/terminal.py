@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_agentrl.check_env.certificate import Certificate
 from lightning_agentrl.check_env.rules import SEVERITIES
+from lightning_agentrl.check_env.texts import shown as on_one_line
 
 _WIDTH = 110
 _SHOWN_ACTIONS = 6
@@ -16,14 +17,14 @@ _SHOWN_ACTIONS = 6
 def lines(told: Certificate) -> list[str]:
     """Return the lines that the terminal shows."""
     counts = ", ".join(f"{told.count(severity)} {severity}s" for severity in SEVERITIES)
-    kwargs = f" {dict(told.kwargs)}" if told.kwargs else ""
-    shown = [f"{told.id}{kwargs}: {'passed' if told.passed else 'FAILED'}, {counts}"]
+    env = told.id + (f" {dict(told.kwargs)}" if told.kwargs else "")
+    shown = [f"{on_one_line(env, 300)}: {'passed' if told.passed else 'FAILED'}, {counts}"]
     for finding in told.findings:
         shown += ["", *_finding(finding)]
     shown += ["", *figures(told.figures)]
     shown += [f"not looked at: {part} ({why})" for part, why in told.cut.items()]
     if told.train is not None:
-        shown.append(f"training: {told.train['said']}")
+        shown.append(f"training: {on_one_line(told.train['said'], 300)}")
     parts = ", ".join(
         f"{name} {told.seconds[name]:.1f}" for name in ("import", "resets", "play") if name in told.seconds
     )

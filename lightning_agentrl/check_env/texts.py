@@ -18,8 +18,8 @@ _LONGEST_UNIT = 60  # of a repeated text
 
 
 def tokens(text: str) -> int:
-    """Return about how many tokens a text has: four letters of a word, one figure or one other character each."""
-    return sum(-(-len(part) // 4) if part.isalpha() else len(part) for part in re.findall(r"[^\W\d_]+|\S", text))
+    """Return about how many tokens a text has: eight letters of a word, one figure or one other character each."""
+    return sum(-(-len(part) // 8) if part.isalpha() else len(part) for part in re.findall(r"[^\W\d_]+|\S", text))
 
 
 def words(text: str) -> list[str]:

@@ -30,8 +30,8 @@ from lightning_agentrl.rollout import (
 from lightning_agentrl.types import Rollout
 
 SEEDS = (0, 1, 2)
-ITERATIONS = 40
-NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES = 16, 16, 2  # of an iteration
+ITERATIONS = 30
+NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES = 16, 12, 2  # of an iteration
 LONGEST = 1024  # tokens of a prompt that the small model reads
 MOST_REPLIES = 60
 _STUDENT = 4.303  # of 95 % with three seeds

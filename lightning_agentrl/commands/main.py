@@ -126,7 +126,7 @@ def check_env(
     html: str | None = None,
     train: bool = False,
     seconds: float = 20.0,
-    cap: float = 180.0,
+    cap: float = 300.0,
     max_prompt_tokens: int = 1024,
 ) -> None:
     """Check an environment before training on it; exits with 1 if it has errors.

@@ -10,7 +10,7 @@ import pytest
 from lightning_agentrl.check_env.certificate import Certificate, certify
 from lightning_agentrl.check_env.exam import Exam, run
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import listen_to_alarms
+from lightning_agentrl.check_env.stopwatch import listen_to_alarms
 from lightning_agentrl.episodes.environment import Recipe
 from tests.check_env.defects import ASKED, ELSEWHERE, FOUND
 
