@@ -26,6 +26,7 @@ T = TypeVar("T")
 TURNS = 220  # of an episode at most
 LARGEST = 100.0  # reward that is not asked about
 MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
+_LONG_REPLY = 1000  # characters
 _WATCHED_CALLS = 400  # first calls of an instance round which generators and infos are compared, which takes time
 _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_actions", "actions")  # lists in info
 _TEXTS = ("long_term_text", "short_term_text", "executed_action")
@@ -276,7 +277,8 @@ class Probe:
         try:
             seen.text.encode()
         except UnicodeEncodeError:
-            self._note("text.encoding", "the observation holds a lone surrogate")
+            echoed = any("\ud800" <= char <= "\udfff" for char in said)
+            self._note("text.echo" if echoed else "text.encoding", "the observation holds a lone surrogate")
         if found := MARKERS.search(whole):
             echoed = found[0] in said and "text.markers" not in self.log
             check, who = ("text.echo", "the reply's own") if echoed else ("text.markers", "the")
@@ -284,11 +286,11 @@ class Probe:
         if found := CONTROL.search(whole):
             check = "text.echo" if found[0] in said and "text.control" not in self.log else "text.control"
             self._note(check, f"the text holds the character {found[0]!a}")
-        if len(said) >= 1000 and said[:1000] in seen.text:
+        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
         if not seen.text.strip() and not seen.terminated and not (self.last is None and seen.contract.system_prompt):
             self._note("text.empty", "the observation is empty")
-        if len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
+        if len(said) < _LONG_REPLY and len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
             self._note("text.long", f"a prompt has about {length} tokens, more than {self.most_tokens}")
 
     def _info(self, info: dict[str, Any], observation: str) -> None:
