@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,14 @@ def check_aliases(probe: Probe, first: Seen) -> None:
             log.add("actions.alias", f"the alias {alias!r} means {name!r}, but is an action itself")
 
 
+def check_examples(probe: Probe, first: Seen) -> None:
+    """Look for worked examples whose reply is not an action."""
+    names = {name.lower() for name in (*first.contract.actions, *first.contract.aliases)}
+    for _, reply in first.contract.examples:
+        if names and not any(name in reply.lower() for name in names):
+            probe.log.add("actions.example", f"the reply {reply!r} of an example names no action")
+
+
 def check_actions(probe: Probe, seed: int, dear: bool) -> None:
     """Look whether every named action is taken as what it is, and a text that names none is called invalid.
 
@@ -78,11 +87,13 @@ def check_actions(probe: Probe, seed: int, dear: bool) -> None:
 
 
 def check_unseeded(probe: Probe, seed: int) -> None:
-    """Reset without a seed."""
+    """Reset without a seed, and with options."""
     with suppress(BrokenError):
         probe.reset(seed)
         env = probe.made()
         probe.call("reset without a seed", "reset", lambda: env.reset(), RESET_SECONDS, "contract.unseeded")
+        again = partial(env.reset, seed=seed, options={})
+        probe.call("reset with options={}", "reset", again, RESET_SECONDS, "contract.options")
 
 
 def check_picture(picture: Any) -> str:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
@@ -55,9 +56,18 @@ def policies(first: Seen) -> list[tuple[str, str, Choose]]:
         ("gaming.copy", "names everything in the order", lambda seen: "\n".join(seen[-1].legal()[:200])),
     ]
     found += [("gaming.hostile", f"says {shown(claim, 30)!r}", _always(claim)) for claim in CLAIMS]
+    found += [
+        ("gaming.constant", "takes the first that is offered", lambda seen: seen[-1].legal()[0]),
+        ("gaming.constant", "takes the last that is offered", lambda seen: seen[-1].legal()[-1]),
+    ]
     constants = named[:12] or [*legal[:12], *(CONSTANTS if first.contract.one_turn or len(legal) > 12 else ())]
+    pairs = combinations(named[:4], 2)  # only played, in case they are paid again and again
     found += [("gaming.constant", f"always {shown(one, 30)!r}", _always(one)) for one in constants]
-    return found
+    return found + [("", f"alternates {one!r} and {other!r}", _turns(one, other)) for one, other in pairs]
+
+
+def _turns(one: str, other: str) -> Choose:
+    return lambda seen: (one, other)[len(seen) % 2]
 
 
 def _always(reply: str) -> Choose:

@@ -57,6 +57,8 @@ class Exam:
     others: list[Play] = field(default_factory=list)
     limit: int | None = None
     first: Seen | None = None
+    place: tuple[str, ...] = ()
+    """The working folder and what lies in it, before the first reset."""
     held: int = 0
     """Megabytes after the first reset."""
 
@@ -84,6 +86,7 @@ class Exam:
         """
         probe = self.probe
         before = contract.spaces_now(probe)
+        self.place = _place()
         self.first = first = probe.reset(0)
         self.held = held_memory()
         if not first.contract.deterministic:
@@ -91,6 +94,7 @@ class Exam:
         self.limit = contract.declared_limit(probe)
         contract.check_spaces(probe, first)
         contract.check_aliases(probe, first)
+        contract.check_examples(probe, first)
         contract.check_actions(probe, 0, self.dear)
         contract.check_unseeded(probe, 0)
         if contract.spaces_now(probe) != before:
@@ -255,7 +259,7 @@ class Exam:
                 earned = earnings.Earned(earned.policy, earned.kind, [*earned.episodes, *more.episodes])
             if policy[1] == "default":
                 honest = earned.mean
-            else:
+            elif policy[0]:
                 flagged = [seen.invalid is True for one in earned.episodes for seen in one.seen[1:]]
                 said_so = all(flagged) and policy[0] != "gaming.constant"
                 earnings.judge(self.log, earned, random_mean, best, honest if said_so else float("-inf"), one_turn)
@@ -287,8 +291,11 @@ class Exam:
         same = {tuple(seen.same() for seen in one.seen) for one in self.solved[:LEVELS]} or {
             one.seen[0].same() for one in self.episodes if one.seen
         }
-        if len(same) == 1 and self.log.figures.get("first_texts", {}).get("different") == 1:
+        firsts = self.log.figures.get("first_texts", {"different": 0, "seeds": 0})
+        if len(same) == 1 and firsts["different"] == 1:
             log.add("seed.ignored", "all seeds begin with the same text")
+        elif firsts["different"] == 2 and firsts["seeds"] == len(replay.SEEDS):
+            log.add("seed.ignored", f"{firsts['seeds']} seeds begin with only two texts")
 
     def end(self) -> None:
         """Step after an end, close, and see what is left."""
@@ -298,6 +305,9 @@ class Exam:
         contract.check_closing(self.probe)
         if (left := threading.active_count()) > 1:
             self.log.add("left.threads", f"{left - 1} threads go on after close")
+        if (place := _place()) != self.place:
+            said = ", ".join(sorted(set(place) - set(self.place))[:3]) or "something is missing"
+            self.log.add("left.files", f"the working folder is not what it was: {said}")
         grown = held_memory() - self.held
         resets = len(self.clock.times["reset"])
         if grown > _GROWN and grown > resets:
@@ -324,6 +334,10 @@ def texts(exam: Exam) -> dict[str, Any]:
 def canary() -> bool:
     """Return whether the reply that sets it was run as code."""
     return os.environ.pop(CANARY, None) is not None
+
+
+def _place() -> tuple[str, ...]:
+    return (os.getcwd(), *sorted(os.listdir()))
 
 
 def held_memory() -> int:

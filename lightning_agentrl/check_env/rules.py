@@ -50,6 +50,7 @@ RULES: dict[str, Rule] = {
     "contract.info": Rule("error", "info is a dictionary of plain values; see docs/environments.md"),
     "contract.attribute": Rule("error", "see the table of attributes in docs/environments.md"),
     "contract.unseeded": Rule("warning", "reset() without a seed goes on with the generator that there is"),
+    "contract.options": Rule("notice", "reset takes `options`, too"),
     "contract.close": Rule("warning", "close() may be called at any time, and twice"),
     "text.type": Rule("error", "an observation is a str", "runtime.observation_schema"),
     "text.encoding": Rule("error", "replace what UTF-8 cannot encode", "runtime.observation_schema"),
@@ -69,6 +70,7 @@ RULES: dict[str, Rule] = {
     "spaces.action": Rule("notice", "actions are texts: give a Text space with a charset"),
     "spaces.change": Rule("warning", "set the spaces once, in __init__"),
     "actions.alias": Rule("error", "an alias names an action, and is none itself"),
+    "actions.example": Rule("warning", "an example is an observation and the name of an action"),
     "actions.alike": Rule("warning", "give every action a name that differs in more than case and blanks"),
     "actions.refused": Rule("error", "step must know every name that `actions` offers"),
     "actions.executed": Rule("warning", "info['executed_action'] is the action that was executed"),
@@ -118,6 +120,7 @@ RULES: dict[str, Rule] = {
     "time.reset": Rule("warning", "make resets faster: prepare levels ahead, or make them smaller"),
     "memory": Rule("warning", "let go of what earlier episodes held"),
     "left.threads": Rule("notice", "end threads and processes in close()"),
+    "left.files": Rule("notice", "write into a temporary folder, and stay in the working folder"),
     "prints": Rule("notice", "write nothing to standard output; the trainer draws its progress there"),
     # what replies earn
     "gaming.empty": Rule("error", "pay only for what solves the task", "semantic.canary_floor"),
