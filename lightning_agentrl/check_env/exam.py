@@ -163,8 +163,9 @@ class Exam:
         if len(wins) >= _LEVELS_DEAR and sum(wins) < 0.8 * len(wins):
             lost = self.solved[wins.index(False)]
             idle = lost.seen[0].contract.default_action
-            if all(set(one.actions) == {idle} for one, win in zip(self.solved, wins, strict=True) if not win):
-                self.log.milder["solver.levels"] = "notice"  # it says that it found no way
+            gave_up = all(set(one.actions) == {idle} for one, win in zip(self.solved, wins, strict=True) if not win)
+            if gave_up or not any(wins):  # it found no way, or plays for less than a success
+                self.log.milder["solver.levels"] = "notice"
             said = f"the scripted player wins {sum(wins)} of {len(wins)} levels"
             self.log.add("solver.levels", said, lost.seed, lost.actions)
         paid = sorted((one.total, place) for place, one in enumerate(self.solved) if wins[place])
