@@ -14,7 +14,7 @@ ROOMS = (
     ("commands",),
     ("callbacks",),
     ("agents",),
-    ("rollout",),
+    ("rollout", "check_env"),
     ("episodes",),
     ("engines", "prompts"),
     ("models",),

@@ -12,11 +12,11 @@ from typing import Any
 import lightning as L
 
 import lightning_agentrl.advantages as advantages
-from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, PassAtK
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.models.words import word_model
 from lightning_agentrl.rollout import (
     EnvConfig,
     GroupRollout,

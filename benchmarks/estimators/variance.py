@@ -26,7 +26,6 @@ from benchmarks.estimators.learn import (
     make_trainer,
 )
 from benchmarks.estimators.noise import bootstrap, cosine, relative_variance, variance_ratio
-from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import (
     GAE,
     GRPO,
@@ -39,6 +38,7 @@ from lightning_agentrl.advantages import (
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.agents.scoring import action_rows, to_columns
+from lightning_agentrl.models.words import word_model
 from lightning_agentrl.types import Rollout
 
 TASK = replace(TWO_ROOMS, name="two rooms, replies of 1 to 4 tokens", episodes=64, max_reply_tokens=4)

@@ -31,6 +31,7 @@ commands
   bisect         compare runs     agentrl bisect runs/one runs/other
   verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
   serve          start vLLM       agentrl serve demo --port 8001
+  check-env      check a game     agentrl check-env agentrl_envs:GuessNumber-v0
 
   agentrl COMMAND --help      what a command takes
   agentrl fit --print_config  a config with every key and its default
@@ -143,6 +144,44 @@ def play(
     play_environment(id, None if config is None else Path(config), model, kwargs or {}, seed)
 
 
+def check_env(
+    env: str,
+    kwargs: dict[str, Any] | None = None,
+    json: str | None = None,
+    html: str | None = None,
+    train: bool = False,
+    seconds: float = 20.0,
+    cap: float = 300.0,
+    max_prompt_tokens: int = 1024,
+) -> None:
+    """Check an environment before training on it; exits with 1 if it has errors.
+
+    Args:
+        env: id as in a config, such as agentrl_envs:GuessNumber-v0, or the URL of an OpenEnv server.
+        kwargs: arguments of the environment, such as {"max_turns": 10}.
+        json: file for the certificate as JSON.
+        html: file for the certificate as a page.
+        train: also train a small model on it, with three seeds, and say whether it climbs.
+        seconds: for all checks beside imports and resets.
+        cap: most seconds in all; what is missing then is named.
+        max_prompt_tokens: of the run that is planned; longer prompts are reported.
+    """
+    from lightning_agentrl.commands.check_env import check_environment
+
+    passed = check_environment(
+        env,
+        kwargs or {},
+        json_file=None if json is None else Path(json),
+        html_file=None if html is None else Path(html),
+        train=train,
+        seconds=seconds,
+        cap=cap,
+        most_tokens=max_prompt_tokens,
+    )
+    if not passed:
+        raise SystemExit(1)
+
+
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
@@ -152,6 +191,7 @@ OWN: dict[str, Callable[..., None]] = {
     "replay": replay,
     "bisect": bisect,
     "serve": serve,
+    "check-env": check_env,
 }
 OPTIONS = "options"  # of another program, after --
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from benchmarks.estimators.learn import BANDIT
-from benchmarks.estimators.words import word_model
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -25,6 +24,7 @@ from lightning_agentrl.engines import Engine, TransformersEngine, VLLMEngine
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.losses import Bypass, NoCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.models.words import word_model
 from lightning_agentrl.rollout import (
     EnvConfig,
     FaultLimits,

@@ -13,7 +13,7 @@ import gymnasium
 import pytest
 import yaml
 
-from benchmarks.estimators.words import word_model
+from lightning_agentrl.models.words import word_model
 from tests.cli import Command, changed, fit, sentence
 from tests.guides import write_files
 

@@ -1,4 +1,4 @@
-"""Random models whose vocabulary is the words of a task."""
+"""Small random models whose vocabulary is the words of a task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 PAD, START, END = "<pad>", "<start>", "<end>"  # all that a vocabulary holds beside words; others are read as padding
@@ -16,15 +16,26 @@ TEMPLATE = (
 )
 
 
-def word_model(words: Sequence[str], folder: Path, seed: int = 0) -> Path:
+def word_model(
+    words: Sequence[str], folder: Path, seed: int = 0, phrases: Sequence[str] = (), positions: int = 128
+) -> Path:
     """Write a random Llama of two layers and its tokenizer.
 
     Its weights are large enough that what it says depends on what it reads: with weights near 0 the policies of all
     observations move together at first, and words that are right for few of them are lost before they are found.
+
+    Args:
+        words: of the task.
+        folder: where to write.
+        seed: of the weights.
+        phrases: replies that are tokens of their own although they may have several words. If there are any, other
+            words are said far less often at first.
+        positions: most tokens of a prompt and its reply.
     """
-    ids = {word: i for i, word in enumerate([PAD, START, END, *words])}
+    ids = {word: i for i, word in enumerate(dict.fromkeys([PAD, START, END, *words]))}
     tokens = Tokenizer(models.WordLevel(ids, unk_token=PAD))
     tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokens,
         pad_token=PAD,
@@ -34,12 +45,12 @@ def word_model(words: Sequence[str], folder: Path, seed: int = 0) -> Path:
         chat_template=TEMPLATE,
     )
     config = LlamaConfig(
-        vocab_size=len(ids),
+        vocab_size=len(tokenizer),
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        max_position_embeddings=128,
+        max_position_embeddings=positions,
         initializer_range=0.3,
         pad_token_id=ids[PAD],
         bos_token_id=ids[START],
@@ -47,6 +58,13 @@ def word_model(words: Sequence[str], folder: Path, seed: int = 0) -> Path:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(config)
+    if phrases:
+        said = tokenizer.convert_tokens_to_ids(list(phrases))
+        with torch.no_grad():
+            kept = model.lm_head.weight[said].clone()
+            model.lm_head.weight.zero_()
+            model.lm_head.weight[said] = kept
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -1,0 +1,67 @@
+"""The process of one exam or of one replay: reads its order and says what it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_agentrl.check_env.exam import Exam, run, state, texts
+from lightning_agentrl.check_env.log import Log
+from lightning_agentrl.check_env.probe import BrokenError, Probe
+from lightning_agentrl.check_env.replay import play_order
+from lightning_agentrl.check_env.stopwatch import Clock, listen_to_alarms
+from lightning_agentrl.check_env.texts import shown
+from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.errors.problem import ConfigError
+
+
+def main(order: Mapping[str, Any]) -> None:
+    """Do what the order says, and write one line of JSON for each thing to tell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listen_to_alarms()
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    printed = Path(order["folder"], "printed.txt")
+    with printed.open("wb") as sink:
+        os.dup2(sink.fileno(), 1)  # what the environment prints is not for the one who reads the answers
+
+    def tell(what: Mapping[str, Any]) -> None:
+        pipe.write(json.dumps(what, default=str) + "\n")
+        pipe.flush()
+
+    recipe = Recipe(order["id"], order["kwargs"], "env")
+    started = time.perf_counter()
+    try:
+        recipe.load()
+    except ConfigError as error:
+        tell({"refused": str(error)})
+        return
+    tell({"imported": time.perf_counter() - started})
+    with Path(order["folder"], "journal.txt").open("w", encoding="utf-8") as journal:
+        if order["episodes"]:
+            probe = Probe(recipe, Log(), clock := Clock(order["seconds"]), order["most_tokens"], journal)
+            try:
+                tell({"replayed": play_order(probe, order["episodes"], clock)})
+            except BrokenError as error:
+                tell({"replayed": {"seed": probe.seed, "actions": probe.actions, "said": str(error)}})
+            return
+        exam = Exam(recipe, order["seconds"], order["most_tokens"], journal)
+        try:
+            run(exam, tell)
+        except ConfigError as error:
+            tell({"refused": str(error)})
+            return
+        sys.stdout.flush()
+        if text := printed.read_text(encoding="utf-8", errors="replace").strip():
+            exam.log.add("prints", f"it writes to standard output: {shown(text)!r}")
+        tell({**state(exam), "texts": texts(exam), "over": True})
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.stdin.read()))
+    os._exit(0)  # threads that an environment has left do not hold it up

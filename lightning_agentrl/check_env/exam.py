@@ -1,0 +1,378 @@
+"""All checks of one environment, in the process that was started for it."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import statistics
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from lightning_agentrl.check_env import contract, earnings, played, replay
+from lightning_agentrl.check_env.log import Log
+from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen
+from lightning_agentrl.check_env.replies import CANARY, HOSTILE
+from lightning_agentrl.check_env.rules import PARTS
+from lightning_agentrl.check_env.stopwatch import Clock
+from lightning_agentrl.check_env.texts import words
+from lightning_agentrl.episodes.environment import Recipe
+
+PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds
+REPLAYED = 4  # episodes that are played again
+LEVELS = 10  # seeds of the scripted player, of published answers and of leaks
+EARNING_EPISODES = 24
+_CHEAP, _DEAR = 0.005, 0.15  # seconds of a reset
+_PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # where resets are dear, about a hundred in all
+_DECLARED_TURNS = 600  # a declared limit that is played to
+_DETERMINISM = ("seed.honoured", "replay.twice", "replay.used", "replay.interleaved", "replay.process", "replay.hash")
+_WORDS = 1500  # of the vocabulary of a small model
+_GROWN = 200  # megabytes that are not asked about
+_MEGABYTE = 1024  # in the unit of ru_maxrss
+
+
+@dataclass
+class Exam:
+    """One environment and what is known of it so far.
+
+    Args:
+        recipe: how it is made.
+        seconds: for everything but imports, making and resets.
+        most_tokens: of a prompt.
+        journal: see `Probe`.
+    """
+
+    recipe: Recipe
+    seconds: float
+    most_tokens: int
+    journal: IO[str] | None = None
+    log: Log = field(default_factory=Log)
+    episodes: list[Play] = field(default_factory=list)
+    """Random ones."""
+    solved: list[Play] = field(default_factory=list)
+    others: list[Play] = field(default_factory=list)
+    limit: int | None = None
+    first: Seen | None = None
+    place: tuple[str, ...] = ()
+    """The working folder and what lies in it, before the first reset."""
+    held: int = 0
+    """Megabytes after the first reset."""
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.seconds)
+        self.probe = self.new()
+
+    def new(self, raises_as: str = "raises") -> Probe:
+        """Return a new instance."""
+        probe = Probe(self.recipe, self.log, self.clock, self.most_tokens, self.journal)
+        probe.raises_as = raises_as
+        return probe
+
+    @property
+    def sections(self) -> dict[str, Callable[[], None]]:
+        """What to do in each part of the exam."""
+        does = (self.begin, self.seeds, self.play, self.solve, self.replays, self.hostile, self.earn, self.answer)
+        return dict(zip(PARTS, (*does, self.look_back, self.end), strict=True))
+
+    def begin(self) -> None:
+        """Make it, reset it, and compare what it declares.
+
+        Raises:
+            BrokenError: it cannot be made or reset; nothing else can be looked at.
+        """
+        probe = self.probe
+        before = contract.spaces_now(probe)
+        self.place = _place()
+        self.first = first = probe.reset(0)
+        self.held = held_memory()
+        if not first.contract.deterministic:
+            self.log.milder |= dict.fromkeys(_DETERMINISM, "notice")
+        self.limit = contract.declared_limit(probe)
+        contract.check_spaces(probe, first)
+        contract.check_aliases(probe, first)
+        contract.check_examples(probe, first)
+        contract.check_actions(probe, 0, self.dear)
+        contract.check_unseeded(probe, 0)
+        if contract.spaces_now(probe) != before:
+            self.log.add("spaces.change", "a space is another one after reset and steps")
+
+    @property
+    def dear(self) -> bool:
+        """Whether resets take so long that they have to be spared."""
+        return statistics.median(self.clock.times["reset"] or [0.0]) > _DEAR
+
+    def seeds(self) -> None:
+        firsts = replay.check_seeds(self.probe)
+        self.log.figures["first_texts"] = {"different": len(set(firsts)), "seeds": len(firsts)}
+
+    def play(self) -> None:
+        spent = self.clock.until(0.25)
+        for number in range(_PLAYS_DEAR if self.dear else PLAYS):
+            for seed in range(PLAY_SEEDS):
+                if spent() and len(self.episodes) >= REPLAYED:
+                    self.log.cut["random play"] = f"{len(self.episodes)} of {PLAYS * PLAY_SEEDS} episodes were played"
+                    return
+                self.episodes.append(self.probe.play(seed, "random", _random(seed, number), self._turns(number)))
+                if self._hangs():
+                    return
+
+    def _turns(self, number: int) -> int:
+        """Return how many turns to play: up to the declared limit, where that is near, so that its end is seen."""
+        declared = self.limit if self.limit is not None and self.limit < _DECLARED_TURNS else None
+        return declared + 1 if declared is not None and (number == 0 or declared < TURNS) else TURNS
+
+    def _hangs(self) -> bool:
+        found = self.log.findings.get("hang")
+        return found is not None and found.times >= 2
+
+    def solve(self) -> None:
+        """Let the environment's own scripted player play, where it has one."""
+        spent = self.clock.until(0.15)
+        wins: list[bool] = []
+        turns: list[int] = []
+        levels = _LEVELS_DEAR if self.dear else LEVELS
+        for seed in range(levels):
+            if spent() and wins:
+                self.log.cut["scripted player"] = f"{len(wins)} of {levels} levels were played"
+                break
+            try:
+                self.probe.reset(seed)
+                maker = getattr(self.probe.unwrapped(), "solver", None)
+                player = self.probe.call("solver", "solver", maker, 20.0, "solver.raises") if callable(maker) else None
+            except BrokenError:
+                return
+            if player is None:
+                return
+            episode = self._solved(seed)
+            if episode is None:
+                return
+            self.solved.append(episode)
+            won = episode.seen[-1].success if episode.seen[-1].success is not None else episode.total > 0
+            wins.append(bool(episode.over and won))
+            turns.append(len(episode.actions))
+        self.log.figures["solver"] = {
+            "levels": len(wins),
+            "won": sum(wins),
+            "turns": statistics.fmean(turns),
+            "return": statistics.fmean(one.total for one in self.solved),
+        }
+        if len(wins) >= _LEVELS_DEAR and sum(wins) < 0.8 * len(wins):
+            lost = self.solved[wins.index(False)]
+            idle = lost.seen[0].contract.default_action
+            gave_up = all(set(one.actions) == {idle} for one, win in zip(self.solved, wins, strict=True) if not win)
+            if gave_up or not any(wins):  # it found no way, or plays for less than a success
+                self.log.milder["solver.levels"] = "notice"
+            said = f"the scripted player wins {sum(wins)} of {len(wins)} levels"
+            self.log.add("solver.levels", said, lost.seed, lost.actions)
+        paid = sorted((one.total, place) for place, one in enumerate(self.solved) if wins[place])
+        mean = statistics.fmean([one.total for one in self.episodes] or [0.0])
+        if len(paid) >= 3 and paid[0][0] <= min(mean, 0.0):
+            least = self.solved[paid[0][1]]
+            said = f"an episode that the scripted player wins earns {least.total:g}, random play {mean:.3g}"
+            self.log.add("reward.success", said, least.seed, least.actions)
+
+    def _solved(self, seed: int) -> Play | None:
+        """Play one episode with the scripted player, which `reset` makes ready; None if it raises."""
+        players: list[Any] = []
+
+        def choose(seen: list[Seen]) -> str:
+            if not players:
+                players.append(self.probe.unwrapped().solver())
+            return str(self.probe.call("the scripted player", "solver", players[0], 20.0, "solver.raises"))
+
+        episode = self.probe.play(seed, "scripted", choose, max(TURNS, self.limit or 0))
+        return None if episode.broken or not episode.actions else episode
+
+    def replays(self) -> None:
+        """Play episodes again, in every way in which they must be equal."""
+        whole = [one for one in self.episodes if one.seen and not one.broken]
+        chosen = [*whole[:REPLAYED], *self.solved[:1]]
+        if not chosen or "seed.honoured" in self.log:
+            self.log.cut["replays"] = "equal seeds do not begin equally" if chosen else "no episode could be played"
+            return
+        if not all(replay.play_again(self.new(), one, "replay.twice", "played again") for one in chosen):
+            self.log.cut["replays"] = "what differs in a new instance would differ everywhere"
+            return
+        replay.check_used(self.probe, chosen)
+        replay.check_interleaved(self.new(), self.new("instances"), chosen[-2:])
+        modes = getattr(self.probe.made(), "metadata", {}).get("render_modes", ())
+        if "rgb_array" in modes:
+            drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
+            short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
+            replay.check_render(Probe(drawn, self.log, self.clock, self.most_tokens, self.journal), short)
+        self.ordered = replay.order(chosen)
+
+    ordered: Sequence[dict[str, Any]] = ()
+    """Episodes for other processes to play again."""
+
+    def hostile(self) -> None:
+        """Send every hostile reply as the first one; where resets are dear, one after the other."""
+        spent = self.clock.until(0.2)
+        seen = None
+        for place, reply in enumerate(HOSTILE):
+            if spent() or self._hangs():
+                self.log.cut["hostile replies"] = f"{place} of {len(HOSTILE)} were sent"
+                return
+            try:
+                if seen is None or seen.over or not self.dear:
+                    self.probe.reset(place)
+                seen = self.probe.step(reply)
+            except BrokenError:
+                self.probe.drop()
+                seen = None
+            if canary():
+                self.log.add("code", "a reply was run as code", self.probe.seed, self.probe.actions)
+                return
+        rng = random.Random(7)
+        for seed in range(2):
+            said = lambda seen: rng.choice([*HOSTILE, *seen[-1].legal()])  # noqa: E731
+            self.others.append(self.probe.play(seed, "hostile", said, 60))
+
+    def earn(self) -> None:
+        """Let policies play that know nothing of the game."""
+        first = self.first
+        if first is None:
+            return
+        spent = self.clock.until(0.3)
+        reset = statistics.median(self.clock.times["reset"])
+        few = EARNING_EPISODES if reset < _CHEAP else 2 if self.dear else 8
+        whole = [one for one in self.episodes if not one.broken]
+        random_mean = statistics.fmean([one.total for one in whole] or [0.0])
+        best = max([one.total for one in [*whole, *self.solved]] or [0.0])
+        best = best if best > 0 else 1.0
+        free = not first.contract.actions
+        one_turn = free and bool(whole) and all(len(one.actions) == 1 and one.over for one in whole)
+        honest, table = float("-inf"), []
+        tried = earnings.policies(first)[: _POLICIES_DEAR if self.dear else None]
+        default = first.contract.default_action
+        tried = [*([("", "default", lambda seen: default)] if default else []), *tried]
+        for place, policy in enumerate(tried):
+            if (spent() and place) or self._hangs():
+                self.log.cut["what replies earn"] = f"{place} of {len(tried)} policies were tried"
+                break
+            earned = earnings.play_policy(self.probe, policy, range(min(few, 8)), spent)
+            if few > 8 and earnings.suspicious(earned, best):
+                more = earnings.play_policy(self.probe, policy, range(8, few), spent)
+                earned = earnings.Earned(earned.policy, earned.kind, [*earned.episodes, *more.episodes])
+            if policy[1] == "default":
+                honest = earned.mean
+            elif policy[0]:
+                flagged = [seen.invalid is True for one in earned.episodes for seen in one.seen[1:]]
+                said_so = all(flagged) and policy[0] != "gaming.constant"
+                earnings.judge(self.log, earned, random_mean, best, honest if said_so else float("-inf"), one_turn)
+            table.append({"policy": policy[1], "episodes": len(earned.episodes), "return": earned.mean})
+            self.others += earned.episodes
+        self.log.figures["earned"] = table
+
+    def answer(self) -> None:
+        """Compare the published answer with what it earns, and with what stands in the text."""
+        levels = range(_LEVELS_DEAR if self.dear else LEVELS)
+        whole = [one for one in self.episodes if not one.broken]
+        if whole and all(len(one.actions) == 1 for one in whole) and self.first and not self.first.contract.actions:
+            earnings.check_answer(self.probe, levels)
+        best = max([one.total for one in [*whole, *self.solved]] or [0.0])
+        earnings.check_leak(self.probe, levels, best if best > 0 else 1.0)
+        earnings.check_plan(self.log, self.solved)
+
+    def look_back(self) -> None:
+        """Look at all episodes that were played."""
+        log, every = self.log, [*self.episodes, *self.solved, *self.others]
+        played.describe(log, self.episodes)
+        played.check_spread(log, self.episodes)
+        played.check_ends(log, every, self.limit)
+        played.check_longest(log, every, self.limit)
+        played.check_success(log, every)
+        played.check_texts(log, self.episodes)
+        played.check_repeated(log, [*self.episodes, *self.others])
+        played.check_memory_needed(log, self.episodes)
+        same = {tuple(seen.same() for seen in one.seen) for one in self.solved[:LEVELS]} or {
+            one.seen[0].same() for one in self.episodes if one.seen
+        }
+        firsts = self.log.figures.get("first_texts", {"different": 0, "seeds": 0})
+        if len(same) == 1 and firsts["different"] == 1:
+            log.add("seed.ignored", "all seeds begin with the same text")
+        elif firsts["different"] == 2 and firsts["seeds"] == len(replay.SEEDS):
+            log.add("seed.ignored", f"{firsts['seeds']} seeds begin with only two texts")
+
+    def end(self) -> None:
+        """Step after an end, close, and see what is left."""
+        ended = [one for one in self.episodes if one.over]
+        if ended:
+            contract.check_after_end(self.probe, ended[0].seed, ended[0].actions)
+        contract.check_closing(self.probe)
+        if (left := threading.active_count()) > 1:
+            self.log.add("left.threads", f"{left - 1} threads go on after close")
+        if (place := _place()) != self.place:
+            said = ", ".join(sorted(set(place) - set(self.place))[:3]) or "something is missing"
+            self.log.add("left.files", f"the working folder is not what it was: {said}")
+        grown = held_memory() - self.held
+        resets = len(self.clock.times["reset"])
+        if grown > _GROWN and grown > resets:
+            self.log.add("memory", f"the process grew by {grown} megabytes in {resets} episodes")
+        played.check_times(self.log, self.clock, self.episodes)
+
+
+def texts(exam: Exam) -> dict[str, Any]:
+    """Return what a small model needs to know of the environment's texts, and what random replies earn."""
+    seen = [one for play in [*exam.episodes, *exam.solved] if not play.broken for one in play.seen]
+    systems = {one.contract.system_prompt for one in seen}
+    missions = len(systems) > 1
+    read = [one.prompt if missions else one.text for one in seen]
+    return {
+        "words": [word for word, _ in Counter(word for text in read for word in words(text)).most_common(_WORDS)],
+        "replies": list(dict.fromkeys(reply for one in seen[:200] for reply in one.legal())),
+        "named": bool(exam.first and exam.first.contract.actions),
+        "missions": missions,
+        "longest": max((len(words(text)) for text in read), default=0),
+        "returns": [play.total for play in exam.episodes if not play.broken],
+    }
+
+
+def canary() -> bool:
+    """Return whether the reply that sets it was run as code."""
+    return os.environ.pop(CANARY, None) is not None
+
+
+def _place() -> tuple[str, ...]:
+    return (os.getcwd(), *sorted(os.listdir()))
+
+
+def held_memory() -> int:
+    """Return the most memory that this process held so far, in megabytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _MEGABYTE
+
+
+def _random(seed: int, number: int) -> Callable[[list[Seen]], str]:
+    rng = random.Random(f"{seed} {number}")
+    return lambda seen: rng.choice(seen[-1].legal())
+
+
+def run(exam: Exam, tell: Callable[[dict[str, Any]], None]) -> None:
+    """Make all checks and tell what is known after each part."""
+    for name, section in exam.sections.items():
+        tell({"doing": name})
+        with suppress(BrokenError):
+            section()
+            tell({"done": name, **state(exam)})
+            continue
+        tell(state(exam))
+        if name == "contract":
+            exam.log.cut |= dict.fromkeys(PARTS[1:], "it cannot be made or reset")
+            return
+        exam.probe.drop()
+        tell({"done": name})
+
+
+def state(exam: Exam) -> dict[str, Any]:
+    """Return what is known so far."""
+    return {
+        "findings": [one.plain() for one in exam.log.findings.values()],
+        "figures": {**exam.log.figures, "play_seconds": exam.clock.spent(), "megabytes": held_memory()},
+        "times": {kind: sum(found) for kind, found in exam.clock.times.items()},
+        "cut": exam.log.cut,
+        "ordered": list(exam.ordered),
+    }

@@ -1,0 +1,99 @@
+"""A certificate as one HTML file that needs nothing else and runs no script, whatever texts it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from lightning_agentrl.check_env.certificate import Certificate
+from lightning_agentrl.check_env.rules import SEVERITIES
+from lightning_agentrl.check_env.terminal import figures
+
+_WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # of the curve, in pixels
+_TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
+
+
+def page(told: Certificate) -> str:
+    """Return the page."""
+    counts = ", ".join(f"{told.count(severity)} {severity}s" for severity in SEVERITIES)
+    template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=_text(told.id),
+        about=_text(f"{_json(told.kwargs)}, agentrl check-env {told.version}, {told.seconds.get('total', 0):.1f} s"),
+        verdict="passed" if told.passed else "error",
+        counts=_text(f"{'Passed' if told.passed else 'Failed'}: {counts}"),
+        body="\n".join(_body(told)),
+    )
+
+
+def _body(told: Certificate) -> Iterable[str]:
+    yield from (_finding(finding) for finding in told.findings)
+    if told.train is not None:
+        yield f"<h2>Does a policy climb?</h2><p>{_text(told.train['said'])}</p>"
+        if told.train["curves"]:
+            yield _curve(told.train)
+    yield f"<h2>Figures</h2><table>{''.join(_row(line.partition(': ')[::2]) for line in figures(told.figures))}</table>"
+    if earned := told.figures.get("earned"):
+        rows = [(one["policy"], f"{one['return']:.3g}", f"{one['episodes']} episodes") for one in earned]
+        yield f"<h2>What replies earn</h2><table>{''.join(map(_row, rows))}</table>"
+    if told.cut:
+        yield f"<h2>Not looked at</h2><table>{''.join(map(_row, told.cut.items()))}</table>"
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    other = f" ({finding['openenv']})" if finding["openenv"] else ""
+    times = f", seen {finding['times']} times" if finding["times"] > 1 else ""
+    parts = [f"<h3>{_text(finding['severity'])}: {_text(finding['check'] + other)}</h3>"]
+    parts.append(f"<p>{_text(finding['said'] + times)}</p>")
+    if finding["seed"] is not None:
+        calls = [f"env.reset(seed={finding['seed']})", *(f"env.step({action})" for action in finding["actions"])]
+        shown = f"<pre>{_text(chr(10).join(calls))}</pre>"
+        few = len(calls) <= 6
+        parts.append(shown if few else f"<details><summary>{len(calls)} calls to see it</summary>{shown}</details>")
+    parts.append(f'<p class="quiet">Mend: {_text(finding["mend"])}</p>')
+    return f'<section class="finding {_text(finding["severity"])}">{"".join(parts)}</section>'
+
+
+def _curve(train: Mapping[str, Any]) -> str:
+    """Return the curves of all seeds, their mean with its interval, and the interval of random replies."""
+    curves: Sequence[Sequence[float]] = train["curves"]
+    low, high = train["random"]["low"], train["random"]["high"]
+    values = [value for curve in curves for value in curve] + [low, high]
+    bottom, top = min(values), max(max(values), min(values) + 1e-9)
+
+    def at(step: float, value: float) -> str:
+        x = _EDGE + (_WIDTH - 2 * _EDGE) * step / max(len(curves[0]) - 1, 1)
+        return f"{x:.1f},{_HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * (value - bottom) / (top - bottom):.1f}"
+
+    last = len(curves[0]) - 1
+    band = " ".join([at(0, low), at(last, low), at(last, high), at(0, high)])
+    mean = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
+    lines = [*((curve, 1, 0.5) for curve in curves), (mean, 3, 1.0)]
+    drawn = "".join(
+        f'<polyline fill="none" stroke="{_TRAINED}" stroke-width="{width}" opacity="{opacity}" '
+        f'points="{" ".join(at(step, value) for step, value in enumerate(curve))}"/>'
+        for curve, width, opacity in lines
+    )
+    labels = "".join(
+        f'<text x="4" y="{y}">{value:.3g}</text>' for value, y in ((top, _EDGE), (bottom, _HEIGHT - _EDGE))
+    )
+    end = f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 10}">iteration 1 to {len(curves[0])}</text>'
+    area = f'<polygon fill="{_RANDOM}" opacity="0.35" points="{band}"/>'
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="return by iteration">'
+    return f"{head}{area}{drawn}{labels}{end}</svg>"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _text(text: str) -> str:
+    return escape(text.encode("utf-8", "backslashreplace").decode())

@@ -1,0 +1,54 @@
+"""What can be read off a text: markers, characters that cannot be seen, its length in tokens, and replies it names."""
+
+from __future__ import annotations
+
+import re
+
+MARKERS = re.compile(
+    r"<\|[^|<>\n]{1,40}\|>|\[/?INST\]|<</?SYS>>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>|</?think>|"
+    r"</?tool_call>|<｜[^｜\n]{1,40}｜>"
+)
+"""What chat templates and tokenizers of the usual families read as their own."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_BRACKETED = re.compile(r"\[[^\[\]\n]{1,40}\]")
+_QUOTED = re.compile(r"`([^`\n]{1,40})`|\"([^\"\n]{1,40})\"|(?<!\w)'([^'\n]{1,40})'(?!\w)")
+_RANGE = re.compile(r"(-?\d{1,4})\s*(?:to|and|-|\.\.\.?|–)\s*(-?\d{1,4})")
+_WORD = re.compile(r"[\w-]+")
+_LONGEST_UNIT = 60  # of a repeated text
+
+
+def tokens(text: str) -> int:
+    """Return about how many tokens a text has: eight letters of a word, one figure or one other character each."""
+    return sum(-(-len(part) // 8) if part.isalpha() else len(part) for part in re.findall(r"[^\W\d_]+|\S", text))
+
+
+def words(text: str) -> list[str]:
+    """Return words and punctuation, as tokenizers divide a text at first."""
+    return re.findall(r"\w+|[^\w\s]+", text)
+
+
+def mined(text: str) -> list[str]:
+    """Return replies that a text seems to offer: what stands in brackets, else in quotes, else its words and ranges."""
+    if found := _BRACKETED.findall(text):
+        return list(dict.fromkeys(found))
+    if found := ["".join(groups) for groups in _QUOTED.findall(text)]:
+        return list(dict.fromkeys(found))
+    ranges = [(int(low), int(high)) for low, high in _RANGE.findall(text)]
+    numbers = [str(number) for low, high in ranges if low < high <= low + 200 for number in range(low, high + 1)]
+    return list(dict.fromkeys([*numbers, *_WORD.findall(text)]))[:400] or ["yes", "no"]
+
+
+def expression(text: str) -> str:
+    """Return a short Python expression for a text."""
+    if len(text) > _LONGEST_UNIT:
+        for length in range(1, _LONGEST_UNIT + 1):
+            unit, (times, rest) = text[:length], divmod(len(text), length)
+            if times > 3 and unit * times + text[:rest] == text:
+                return f"{unit!r} * {times}" + (f" + {text[:rest]!r}" if rest else "")
+    return repr(text)
+
+
+def shown(text: str, longest: int = 80) -> str:
+    """Return a text cut to a length, as one line that any terminal and file takes."""
+    line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."

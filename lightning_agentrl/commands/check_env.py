@@ -1,0 +1,48 @@
+"""`agentrl check-env`: a certificate of one environment, on the terminal, as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_agentrl.check_env.certificate import certify, recipe_of
+from lightning_agentrl.check_env.page import page
+from lightning_agentrl.check_env.terminal import lines
+
+
+def check_environment(
+    env: str,
+    kwargs: Mapping[str, Any],
+    json_file: Path | None,
+    html_file: Path | None,
+    train: bool,
+    seconds: float,
+    cap: float,
+    most_tokens: int,
+) -> bool:
+    """Check an environment, print and write its certificate, and return whether it has no errors.
+
+    Raises:
+        ValueError: a number is out of range, or a file cannot be written.
+    """
+    for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
+        if not value > 0:
+            raise ValueError(f"--{name} is {value}; give a number above 0")
+    for file in (json_file, html_file):
+        if file is not None and not file.parent.is_dir():
+            raise ValueError(f"'{file}' cannot be written: there is no folder '{file.parent}'")
+    told = certify(env, kwargs, seconds, cap, most_tokens)
+    if train and told.passed and told.texts is not None:
+        from lightning_agentrl.commands.check_train import Texts
+        from lightning_agentrl.commands.check_train import train as train_small
+
+        returns = told.texts.pop("returns")
+        told.train = train_small(*recipe_of(env, kwargs), Texts(**told.texts), returns)
+    print("\n".join(lines(told)))
+    if json_file is not None:
+        json_file.write_text(json.dumps(told.plain(), indent=1) + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.write_text(page(told), encoding="utf-8")
+    return told.passed

@@ -1,0 +1,159 @@
+"""`agentrl check-env --train`: whether a small policy climbs above random replies."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning as L
+
+from lightning_agentrl.advantages import GAE
+from lightning_agentrl.agents import KL, Optim, PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.models.critic import SeparateCritic
+from lightning_agentrl.models.words import word_model
+from lightning_agentrl.prompts.parser import ActionParser, RawParser
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    PromptFormat,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.types import Rollout
+
+SEEDS = (0, 1, 2)
+ITERATIONS = 30
+NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES = 16, 12, 2  # of an iteration
+LONGEST = 1024  # tokens of a prompt that the small model reads
+MOST_REPLIES = 60
+_STUDENT = 4.303  # of 95 % with three seeds
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a small model needs to know of an environment.
+
+    Args:
+        words: of its texts.
+        replies: that it takes.
+        named: whether these are named actions.
+        missions: whether the system prompt differs from episode to episode.
+        longest: words of its longest prompt.
+    """
+
+    words: Sequence[str]
+    replies: Sequence[str]
+    named: bool
+    missions: bool
+    longest: int
+
+
+class _Curve(RolloutCallback):
+    """The mean return of the episodes that end in each iteration; the one before where none ends."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+        self._running: dict[tuple[int, int], float] = {}
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        ended = []
+        for turn in rollout.turns:
+            episode = turn.env, turn.episode
+            self._running[episode] = self._running.get(episode, 0.0) + turn.reward
+            if turn.done:
+                ended.append(self._running.pop(episode))
+        self.means.append(statistics.fmean(ended) if ended else self.means[-1] if self.means else 0.0)
+
+
+def train(
+    env_id: str, kwargs: Mapping[str, Any], texts: Texts, returns: Sequence[float], iterations: int = ITERATIONS
+) -> dict[str, Any]:
+    """Train with three seeds and say whether the last quarter is above random replies.
+
+    Args:
+        env_id: as ``gymnasium.make`` takes it.
+        kwargs: its arguments.
+        texts: of the environment.
+        returns: of random episodes, the control.
+        iterations: of each run.
+
+    Returns:
+        Curves by seed, the interval of the control, that of the last quarter, verdict, and a sentence.
+    """
+    control = interval(returns, 2.0)
+    if texts.longest > LONGEST or not texts.replies:
+        why = "no replies are known" if not texts.replies else f"prompts have up to {texts.longest} words"
+        return {"verdict": "not tried", "said": f"not tried: {why}", "curves": [], "random": control, "last": control}
+    started = time.perf_counter()
+    curves = [_run(env_id, kwargs, texts, seed, iterations) for seed in SEEDS]
+    last = interval([statistics.fmean(curve[-max(iterations // 4, 1) :]) for curve in curves], _STUDENT)
+    verdict = "climbs" if last["low"] > control["high"] else "not seen"
+    turns = iterations * NUM_ENVS * TURNS_PER_ENV
+    trained, random = ("{mean:.3g} ({low:.3g} to {high:.3g})".format(**one) for one in (last, control))
+    said = f"{verdict}: a return of {trained} in the last quarter of {turns} turns over three seeds, random {random}"
+    seconds = time.perf_counter() - started
+    return {"verdict": verdict, "said": said, "curves": curves, "random": control, "last": last, "seconds": seconds}
+
+
+def interval(values: Sequence[float], width: float) -> dict[str, float]:
+    """Return the mean and its interval of so many standard errors to each side."""
+    mean = statistics.fmean(values)
+    half = width * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def _run(env_id: str, kwargs: Mapping[str, Any], texts: Texts, seed: int, iterations: int) -> list[float]:
+    parser: ActionParser | None = None if texts.named else RawParser()
+    positions = texts.longest + 64
+    curve = _Curve()
+    with TemporaryDirectory() as folder:
+        model = word_model(texts.words, Path(folder, "model"), seed, texts.replies[:MOST_REPLIES], positions)
+        agent = PPOAgent(
+            str(model),
+            critic=SeparateCritic(),
+            advantage=GAE(gamma=0.95, lam=0.95),
+            kl=KL(reward=0.0),
+            entropy_bonus=0.01,
+            optim=Optim(lr_actor=3e-3, lr_critic=3e-3),
+        )
+        data = RolloutDataModule(
+            env=EnvConfig(env_id, dict(kwargs)),
+            num_envs=NUM_ENVS,
+            turns_per_env=TURNS_PER_ENV,
+            mini_batch_turns=NUM_ENVS * TURNS_PER_ENV // MINI_BATCHES,
+            update_epochs=2,
+            memory=WindowMemory(0),
+            prompt=PromptFormat(
+                think=False,
+                instruction="",
+                system=None if texts.missions else "",
+                examples=False,
+                max_prompt_tokens=positions - 1,
+            ),
+            interaction=TurnInteraction(1, parser, invalid_penalty=0.0, invalid_mode="replace"),
+            validation=ValidationConfig(episodes=0),
+            seed=seed,
+        )
+        trainer = L.Trainer(
+            default_root_dir=folder,
+            max_epochs=iterations,
+            callbacks=[curve],
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+        )
+        trainer.fit(agent, data)
+    return curve.means

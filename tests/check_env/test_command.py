@@ -1,0 +1,37 @@
+"""The command `agentrl check-env`: exit codes, files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli import run_command
+
+QUESTION = "tests.check_env.defects:Question-v0"
+
+
+def test_errors_are_the_exit_code_and_files_hold_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--json", str(tmp_path / "told.json"), "--html", str(tmp_path / "told.html"), "--seconds", "5"]
+    assert run_command(monkeypatch, "check-env", QUESTION, "--kwargs", '{"defect": "wrong answer"}', *files) == 1
+    told = json.loads((tmp_path / "told.json").read_text())
+    found = {one["check"]: one for one in told["findings"]}
+    assert found["oracle.max"]["openenv"] == "semantic.oracle_max"
+    assert not told["passed"]
+    assert told["kwargs"] == {"defect": "wrong answer"}
+    assert told["cut"] == {}
+    assert "oracle.max" in (tmp_path / "told.html").read_text()
+    assert "oracle.max" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "given", [["tests.check_env.defects:Nothing-v0"], [QUESTION, "--seconds", "0"], [QUESTION, "--kwargs", '{"a": 1}']]
+)
+def test_what_cannot_be_checked_is_refused(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "check-env", *given) == 2
+    assert capsys.readouterr().err.startswith("agentrl: ")

@@ -1,0 +1,97 @@
+"""Seeded defects are found by their checks, and sound games are left alone."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from lightning_agentrl.check_env.certificate import Certificate, certify
+from lightning_agentrl.check_env.exam import Exam, run
+from lightning_agentrl.check_env.log import Log
+from lightning_agentrl.check_env.stopwatch import listen_to_alarms
+from lightning_agentrl.episodes.environment import Recipe
+from tests.check_env.defects import ASKED, ELSEWHERE, FOUND
+
+MINE, QUESTION, TOYS = (f"tests.check_env.{name}" for name in ("defects:Mine-v0", "defects:Question-v0", "toys"))
+QUICK = ("seed 0 is none", "win as cut", "reward for words")
+SOUND = (
+    *("agentrl_envs:Bandit-v0", "agentrl_envs:GuessNumber-v0"),
+    *(f"{TOYS}:Toy{name}-v0" for name in ("Lake", "FixedLake", "Cliff", "Blackjack", "Taxi", "CartPole", "Car")),
+)
+OURS_AGAIN = [pytest.param(name, marks=() if "Guess" in name else pytest.mark.slow) for name in SOUND]
+
+
+@pytest.fixture(autouse=True)
+def alarms() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    listen_to_alarms()
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def examined(env_id: str, seconds: float = 8.0, **kwargs: str) -> Log:
+    """Examine in this process."""
+    exam = Exam(Recipe(env_id, kwargs, "env"), seconds, 1024)
+    run(exam, lambda said: None)
+    return exam.log
+
+
+def loud(log: Log) -> list[str]:
+    return [name for name, finding in log.findings.items() if finding.severity != "notice"]
+
+
+@pytest.mark.parametrize(
+    "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FOUND]
+)
+def test_a_defect_of_a_game_is_found(defect: str) -> None:
+    assert FOUND[defect] in examined(MINE, defect=defect)
+
+
+@pytest.mark.parametrize("defect", ASKED)
+def test_a_defect_of_a_question_is_found(defect: str) -> None:
+    assert ASKED[defect] in examined(QUESTION, defect=defect)
+
+
+@pytest.mark.parametrize("env_id", [MINE, QUESTION, *OURS_AGAIN])
+def test_sound_games_are_left_alone(env_id: str) -> None:
+    log = examined(env_id)
+    assert loud(log) == []
+
+
+@pytest.fixture(scope="module")
+def hashed() -> Certificate:
+    return certify(MINE, {"defect": "hash"})
+
+
+def test_another_hash_seed_is_told_from_another_process(hashed: Certificate) -> None:
+    assert [one["check"] for one in hashed.findings if one["severity"] == "error"] == ["replay.hash"]
+    assert not hashed.passed
+    assert hashed.cut == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", ELSEWHERE)
+def test_what_ends_or_holds_up_the_process_is_found(defect: str) -> None:
+    told = certify(MINE, {"defect": defect}, seconds=10.0)
+    found = {one["check"]: one for one in told.findings}
+    assert ELSEWHERE[defect] in found
+    if defect == "dies":
+        assert found["died"]["actions"] == ["'a' * 20000"]
+        assert told.cut["closing"] == "not reached"
+
+
+def test_evidence_can_be_repeated() -> None:
+    """The seed and the actions of a finding lead to it again."""
+    finding = examined(MINE, defect="win as cut").findings["ends.win"]
+    env = Recipe(MINE, {"defect": "win as cut"}, "env").make()
+    assert finding.seed is not None
+    env.reset(seed=finding.seed)
+    for action in finding.actions:
+        _, reward, terminated, truncated, _ = env.step(eval(action))
+    assert (float(reward), terminated, truncated) == (1.0, False, True)
+
+
+def test_a_time_that_is_cut_is_named() -> None:
+    assert "what replies earn" in examined(f"{TOYS}:ToyCliff-v0", seconds=0.3).cut
