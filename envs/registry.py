@@ -25,12 +25,19 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
 }
 
+# Environments of others, which need a server, a package that is not ours, or arguments.
+_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
+    "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),
+    "ReasoningGym-v0": ("agentrl_envs.reasoning_gym.env:ReasoningGym", {}),
+}
+
 ENV_IDS: tuple[str, ...] = tuple(_ENVS)
-"""Every id that this package registers."""
+"""Every id of a game of our own."""
 
 
 def register_all() -> None:
     """Register every environment of this package; ids that are registered already are skipped."""
-    for env_id, (entry_point, kwargs) in _ENVS.items():
+    for env_id, (entry_point, kwargs) in (_ENVS | _ADAPTERS).items():
         if env_id not in gymnasium.registry:
             gymnasium.register(id=env_id, entry_point=entry_point, kwargs=kwargs)
