@@ -10,6 +10,7 @@ import pytest
 SUITES = {
     "TextArena-v0": ("textarena", "textarena", {"game": "Mastermind"}),
     "ReasoningGym-v0": ("reasoning_gym", "reasoning-gym", {"dataset": "leg_counting"}),
+    "TextWorldExpress-v0": ("textworld_express", "textworld-express", {}),
 }
 
 

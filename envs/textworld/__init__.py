@@ -1,0 +1,1 @@
+"""Text adventures of textworld-express."""
