@@ -30,6 +30,7 @@ _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
     "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),
     "ReasoningGym-v0": ("agentrl_envs.reasoning_gym.env:ReasoningGym", {}),
+    "TextWorld-v0": ("agentrl_envs.textworld.generated:TextWorld", {}),
     "TextWorldExpress-v0": ("agentrl_envs.textworld.express:TextWorldExpress", {}),
 }
 

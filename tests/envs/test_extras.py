@@ -10,6 +10,7 @@ import pytest
 SUITES = {
     "TextArena-v0": ("textarena", "textarena", {"game": "Mastermind"}),
     "ReasoningGym-v0": ("reasoning_gym", "reasoning-gym", {"dataset": "leg_counting"}),
+    "TextWorld-v0": ("textworld", "textworld", {}),
     "TextWorldExpress-v0": ("textworld_express", "textworld-express", {}),
 }
 

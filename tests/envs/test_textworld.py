@@ -1,14 +1,13 @@
-"""Games of textworld-express: repeatable, solved by their own solution, and closed with their simulator."""
+"""Text adventures: repeatable, solved by their own solution, and closed with their simulator."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
-
-pytest.importorskip("textworld_express", reason="of an extra")
 
 from tests.envs.hostile import REPLIES
 
@@ -16,6 +15,7 @@ pytestmark = pytest.mark.long  # each environment starts a Java runtime
 
 
 def make(**kwargs: Any) -> gymnasium.Env:
+    pytest.importorskip("textworld_express", reason="of an extra")
     return gymnasium.make("agentrl_envs:TextWorldExpress-v0", disable_env_checker=True, **kwargs)
 
 
@@ -73,3 +73,27 @@ def test_hostile_replies_run_the_default_action():
 def test_games_that_are_not_there_are_refused(kwargs, told):
     with pytest.raises(ValueError, match=told):
         make(**kwargs)
+
+
+def test_generated_games_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
+    pytest.importorskip("textworld", reason="of an extra")
+    told = []
+    for folder in ("one", "other"):
+        settings = {"games": 2, "max_turns": 8, "folder": str(tmp_path / folder)}
+        env = gymnasium.make("agentrl_envs:TextWorld-v0", disable_env_checker=True, **settings)
+        told.append([play(env, seed) for seed in (1, 2, 1)])
+        env.reset(seed=3)
+        solve, over = env.unwrapped.solver(), False
+        while not over:
+            _, _, over, truncated, info = env.step(solve())
+            assert not truncated
+        assert info["success"]
+        assert info["progression"] == 1.0
+        for reply in REPLIES:
+            env.reset(seed=1)
+            assert env.step(reply)[-1]["invalid_action"]
+        env.close()
+        assert len(list((tmp_path / folder).iterdir())) <= 2
+    assert told[0] == told[1]
+    with pytest.raises(ValueError, match="rooms is 0"):
+        gymnasium.make("agentrl_envs:TextWorld-v0", disable_env_checker=True, rooms=0)
