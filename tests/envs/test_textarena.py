@@ -175,3 +175,23 @@ def test_both_seats_may_be_left_to_the_policy():
 def test_games_that_cannot_be_played_are_refused_by_name(kwargs, told):
     with pytest.raises(ValueError, match=told):
         make(**kwargs)
+
+
+@pytest.mark.slow
+def test_a_policy_plays_both_seats_in_a_process(tiny_folder):
+    from lightning_agentrl.rollout import EnvConfig, RawParser, Session, SidesInteraction
+    from tests.rollout.scripted import Scripted, workplace
+
+    sides = SidesInteraction(max_reply_tokens=4, parser=RawParser(), invalid_penalty=0.0)
+    config = EnvConfig("agentrl_envs:TextArena-v0", {"game": "TicTacToe", "opponent": "self"})
+    with workplace(tiny_folder, [Scripted()], interaction=sides) as place:
+        worker = config.make_worker(place.executor)
+        old = place.sessions[0]
+        turns = place.episode(Session(0, worker, old.episode_seed, place.renderer, old.memory))
+        worker.close()
+    first = [turn for turn in turns if turn.episode == 0]
+    assert [turn.index for turn in first] == list(range(len(first)))
+    assert "Current Board" in turns[0].observation
+    assert turns[-1].terminated
+    assert turns[-1].reward == -1.0  # an untrained policy names no cell, twice
+    assert not turns[-1].valid
