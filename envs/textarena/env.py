@@ -4,8 +4,9 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from typing import Any
 
 import gymnasium
@@ -41,7 +42,7 @@ class TextArena(gymnasium.Env[str, str]):
             both seats to the policy: an observation is then that of the seat whose turn it is, which `info["side"]`
             tells.
         seat: of the policy, 0 or 1; by default it is drawn for each episode.
-        max_chars: to how many characters a reply is cut; some games fail on thousands of digits.
+        max_chars: to how many characters a reply is cut; some games fail on very long numbers.
 
     Raises:
         ValueError: TextArena is not installed, there is no such game for one or two, or it is known to be broken.
@@ -198,7 +199,7 @@ class TextArena(gymnasium.Env[str, str]):
 
     @contextmanager
     def _own_random(self, seed: int | None = None) -> Iterator[None]:
-        """Give the game global generators of its own, and the world its own back."""
+        """Give the game global generators of its own, and the world its own back. What it prints goes nowhere."""
         world = random.getstate(), np.random.get_state()
         try:
             if seed is not None:
@@ -207,7 +208,8 @@ class TextArena(gymnasium.Env[str, str]):
             elif self._stream is not None:
                 random.setstate(self._stream[0])
                 np.random.set_state(self._stream[1])
-            yield
+            with redirect_stdout(StringIO()):
+                yield
         finally:
             self._stream = random.getstate(), np.random.get_state()
             random.setstate(world[0])

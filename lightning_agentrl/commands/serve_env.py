@@ -156,8 +156,8 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
             await connected.close()
         pool.shutdown(wait=False)
 
-    def giving(content: Any) -> Callable[[web.Request], Awaitable[web.Response]]:
-        async def give(request: web.Request) -> web.Response:
+    def giving(content: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def give(request: web.Request) -> web.StreamResponse:
             return web.json_response(content)
 
         return give
