@@ -31,7 +31,7 @@ IN_A_PROCESS: dict[str, Callable[[], None]] = {
     "hangs": lambda: threading.Event().wait() and None,
     "memory": _hold_memory,
 }
-GARBLED = ("observation", "reward", "terminated", "info", "contract", "too long")
+GARBLED = ("observation", "reward", "terminated", "info", "contract", "too long", "nan")
 
 
 class Faulty(gymnasium.Env[str, str]):
@@ -73,6 +73,8 @@ class Faulty(gymnasium.Env[str, str]):
             self.faults[kind]()
         elif kind == "contract":
             self.system_prompt = 7
+        elif kind == "nan":
+            answer[1] = float("nan")
         elif kind == "too long":
             answer[0] += " wall" * 2000
         elif kind:

@@ -548,6 +548,7 @@ class Agent(L.LightningModule, ABC):
             replace(self.reader(), advance=lambda count: None),
             self.evaluation_mode,
             derive_seed(data.seed, self.global_rank),
+            data.stopping.look_together,
         )
 
     def reader(self) -> Reader:

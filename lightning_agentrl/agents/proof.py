@@ -100,6 +100,7 @@ class EngineProof:
         reader: reads rows as training does.
         evaluating: context of the trainer's precision, without gradients.
         seed: of the run; each rank has its own.
+        pause: called on all ranks between two batches; may raise to leave the proof.
     """
 
     def __init__(
@@ -111,9 +112,10 @@ class EngineProof:
         reader: Reader,
         evaluating: Callable[[], AbstractContextManager],
         seed: int,
+        pause: Callable[[], None],
     ) -> None:
         self.engine, self.handle, self.prompts, self.tokenizer = engine, handle, prompts, tokenizer
-        self.reader, self.evaluating, self.seed = reader, evaluating, seed
+        self.reader, self.evaluating, self.seed, self.pause = reader, evaluating, seed, pause
         self.bounds = bounds_for(engine.dtype, str(handle.computes_in))
         self.gaps = GapWatch(self.bounds)
         self._probed: Sampled | None = None
@@ -247,6 +249,7 @@ class EngineProof:
         sampled = Sampled()
         with self.engine.collecting():
             for batch in range(MOST_BATCHES):
+                self.pause()
                 alike, fresh = (self._alike(batch), False), (self._fresh(number, batch, TOKENS), True)
                 for requests, is_fresh in (alike, fresh) if number % 2 else (fresh, alike):
                     sampled += self._ask(requests, is_fresh)

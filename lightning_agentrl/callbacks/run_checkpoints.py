@@ -69,17 +69,19 @@ class RunCheckpoints(ModelCheckpoint):
         if best or (trainer.current_epoch + 1) % self._every_n_epochs == 0:
             self.save(trainer, score if best else None)
 
-    def save(self, trainer: L.Trainer, best_score: Tensor | None = None) -> str:
+    def save(self, trainer: L.Trainer, best_score: Tensor | None = None, name: str = "") -> str:
         """Save now, link, and remove what is neither among the last nor the best. All ranks must call it.
 
         Args:
-            trainer: at the end of an iteration.
+            trainer: at the end of an iteration, unless a name is given.
             best_score: value of the metric, if it is the best so far.
+            name: of the file, without its extension; by default that of the iteration that ends.
 
         Returns:
             The path of the checkpoint.
         """
-        path = os.path.join(str(self.dirpath), f"iteration-{trainer.current_epoch + 1:05d}{self.FILE_EXTENSION}")
+        name = name or f"iteration-{trainer.current_epoch + 1:05d}"
+        path = os.path.join(str(self.dirpath), f"{name}{self.FILE_EXTENSION}")
         if best_score is not None or self.monitor is None:
             self.best_model_path, self.best_model_score = path, best_score
         known = [*(other for other in self.saved if other != path), path]

@@ -98,26 +98,34 @@ class StopOnSignals(L.Callback):
         )
 
     def _save_and_go_on(self, trainer: L.Trainer) -> None:
-        saved = self._save(trainer, "saved")
+        saved = self._save(trainer, ends=False)
         _say(f"SIGUSR1 came: {self._saved} is saved" if saved else f"SIGUSR1 came: nothing is saved, since {OFF}")
 
     def _end(self, trainer: L.Trainer, stopped: Stopped) -> None:
         said = "there was nothing to save"
         if trainer.state.fn == TrainerFn.FITTING:
             requeues = stopped.number == _requeue_signal(trainer)
-            said = "all is saved" if self._save(trainer, "stopped", requeues) else f"nothing is saved, since {OFF}"
+            said = (
+                "all is saved"
+                if self._save(trainer, ends=True, for_slurm=requeues)
+                else f"nothing is saved, since {OFF}"
+            )
             if requeues and trainer.is_global_zero:
                 said += f", and {_requeue()}"
         self.ends_at = None if self._watch is None else self._watch.ends_at
         _say(self._sentence(trainer, stopped.number, said))
 
-    def _save(self, trainer: L.Trainer, name: str, for_slurm: bool = False) -> bool:
+    def _save(self, trainer: L.Trainer, ends: bool, for_slurm: bool = False) -> bool:
         """Save, unless the run has no checkpoints; return whether it did. All ranks must call it."""
         callback = trainer.checkpoint_callback
         if callback is None:
             return False
+        name = f"{'stopped' if ends else 'saved'}-{trainer.current_epoch}"
+        if ends and not for_slurm and isinstance(callback, RunCheckpoints):  # one of the last, removed when it is old
+            self._saved = callback.save(trainer, name=name)
+            return True
         folder = getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints"
-        path = str(Path(folder) / f"{name}-{trainer.current_epoch}.ckpt")
+        path = str(Path(folder) / f"{name}.ckpt")
         if for_slurm:  # where the job that is started again looks for it
             root = trainer.default_root_dir
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))

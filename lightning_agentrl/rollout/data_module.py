@@ -38,7 +38,7 @@ from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, Gro
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream
+from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout
@@ -227,6 +227,8 @@ class RolloutDataModule(L.LightningDataModule):
     def train_dataloader(self) -> RolloutStream:
         if self.stream is None:
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
+        if self.trainer is not None:
+            resume_between_epochs(self.trainer.fit_loop)
         return self.stream
 
     def val_dataloader(self) -> EpisodeSeeds:

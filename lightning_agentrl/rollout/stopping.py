@@ -64,6 +64,11 @@ class Stopping:
         if self.asked and self._inside:
             raise _Left
 
+    def look_together(self) -> None:
+        """Leave the work of :meth:`together` on all ranks if one is asked to end. All ranks must call it."""
+        self.asked = max(all_gather(self.asked))
+        self.look()
+
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[None]:
         """Work that a rank may leave; then agree. All ranks enter and leave together.

@@ -5,7 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal, cast
+
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
 
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout.learner import Learner, Prepared
@@ -114,3 +117,13 @@ class RolloutStream:
                 self.inside_iteration = not last
                 yield MiniBatch(rollout.select(rows), metrics)
                 metrics = {}
+
+
+def resume_between_epochs(fit_loop: _FitLoop) -> None:
+    """Let a run that is resumed from the end of an epoch begin with the next one.
+
+    With ``max_steps``, Lightning would take one more batch of the last one.
+    """
+    progress = cast(Any, fit_loop.epoch_progress.current)
+    if progress.ready == progress.started == progress.processed:
+        cast(Any, _Loop.restarting).fset(fit_loop, False)  # its own setter does not with max_steps

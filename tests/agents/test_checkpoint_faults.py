@@ -23,6 +23,7 @@ from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import fit as fit_by_command
+from tests.disks import mounted
 
 
 def fit(
@@ -52,13 +53,8 @@ def same_weights(one: PPOAgent, other: PPOAgent) -> bool:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with space for two checkpoints of the tiny model, and for no third."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("callback", [RunCheckpoints, pytest.param(ModelCheckpoint, marks=pytest.mark.slow)])

@@ -75,7 +75,14 @@ def proving(
     reader = Reader(temperature, 4096, torch.device("cpu"), policy.shares_prefixes)
     try:
         yield EngineProof(
-            engine, handle, [text(*range(5, 60))], tiny_tokenizer(), reader, lambda: evaluating(policy), seed=3
+            engine,
+            handle,
+            [text(*range(5, 60))],
+            tiny_tokenizer(),
+            reader,
+            lambda: evaluating(policy),
+            seed=3,
+            pause=lambda: None,
         )
     finally:
         engine.stop()

@@ -53,6 +53,13 @@ STAGES = [
     *(("collect", 0), ("score", 0), ("update", 0), ("update", 1), ("collect", 2), ("validate", 2)),
     *(("score", 3), ("update", 3), ("validate", 3)),
 ]
+
+
+def had_ended(stage: str, iteration: int) -> bool:
+    """Whether the signal came in the last update, or later; then the checkpoint that it saved is the last one."""
+    return iteration == 3 and stage != "score"
+
+
 CASES = [
     pytest.param(*case, marks=pytest.mark.slow if case in SLOW else pytest.mark.long)
     for case in ((mode, *place) for mode in MODES for place in STAGES)
@@ -67,8 +74,8 @@ def test_a_run_that_was_told_to_end_goes_on_as_if_nothing_had_happened(
         run(tmp_path, exact_folder, mode, StopOnSignals(), SignalAt(stage, iteration, 5 if stage == "collect" else 1))
     assert error.value.code == 128 + signal.SIGTERM
     (saved,) = tmp_path.glob("stopped-*.ckpt")
-    ended = iteration == 3 and stage != "score"  # with its last update; then the saved checkpoint is the last one
-    assert_same_end(whole(mode) / "last.ckpt", run(tmp_path, exact_folder, mode, start=saved), counters=not ended)
+    last = run(tmp_path, exact_folder, mode, start=saved)
+    assert_same_end(whole(mode) / "last.ckpt", last, counters=not had_ended(stage, iteration))
     assert turns(whole(mode)) == turns(tmp_path)
 
 
@@ -82,7 +89,8 @@ def test_a_signal_to_one_of_two_processes_alone(
     assert in_processes(tmp_path, exact_folder, mode, signalling, devices=2) == [143, 0]
     (saved,) = tmp_path.glob("stopped-*.ckpt")
     assert in_processes(tmp_path, exact_folder, mode, start=saved, devices=2) == [0, 0]
-    assert_same_end(whole(mode, 2) / "last.ckpt", tmp_path / "last.ckpt")
+    last = tmp_path / "last.ckpt"
+    assert_same_end(whole(mode, 2) / "last.ckpt", last, counters=not had_ended(stage, iteration))
     assert turns(whole(mode, 2)) == turns(tmp_path)
 
 
@@ -114,6 +122,17 @@ def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Wh
     )
 
 
+@pytest.mark.slow
+def test_what_a_stop_has_saved_is_removed_like_other_checkpoints(tmp_path: Path, exact_folder: Path) -> None:
+    start = None
+    for iteration in (0, 2):
+        with pytest.raises(Stopped):
+            run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("score", iteration), start=start)
+        start = tmp_path / "last.ckpt"
+    run(tmp_path, exact_folder, "windowed", start=start)
+    assert sorted(path.name for path in tmp_path.glob("*-*.ckpt")) == ["iteration-00003.ckpt", "iteration-00004.ckpt"]
+
+
 class NeverAnswers(TransformersEngine):
     """Sends SIGTERM when it is asked a tenth time, and answers no more."""
 
@@ -134,6 +153,29 @@ def test_a_collection_that_would_never_end_is_left(tmp_path: Path, exact_folder:
     assert time.monotonic() - started < 60
     assert [path.name for path in tmp_path.rglob("*.ckpt")] == ["stopped-0.ckpt"]
     data.teardown("fit")
+
+
+@pytest.mark.slow
+def test_a_proof_of_the_engine_is_left_with_the_weights_as_they_were(
+    tmp_path: Path, exact_folder: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, generate = 0, TransformersEngine.generate
+
+    async def of_engine(self: TransformersEngine, request: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await generate(self, request)
+
+    with monkeypatch.context() as here:
+        here.setattr(TransformersEngine, "generate", of_engine)
+        with pytest.raises(Stopped):
+            run(tmp_path, exact_folder, "windowed", StopOnSignals())
+    assert asked <= 32  # not proven to the end
+    (saved,) = tmp_path.glob("stopped-0.ckpt")
+    assert_same_end(whole("windowed") / "last.ckpt", run(tmp_path, exact_folder, "windowed", start=saved))
+    assert turns(whole("windowed")) == turns(tmp_path)
 
 
 class EngineGoes(L.Callback):

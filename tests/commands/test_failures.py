@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +17,7 @@ from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, EnvError
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence
+from tests.disks import mounted
 
 HUNGRY = """\
 import torch
@@ -107,16 +107,8 @@ def test_a_model_whose_weights_are_damaged_is_named(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a disk")
-    yield folder
-    subprocess.run(
-        ["umount", "--lazy", str(folder)], check=True
-    )  # torch's writer does not close what it could not write
+    with mounted(tmp_path / "disk", "16k") as folder:
+        yield folder
 
 
 def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(

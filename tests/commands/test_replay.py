@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lightning_agentrl.callbacks import Chain
 from lightning_agentrl.callbacks.chain import link_path, read_link
@@ -195,3 +200,44 @@ def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untou
     (tmp_path / "chain").mkdir()
     link_path(tmp_path / "chain", 1, 0).write_bytes(link_path(untouched / "chain", 1, 0).read_bytes()[:900])
     assert "is damaged" in told("bisect", str(tmp_path), str(untouched))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "windowed": {"data.init_args.env": {"id": "agentrl_envs:GuessNumber-v0"}, "data.init_args.turns_per_env": 4},
+    "full memory": {
+        "data.init_args.env": {"id": "agentrl_envs:GuessNumber-v0"},
+        "data.init_args.memory": {"class_path": "FullMemory"},
+    },
+    "groups": {
+        "data.init_args.env": {"id": "agentrl_envs:GuessNumber-v0"},
+        "data.init_args.groups": {"size": 2, "per_rollout": 4, "mini_batches": 2},
+        "model.init_args.advantage": {"class_path": "GRPO"},
+        "model.init_args.critic": None,
+    },
+    "ahead": {"data.init_args.max_staleness": 1},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kind: str) -> None:
+    """Five of twelve, each in a process of its own; a checkpoint is kept of every third iteration."""
+    saver = {"class_path": "RunCheckpoints", "init_args": {"every_n_epochs": 3, "keep": 9}}
+    settings = KINDS[kind] | {"seed_everything": 3, "trainer.max_epochs": 12, "trainer.callbacks": [saver]}
+    if kind == "groups":
+        del config["data"]["init_args"]["turns_per_env"], config["data"]["init_args"]["mini_batch_turns"]
+    for key, value in settings.items():
+        config = changed(config, key, value)
+    config["trainer"] |= {"default_root_dir": "run", "limit_val_batches": 0}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def agentrl(*arguments: str) -> str:
+        variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
+        command = [sys.executable, "-m", "lightning_agentrl", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+        return done.stdout
+
+    agentrl("fit", "--config", "config.yaml")
+    for iteration in random.Random(kind).sample(range(1, 13), 5):
+        assert f"to {iteration}" in agentrl("replay", "run", "--iteration", str(iteration))

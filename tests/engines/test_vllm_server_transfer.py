@@ -231,6 +231,7 @@ def test_a_server_that_was_started_again_gets_the_weights_of_the_last_update(
     assert set(asked) == {first.url, second.url}
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_while_it_takes_weights_is_dropped_and_used_when_it_is_back(
     engine: VLLMServerEngine, policy: LanguageModel, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ def training(given: Config, tmp_path: Path) -> Config:
     return given
 
 
+@pytest.mark.long
 def test_two_processes_share_the_servers(training: Config, tmp_path: Path) -> None:
     check_two_processes(training, tmp_path)
 

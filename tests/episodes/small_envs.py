@@ -206,6 +206,8 @@ GARBAGE: dict[str, tuple[Any, Any]] = {
     "other number of values": ("form", ("text",)),
     "observation": (0, 7),
     "reward": (1, "much"),
+    "reward that is no number": (1, float("nan")),
+    "endless reward": (1, float("-inf")),
     "terminated": (2, "no"),
     "truncated": (3, None),
     "info": (-1, ["nothing"]),

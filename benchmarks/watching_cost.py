@@ -1,9 +1,11 @@
-"""What logging costs: seconds spent on metrics, turn log, report, progress and the logger, per second of an iteration.
+"""What watching a run costs: seconds spent on telling what happens, and on checks, per second of an iteration.
 
-    .venv/bin/python benchmarks/logging_cost.py [--config configs/quickstart.yaml] [--epochs 5]
+    .venv/bin/python benchmarks/watching_cost.py [--config configs/quickstart.yaml] [--epochs 5]
 
-Runs a few iterations of a config without held-out episodes and measures, in that one run, the time inside every part
-that only tells what happens. The first iteration after the warm-up and those that follow count.
+Runs a few iterations of a config without held-out episodes and measures, in that one run, the time inside metrics, turn
+log, report, progress, logger and chain, inside the proof of the engine at updates and the checks of gradients, and the
+parts of saving a checkpoint at the end of each iteration. The first iteration after the warm-up and those that follow
+count.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_agentrl.callbacks import CriticWarmup, RolloutReport, StageProgress, TurnLog
+import lightning_agentrl.agents.agent as agent_module
+from lightning_agentrl.agents import checkpoint_files, checkpoint_io
+from lightning_agentrl.agents.finite import FiniteSteps
+from lightning_agentrl.callbacks import Chain, CriticWarmup, RolloutReport, StageProgress, TurnLog
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 SECONDS: defaultdict[str, float] = defaultdict(float)
 
 
-def timed(owner: type, name: str, label: str) -> None:
-    """Add up the seconds inside a method under a label."""
+def timed(owner: Any, name: str, label: str) -> None:
+    """Add up the seconds inside a method, or a function of a module, under a label."""
     method: Callable[..., Any] = getattr(owner, name)
 
     @functools.wraps(method)
@@ -71,17 +76,17 @@ def main() -> None:
     timed(StageProgress, "_show_stage", "progress")
     timed(TensorBoardLogger, "log_metrics", "logger")
     timed(TensorBoardLogger, "save", "logger")
-    import lightning_agentrl.agents.agent as agent_module
-
-    describe = agent_module.describe
-
-    def timed_describe(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        result = describe(*args, **kwargs)
-        SECONDS["metrics"] += time.perf_counter() - started
-        return result
-
-    agent_module.describe = timed_describe
+    timed(Chain, "on_rollout", "chain")
+    timed(Chain, "on_train_epoch_end", "chain")
+    timed(agent_module, "describe", "metrics")
+    timed(agent_module, "gradients_are_finite", "check: gradients are finite")
+    timed(FiniteSteps, "judge", "check: guards")
+    timed(agent_module.Agent, "_judge_gap", "check: proof of the engine")
+    timed(agent_module.Agent, "probe_engine", "check: proof of the engine")
+    timed(checkpoint_io.StraightToDisk, "save_checkpoint", "checkpoint: write")
+    timed(checkpoint_files, "seal", "checkpoint: compare with memory, seal")
+    timed(checkpoint_files, "sync", "checkpoint: sync")
+    timed(checkpoint_files, "damage", "checkpoint: read back")
     reader = Read()
 
     class Measured(AgentCLI):
@@ -94,10 +99,11 @@ def main() -> None:
         sys.argv = [
             "agentrl",
             *("fit", "--config", wanted.config, f"--trainer.max_epochs={wanted.epochs}"),
-            *(f"--trainer.default_root_dir={folder}", "--trainer.enable_checkpointing=false"),
+            f"--trainer.default_root_dir={folder}",
         ]
         callbacks = [
             {"class_path": "TurnLog"},
+            {"class_path": "RunCheckpoints", "init_args": {"keep": 1}},
             {"class_path": CriticWarmup.__name__, "init_args": {"rollouts": 1, "rounds": 1, "fraction": 1.0}},
         ]
         sys.argv.append(f"--trainer.callbacks={callbacks}")
@@ -109,8 +115,10 @@ def main() -> None:
     for label in labels:
         seconds = statistics.median(row.get(label, 0.0) for row in rows)
         print(f"| {label} | {seconds:.3f} | {seconds / iteration:.2%} |")
-    total = statistics.median(sum(row.get(label, 0.0) for label in labels) / row["iteration"] for row in rows)
-    print(f"| all | | {total:.2%} |")
+    for what, kinds in {"all but checkpoints": "", "checks": "check: ", "checkpoint": "checkpoint: "}.items():
+        chosen = [x for x in labels if (x.startswith(kinds) if kinds else not x.startswith("checkpoint: "))]
+        total = statistics.median(sum(row.get(x, 0.0) for x in chosen) / row["iteration"] for row in rows)
+        print(f"| {what} | | {total:.2%} |")
     print(f"\npeak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 
