@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_the_page_trains_on_its_server(tmp_path: Path, tiny_folder: Path, monkey
     (served,) = re.findall(r"^agentrl serve-env (.*) --port 8000$", page, re.M)
     config = yaml.safe_load((tmp_path / "by_url.yaml").read_text())
     assert config["data"]["init_args"]["env"]["kwargs"]["url"].endswith(":8000")
-    server = Server(*served.split())
+    server = Server(*shlex.split(served))
     try:
         own = {"model.init_args.model": str(tiny_folder), "data.init_args.env.kwargs.url": server.url}
         for key, value in {**SMALL, **own}.items():

@@ -21,10 +21,10 @@ from tests.envs.hostile import REPLIES
 MOODY = ("isomorphic_strings", "polynomial_multiplication", "ransom_note", "word_ladder", "list_functions")
 ASK = """
 import gymnasium, json, sys
-told = []
-for dataset in sys.argv[1:]:
+told = {}
+for dataset in sys.argv[2:]:
     env = gymnasium.make("agentrl_envs:ReasoningGym-v0", dataset=dataset, disable_env_checker=True)
-    told.append([env.reset(seed=seed)[0] for seed in (3, 1)])
+    told |= {f"{dataset} {seed}": env.reset(seed=seed)[0] for seed in json.loads(sys.argv[1])}
 print(json.dumps(told))
 """
 
@@ -89,18 +89,17 @@ def test_hostile_replies_are_scored(dataset):
 def test_questions_are_the_same_in_every_process_of_a_run():
     """A run gives each environment a process with one hash seed. Fresh processes, in another order, agree."""
     asked = []
-    for order in (MOODY, MOODY[::-1]):
+    for datasets, seeds in ((MOODY, [3, 1, 2]), (MOODY[::-1], [2, 1, 3])):
         environ = {**os.environ, "PYTHONHASHSEED": "0"}
-        told = subprocess.run(
-            [sys.executable, "-c", ASK, *order], capture_output=True, text=True, env=environ, check=True
-        )
-        asked.append(dict(zip(order, json.loads(told.stdout), strict=True)))
+        command = [sys.executable, "-c", ASK, json.dumps(seeds), *datasets]
+        told = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+        asked.append(json.loads(told.stdout))
     assert asked[0] == asked[1]
     worker = EnvConfig("agentrl_envs:ReasoningGym-v0", {"dataset": "ransom_note"}).make_worker()
     try:
         from lightning_agentrl.episodes.env_worker import Start
 
-        assert worker.reset_now(Start(0, 0, 3)).observation == asked[0]["ransom_note"][0]
+        assert worker.reset_now(Start(0, 0, 3)).observation == asked[0]["ransom_note 3"]
     finally:
         worker.close()
 

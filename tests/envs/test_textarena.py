@@ -195,3 +195,24 @@ def test_a_policy_plays_both_seats_in_a_process(tiny_folder):
     assert turns[-1].terminated
     assert turns[-1].reward == -1.0  # an untrained policy names no cell, twice
     assert not turns[-1].valid
+
+
+@pytest.mark.slow
+def test_a_game_may_be_served_from_its_process():
+    from lightning_agentrl.commands.serve_env import environment_app
+    from lightning_agentrl.rollout import EnvConfig
+    from tests.envs.servers import serving
+
+    local, episodes = make("2048"), []
+    with serving(environment_app(EnvConfig("agentrl_envs:TextArena-v0", {"game": "2048"}), 1)) as url:
+        there = gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True)
+        for env in (local, there):
+            observation, _ = env.reset(seed=4)
+            told = [(observation, env.unwrapped.system_prompt, env.unwrapped.free_text)]
+            for reply in ("[up]", "[left]", "[down]", "[right]"):
+                told.append(env.step(reply)[:4])
+                if told[-1][2]:
+                    break
+            episodes.append(told)
+        there.close()
+    assert episodes[0] == episodes[1]
