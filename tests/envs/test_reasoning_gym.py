@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("reasoning_gym", reason="of an extra")
 
 from agentrl_envs.reasoning_gym.env import BROKEN
-from lightning_agentrl.rollout import EnvConfig
 from tests.envs.hostile import REPLIES
 
 # Of these, questions or answers change with the hash seed, or the first question of a process differs.
@@ -86,8 +85,8 @@ def test_hostile_replies_are_scored(dataset):
 
 
 @pytest.mark.slow
-def test_questions_are_the_same_in_every_process_of_a_run():
-    """A run gives each environment a process with one hash seed. Fresh processes, in another order, agree."""
+def test_questions_are_the_same_in_every_process_with_one_hash_seed():
+    """Fresh processes with one hash seed agree, whatever they are asked first."""
     asked = []
     for datasets, seeds in ((MOODY, [3, 1, 2]), (MOODY[::-1], [2, 1, 3])):
         environ = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -95,11 +94,19 @@ def test_questions_are_the_same_in_every_process_of_a_run():
         told = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
         asked.append(json.loads(told.stdout))
     assert asked[0] == asked[1]
+
+
+@pytest.mark.slow
+def test_a_run_asks_in_processes_with_that_hash_seed():
+    from lightning_agentrl.episodes.env_worker import Start
+    from lightning_agentrl.rollout import EnvConfig
+
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", ASK, "[3]", "ransom_note"]
+    told = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
     worker = EnvConfig("agentrl_envs:ReasoningGym-v0", {"dataset": "ransom_note"}).make_worker()
     try:
-        from lightning_agentrl.episodes.env_worker import Start
-
-        assert worker.reset_now(Start(0, 0, 3)).observation == asked[0]["ransom_note 3"]
+        assert worker.reset_now(Start(0, 0, 3)).observation == json.loads(told.stdout)["ransom_note 3"]
     finally:
         worker.close()
 
