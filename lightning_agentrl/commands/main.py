@@ -32,6 +32,7 @@ commands
   verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
   serve          start vLLM       agentrl serve demo --port 8001
   check-env      check a game     agentrl check-env agentrl_envs:GuessNumber-v0
+  serve-env      offer a game     agentrl serve-env agentrl_envs:Bandit-v0 --port 8000
 
   agentrl COMMAND --help      what a command takes
   agentrl fit --print_config  a config with every key and its default
@@ -182,6 +183,28 @@ def check_env(
         raise SystemExit(1)
 
 
+def serve_env(
+    id: str,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    kwargs: dict[str, Any] | None = None,
+    sessions: int = 64,
+) -> None:
+    """Offer an environment as an OpenEnv server, one for each web socket.
+
+    Args:
+        id: of the environment, as data.init_args.env.id.
+        port: where it listens; 0 for any that is free.
+        host: where it listens. Whoever reaches it can play.
+        kwargs: arguments of the environment, as data.init_args.env.kwargs.
+        sessions: most environments at a time.
+    """
+    from lightning_agentrl.commands.serve_env import serve_env
+    from lightning_agentrl.episodes.sources import EnvConfig
+
+    serve_env(EnvConfig(id, kwargs or {}, retries=0), host, port, sessions)
+
+
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
@@ -192,6 +215,7 @@ OWN: dict[str, Callable[..., None]] = {
     "bisect": bisect,
     "serve": serve,
     "check-env": check_env,
+    "serve-env": serve_env,
 }
 OPTIONS = "options"  # of another program, after --
 

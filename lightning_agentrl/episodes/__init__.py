@@ -16,6 +16,7 @@ _PUBLIC = {
     "RewardModel": "reward_model",
     "Scorer": "tasks",
     "Session": "session",
+    "SidesInteraction": "sides",
     "Task": "tasks",
     "TaskSet": "tasks",
     "TurnInteraction": "interaction",

@@ -3,6 +3,7 @@
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.reward_model import RewardModel
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.episodes.tasks import ExactMatch, OneTurn, PatternMatch, Scorer, Task, TaskSet
 from lightning_agentrl.episodes.wording import Wording
@@ -45,6 +46,7 @@ __all__ = [
     "RolloutStream",
     "Scorer",
     "Session",
+    "SidesInteraction",
     "Task",
     "TaskSet",
     "TolerantParser",

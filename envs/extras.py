@@ -1,0 +1,20 @@
+"""Packages of other suites, which are installed only where somebody wants them."""
+
+from importlib import import_module
+from typing import Any
+
+
+def need(module: str, extra: str) -> Any:
+    """Import a module of an extra and return it.
+
+    Raises:
+        ValueError: it is not installed; with what to install.
+    """
+    package = module.split(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        told = f"{package} is not installed; install it with pip install 'lightning-agentrl[{extra}]'"
+        raise ValueError(told) from None

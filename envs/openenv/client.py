@@ -1,0 +1,221 @@
+"""An environment behind a URL: OpenEnv's protocol, spoken without its package."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from agentrl_envs.openenv.connection import Connection, LostSocketError, ProtocolError, fetch_schema
+from agentrl_envs.openenv.fields import choose_fields
+from agentrl_envs.text_env import PRINTABLE
+
+_MOST_CHARS = 2**20
+# Entries of the protocol's metadata that become entries of `info`.
+_REPORTED = ("success", "progression", "executed_action", "invalid_action", "long_term_text", "short_term_text")
+
+
+class OpenEnv(gymnasium.Env[str, str]):
+    """A session with an OpenEnv server, as a gymnasium environment.
+
+    One socket is one environment at the server. A socket that is lost ends the episode with a `LostSocketError`; it is
+    never opened again inside an episode, since behind a new one is an environment that was not reset. The next `reset`
+    opens a new one. The same holds after every other error.
+
+    The protocol tells neither a cut-off episode from a finished one nor the named actions. Both are read from the
+    metadata of an observation, where a server gives them, as `agentrl serve-env` does. Else the whole reply is the
+    action.
+
+    Args:
+        url: of the server, such as `http://127.0.0.1:8000`.
+        action: field of an action that takes the reply; by default the only text that an action needs.
+        text: field of an observation that is shown to the policy; by default the only text in it.
+        max_turns: turns after which an episode is truncated. Where a server does not tell cut-off episodes, give fewer
+            than its own limit.
+        timeout_seconds: most seconds for connecting, and for each reset and step.
+
+    Raises:
+        ValueError: with one sentence: no server answers at the address, it is no OpenEnv environment, it speaks another
+            version of the protocol, it has no place for another session, or the field of the action or of the text
+            has to be named.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
+    deterministic = False  # nobody checks that a server uses its seed, and an episode cannot outlive its socket
+
+    def __init__(
+        self,
+        url: str,
+        action: str | None = None,
+        text: str | None = None,
+        max_turns: int | None = None,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        if max_turns is not None and max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1 or None, not {max_turns}.")
+        if not 0 < timeout_seconds < math.inf:
+            raise ValueError(f"timeout_seconds must be above 0, not {timeout_seconds}.")
+        self.url = _address(url)
+        self.max_turns = max_turns
+        self.timeout_seconds = timeout_seconds
+        try:
+            self.fields = choose_fields(fetch_schema(self.url, timeout_seconds), action, text)
+            self._connection: Connection | None = Connection(self.url, timeout_seconds)
+        except (OSError, RuntimeError) as error:
+            raise ValueError(str(error)) from error
+        self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
+        self.action_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
+        self._active = False
+        self._offered: dict[str, Any] = {}
+        self._turn = self._no_reward = 0
+
+    # What the server offers, as its metadata says
+
+    @property
+    def actions(self) -> Mapping[str, str]:
+        """Names and descriptions of the actions; none where the server names none."""
+        return self._offered.get("actions", {})
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other names of actions."""
+        return self._offered.get("aliases", {})
+
+    @property
+    def default_action(self) -> str:
+        """The action of a reply that names none."""
+        return self._offered.get("default_action", "")
+
+    @property
+    def system_prompt(self) -> str:
+        """Rules and task."""
+        return self._offered.get("system_prompt", "")
+
+    @property
+    def examples(self) -> Sequence[tuple[str, str]]:
+        """Pairs of an observation and a reply."""
+        return self._offered.get("examples", ())
+
+    @property
+    def free_text(self) -> bool:
+        """Whether the whole reply is the action, which it is where the server names no actions."""
+        return self._offered.get("free_text", not self.actions)
+
+    @property
+    def one_turn(self) -> bool:
+        """Whether every episode has one turn."""
+        return self._offered.get("one_turn", False)
+
+    # gymnasium
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode; `options` are further data of the server's reset."""
+        super().reset(seed=seed)
+        self._active = False
+        seed = int(self.np_random.integers(2**31)) if seed is None else int(seed)
+        message = {"type": "reset", "data": {**(options or {}), "seed": seed}}
+        kept = self._connection is not None
+        try:
+            answer = self._ask(message)
+        except LostSocketError:
+            if not kept:
+                raise
+            answer = self._ask(message)  # it was lost between two episodes
+        self._turn = self._no_reward = 0
+        self._offered = {}
+        observation, _, done, info = self._read(answer)
+        if done:
+            raise ProtocolError(f"the server at {self.url} says that an episode is over as it begins")
+        self._active = True
+        return observation, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Send the reply and return what came of it."""
+        if not self._active:
+            raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
+        self._active = False  # unless the answer says otherwise
+        answer = self._ask({"type": "step", "data": {self.fields[0]: action}})
+        self._turn += 1
+        self._no_reward += answer.get("reward") is None
+        observation, reward, done, info = self._read(answer)
+        at_limit = self._turn == self.max_turns
+        told = _metadata(answer).get("truncated")
+        if done and at_limit and told is None:
+            info["metrics"]["doubtful_end"] = 1.0
+            warnings.warn(
+                f"the server at {self.url} ended an episode at turn {self._turn} and does not say whether it was cut "
+                "off; give max_turns below its own limit",
+                stacklevel=2,
+            )
+        truncated = told is True if done else at_limit
+        self._active = not (done or truncated)
+        return observation, reward, done and not truncated, truncated, info
+
+    def close(self) -> None:
+        """Close the socket."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if self._connection is None:
+            self._connection = Connection(self.url, self.timeout_seconds)
+        try:
+            return self._connection.ask(message)
+        except Exception:
+            self.close()
+            raise
+
+    def _read(self, answer: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """Return text, reward, end and `info` of an answer.
+
+        Raises:
+            ProtocolError: one of them has a wrong form.
+        """
+        observation, reward, done = answer.get("observation"), answer.get("reward"), answer.get("done")
+        text = observation.get(self.fields[1]) if isinstance(observation, dict) else None
+        metadata = _metadata(answer)
+        metrics = metadata.get("metrics", {})
+        self._need(isinstance(text, str), f"the field {self.fields[1]} of the observation must be a text", text)
+        self._need(isinstance(done, bool), "done must be true or false", done)
+        self._need(reward is None or type(reward) in (int, float, bool), "the reward must be a number", reward)
+        self._need(metadata.get("truncated") in (None, True, False), "truncated must be true or false", metadata)
+        self._need(isinstance(metrics, dict), "metrics must be names and numbers", metrics)
+        self._offered |= {name: value for name, value in metadata.items() if name in _OFFERS}
+        info = {name: metadata[name] for name in _REPORTED if metadata.get(name) is not None}
+        info["metrics"] = {**metrics, "no_reward": float(self._no_reward)}
+        assert isinstance(text, str)
+        assert isinstance(done, bool)
+        return text, float(reward or 0.0), done, info
+
+    def _need(self, right: bool, sentence: str, given: Any) -> None:
+        if not right:
+            self.close()
+            raise ProtocolError(f"the server at {self.url} answered {str(given)[:80]!r}: {sentence}")
+
+
+_OFFERS = tuple(name for name, value in vars(OpenEnv).items() if isinstance(value, property))
+
+
+def _metadata(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of an answer, which stand beside its observation, in it, or in both."""
+    observation = answer.get("observation")
+    inside = observation.get("metadata") if isinstance(observation, dict) else None
+    found = [part for part in (inside, answer.get("metadata")) if isinstance(part, dict)]
+    return {name: value for part in found for name, value in part.items()}
+
+
+def _address(url: str) -> str:
+    """Return the address without `/ws`, as of a web page.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    kind, separator, rest = url.partition("://")
+    kinds = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+    rest = rest.rstrip("/").removesuffix("/ws").rstrip("/")
+    if not separator or kind not in kinds or not rest or "?" in rest or " " in rest:
+        raise ValueError(f"url is {url!r}, but must be the address of a server, such as http://127.0.0.1:8000.")
+    return f"{kinds[kind]}://{rest}"

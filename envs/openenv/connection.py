@@ -1,0 +1,207 @@
+"""One session with an OpenEnv server: its web socket, and the errors in which it may end.
+
+All sockets of a process are read in one thread with an event loop, also while nobody asks for anything: a server that
+gets no answer to its pings for some 20 seconds closes the socket, and the update of an iteration may take minutes.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+import aiohttp
+
+T = TypeVar("T")
+
+PROTOCOL = "the protocol of openenv 0.10"
+_MOST_BYTES = 100 * 2**20  # of a message, as OpenEnv's own client has it
+_CLOSING_SECONDS = 2.0
+
+
+class LostSocketError(ConnectionError):
+    """The socket is gone, and with it the environment behind it."""
+
+
+class ProtocolError(RuntimeError):
+    """A server answered with something that is not OpenEnv's protocol."""
+
+
+class ServerError(RuntimeError):
+    """A server refused a message, or has no environment."""
+
+
+class EnvironmentAtServerError(ServerError):
+    """The environment raised an error at its server. The session goes on, its episode should not."""
+
+
+class ServerFullError(RuntimeError):
+    """The server holds as many sessions as it allows."""
+
+
+class Connection:
+    """An open web socket with a session behind it.
+
+    After an error it is closed, since what the server sends next may answer anything.
+
+    Args:
+        url: of the server, without `/ws`.
+        seconds: most seconds for opening it, and for each answer.
+
+    Raises:
+        ConnectionError: no server answers there.
+        ProtocolError: it has no web socket, or one of another kind.
+        ServerError: it has no environment for this session.
+        ServerFullError: it has no place for it.
+        TimeoutError: it does not answer in time.
+    """
+
+    def __init__(self, url: str, seconds: float) -> None:
+        self.url, self.seconds = url, seconds
+        self._answers: asyncio.Queue[str | None] = asyncio.Queue(2)  # None: the socket is gone
+        _run(self._open(), url, seconds)
+        with suppress(EnvironmentAtServerError):  # some have no state before the first reset
+            self.ask({"type": "state"})
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a message and return the data of its answer.
+
+        Raises:
+            EnvironmentAtServerError: the environment raised an error.
+            LostSocketError: the socket is gone, or was before.
+            ServerError: the answer is an error.
+            ServerFullError: it is that there is no place.
+            ProtocolError: there is an answer that was not asked for, or none that can be read.
+            TimeoutError: it does not come in time.
+        """
+        try:
+            answer = _run(self._exchange(json.dumps(message)), self.url, self.seconds)
+            return self._read(*answer, "state" if message["type"] == "state" else "observation")
+        except Exception as error:
+            if not isinstance(error, EnvironmentAtServerError):
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket, if it is still open."""
+        with suppress(ConnectionError, TimeoutError, ProtocolError):
+            _run(self._close(), self.url, _CLOSING_SECONDS)
+
+    async def _open(self) -> None:
+        self._session = aiohttp.ClientSession()
+        try:
+            closing = aiohttp.ClientWSTimeout(ws_close=_CLOSING_SECONDS / 2)
+            self._socket = await self._session.ws_connect(f"{self.url}/ws", max_msg_size=_MOST_BYTES, timeout=closing)
+        except BaseException:
+            await self._session.close()
+            raise
+        self._reader = asyncio.create_task(self._receive())
+
+    async def _receive(self) -> None:
+        try:
+            async for message in self._socket:
+                await self._answers.put(message.data if message.type is aiohttp.WSMsgType.TEXT else None)
+        finally:
+            with suppress(asyncio.QueueFull):  # then a message is there that nobody asked for, which ends it as well
+                self._answers.put_nowait(None)
+
+    async def _exchange(self, text: str) -> tuple[str | None, bool]:
+        """Return an answer, None if the socket is gone, and whether it was asked for."""
+        if not self._answers.empty():
+            return self._answers.get_nowait(), False
+        with suppress(ConnectionResetError):  # the reader knows, and may have a last word of the server
+            await self._socket.send_str(text)
+        return await self._answers.get(), True
+
+    async def _close(self) -> None:
+        self._reader.cancel()
+        try:
+            with suppress(ConnectionResetError):
+                await self._socket.send_str('{"type": "close"}')
+            await self._socket.close()
+        finally:
+            await self._session.close()
+
+    def _read(self, text: str | None, asked: bool, wanted: str) -> dict[str, Any]:
+        if text is None:
+            raise LostSocketError(f"the socket of the server at {self.url} is lost, and with it the environment there")
+        try:
+            answer = json.loads(text)
+            kind, data = answer["type"], answer["data"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            kind, data = "", None
+        if kind == "error" and isinstance(data, dict):
+            code, told = data.get("code"), " ".join(str(data.get("message")).split())
+            if code == "CAPACITY_REACHED":
+                raise ServerFullError(
+                    f"the server at {self.url} has no place for another session ({_shown(told)}); its author allows "
+                    "more with create_app(..., max_concurrent_envs=16) and SUPPORTS_CONCURRENT_SESSIONS = True, or "
+                    "play fewer environments at a time"
+                )
+            cls = EnvironmentAtServerError if code == "EXECUTION_ERROR" else ServerError
+            raise cls(f"the server at {self.url} answered {code}: {_shown(told)}")
+        if kind != wanted or not isinstance(data, dict):
+            raise ProtocolError(
+                f"the server at {self.url} answered {_shown(text)} in place of a message of the type {wanted}; this "
+                f"client speaks {PROTOCOL}"
+            )
+        if not asked:
+            raise ProtocolError(f"the server at {self.url} sent an answer that was not asked for: {_shown(text)}")
+        return data
+
+
+def fetch_schema(url: str, seconds: float) -> dict[str, Any]:
+    """Return what a server answers to `/schema`.
+
+    Raises:
+        ValueError: it is no OpenEnv server.
+        ConnectionError: no server answers there.
+        TimeoutError: it does not answer in time.
+    """
+    status, text = _run(_get(f"{url}/schema"), url, seconds)
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        schema = None
+    parts = [schema.get(name) for name in ("action", "observation")] if isinstance(schema, dict) else []
+    if status != 200 or not parts or not all(isinstance(part, dict) for part in parts):
+        raise ValueError(
+            f"what answers at {url} is no OpenEnv environment: its /schema gives status {status} and {_shown(text)} "
+            "in place of the schemas of action and observation"
+        )
+    assert isinstance(schema, dict)
+    return schema
+
+
+async def _get(url: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, (await answer.content.read(_MOST_BYTES)).decode(errors="replace")
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="openenv", daemon=True).start()
+    return loop
+
+
+def _run(call: Coroutine[Any, Any, T], url: str, seconds: float) -> T:
+    """Wait for a call in the thread of the sockets; its errors become sentences with the address."""
+    try:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(call, seconds), _loop()).result()
+    except TimeoutError:
+        raise TimeoutError(f"the server at {url} took longer than timeout_seconds ({seconds:g})") from None
+    except aiohttp.WSServerHandshakeError as error:
+        raise ProtocolError(
+            f"the server at {url} has no web socket at /ws (status {error.status}), so it speaks another version of "
+            f"OpenEnv's protocol; this client speaks {PROTOCOL}"
+        ) from None
+    except (aiohttp.ClientError, OSError) as error:
+        raise ConnectionError(f"no server answers at {url} ({' '.join(str(error).split())})") from None
+
+
+def _shown(text: str) -> str:
+    text = " ".join(text[:1000].split())
+    return repr(text if len(text) <= 120 else f"{text[:117]}...")

@@ -1,0 +1,58 @@
+"""Which field of an OpenEnv action takes the reply, and which field of an observation is its text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_OF_EVERY_ANSWER = ("done", "reward", "metadata")
+
+
+def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | None) -> tuple[str, str]:
+    """Return the names of both fields: those that are given, else the only ones that fit.
+
+    Args:
+        schema: what the server answers to `/schema`.
+        action: field of an action, as given by the user.
+        text: field of an observation, as given by the user.
+
+    Raises:
+        ValueError: with the fields there are: a given one is none of them, or several fit, or none does.
+    """
+    takes, gives = _fields(schema["action"]), _fields(schema["observation"])
+    needed = [name for name in schema["action"].get("required", ()) if name in takes]
+    chosen = _chosen("action", action, takes, [name for name in needed if takes[name] == "string"])
+    if unfilled := [name for name in needed if name != chosen]:
+        raise ValueError(
+            f"an action of this server also needs {', '.join(unfilled)}, which a text cannot fill; its fields are "
+            f"{_listed(takes)}"
+        )
+    return chosen, _chosen("text", text, gives, [name for name, kind in gives.items() if kind == "string"])
+
+
+def _chosen(argument: str, given: str | None, fields: Mapping[str, str], fitting: list[str]) -> str:
+    whose = "actions" if argument == "action" else "observations"
+    if given is not None:
+        if fields and given not in fields:
+            raise ValueError(f"{whose} of this server have no field {given!r} ({argument}); known: {_listed(fields)}")
+        return given
+    if len(fitting) != 1:
+        found = "several texts" if fitting else "no text"
+        raise ValueError(
+            f"the schema of this server has {found} for {whose}, so name the field with the argument {argument}; "
+            f"known: {_listed(fields) or 'none'}"
+        )
+    return fitting[0]
+
+
+def _fields(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return name and type of each field of its own."""
+    properties = schema.get("properties")
+    listed = properties if isinstance(properties, Mapping) else {}
+    return {
+        name: str(field.get("type", "any")) if isinstance(field, Mapping) else "any"
+        for name, field in listed.items()
+        if name not in _OF_EVERY_ANSWER
+    }
+
+
+def _listed(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in fields.items())

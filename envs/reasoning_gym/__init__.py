@@ -1,0 +1,1 @@
+"""The generated questions of reasoning-gym."""

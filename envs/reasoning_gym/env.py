@@ -1,0 +1,101 @@
+"""A question of reasoning-gym: one turn, and a score of the answer."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from agentrl_envs.extras import need
+from agentrl_envs.text_env import PRINTABLE
+
+BROKEN = {
+    "game_of_life_halting": "its scorer gives 1.0 to any reply that is not empty",
+    "coin_flip": "its scorer gives 0.94 to the reply 0",
+    "circuit_logic": "its scorer gives 0.75 to the reply 0",
+    "polynomial_equations": "its scorer gives 0.35 to 0.75 to the reply 0",
+}
+_MOST_CHARS = 2**20
+_QUESTIONS = 2**31  # that a generator can be asked for, so that held-out seeds hardly ever meet one of training
+_LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that make a list of all of them
+_MOST_LISTED = 10_000
+
+
+class ReasoningGym(gymnasium.Env[str, str]):
+    """One question of a generator, another one for each seed; its scorer gives 0 to 1.
+
+    Args:
+        dataset: name of the generator, such as `leg_counting`.
+        config: its settings, such as `{max_animals: 5}`.
+        answer_after: what the answer stands behind, such as `Answer:`; a reply without it is invalid. None: the whole
+            reply is the answer.
+
+    Raises:
+        ValueError: reasoning-gym is not installed, it has no such generator or setting, or the scorer is broken.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - declared by gymnasium
+    worker = "process"  # the questions of some generators depend on PYTHONHASHSEED, which is 0 there
+    free_text = True
+    one_turn = True
+
+    def __init__(self, dataset: str, config: Mapping[str, Any] | None = None, answer_after: str | None = None) -> None:
+        factory = need("reasoning_gym.factory", extra="reasoning-gym")
+        if dataset in BROKEN:
+            raise ValueError(f"{dataset} of reasoning-gym is left out: {BROKEN[dataset]}.")
+        if dataset not in factory.DATASETS:
+            known = ", ".join(sorted(set(factory.DATASETS) - set(BROKEN)))
+            raise ValueError(f"reasoning-gym has no generator {dataset!r}; known: {known}.")
+        size = _MOST_LISTED if dataset in _LISTED else _QUESTIONS
+        try:
+            self._questions = factory.create_dataset(dataset, **{"seed": 0, "size": size, **(config or {})})
+        except (AssertionError, TypeError) as error:
+            raise ValueError(
+                f"{dataset} of reasoning-gym cannot be made with config {dict(config or {})}: {error}"
+            ) from error
+        if dataset == "list_functions":
+            self._questions[0]  # the first question of a process differs from what it is later
+        self.answer_after = answer_after
+        self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
+        self.action_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
+        self._question: dict[str, Any] | None = None
+
+    @property
+    def system_prompt(self) -> str:
+        """Where the answer has to stand."""
+        if self.answer_after is None:
+            return "Reply with the answer only."
+        return f"Think, then end your reply with {self.answer_after} and the answer only."
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Ask the question of this seed."""
+        super().reset(seed=seed)
+        self._question = self._questions[int(self.np_random.integers(len(self._questions)))]
+        return str(self._question["question"]), {"success": False, "progression": 0.0}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Score the answer; one for which the scorer fails gets 0."""
+        if self._question is None:
+            raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
+        question, self._question = self._question, None
+        found, answer = True, action.strip()
+        if self.answer_after is not None:
+            _, found_mark, answer = action.rpartition(self.answer_after)
+            found, answer = bool(found_mark), answer.strip()
+        score, failed = self._score(answer, question) if found else (0.0, False)
+        info = {
+            "success": score >= 1.0,
+            "progression": score,
+            "invalid_action": not found,
+            "metrics": {"scorer_errors": float(failed)},
+        }
+        return "", score, True, False, info
+
+    def _score(self, answer: str, question: dict[str, Any]) -> tuple[float, bool]:
+        """Return the score of an answer, and whether the scorer failed."""
+        try:
+            score = float(self._questions.score_answer(answer, question))
+        except Exception:  # noqa: BLE001 - whatever an odd answer leads to in code of others
+            return 0.0, True
+        return (score, False) if math.isfinite(score) else (0.0, True)

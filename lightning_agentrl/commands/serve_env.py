@@ -1,0 +1,224 @@
+"""`agentrl serve-env`: an OpenEnv server that gives each web socket an environment, so that other trainers can play."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.episodes.env_worker import EnvWorker, Start
+from lightning_agentrl.episodes.environment import Answer
+from lightning_agentrl.episodes.sources import EnvConfig
+from lightning_agentrl.errors import ConfigError, EnvError
+
+_NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
+_MOST_BYTES = 100 * 2**20  # of a message
+_PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
+_SCHEMA = {
+    name: {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    for name in ("action", "observation")
+} | {"state": {"type": "object", "properties": {"episode_id": {"type": "string"}, "step_count": {"type": "integer"}}}}
+
+
+class _Refused(Exception):
+    """A message that is answered with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass
+class _Played:
+    """The environment of one socket."""
+
+    worker: EnvWorker
+    episode: int = -1
+    episode_id: str = ""
+    steps: int = 0
+    running: bool = False
+    told: Contract | None = None  # what the client knows of the contract
+
+    async def reply(self, text: str) -> dict[str, Any] | None:
+        """Return the answer to a message, None if it is the last one."""
+        try:
+            kind, data = _parsed(text)
+            if kind == "close":
+                return None
+            if kind == "state":
+                return {"type": "state", "data": {"episode_id": self.episode_id, "step_count": self.steps}}
+            answer = await (self._reset(data) if kind == "reset" else self._step(data))
+            return {"type": "observation", "data": self._told(answer, kind == "reset")}
+        except (_Refused, EnvError) as error:
+            code = error.code if isinstance(error, _Refused) else "EXECUTION_ERROR"
+            return {"type": "error", "data": {"message": str(error), "code": code}}
+
+    async def _reset(self, data: Mapping[str, Any]) -> Answer:
+        seed = data.get("seed")
+        if other := set(data) - {"seed", "episode_id"}:
+            raise _Refused("VALIDATION_ERROR", f"reset takes seed and episode_id, not {', '.join(sorted(other))}")
+        if seed is not None and (type(seed) is not int or seed < 0):
+            raise _Refused("VALIDATION_ERROR", f"seed must be an integer of at least 0, not {seed!r}")
+        self.running, self.steps, self.told = False, 0, None
+        self.episode += 1
+        self.episode_id = str(data.get("episode_id") or self.episode)
+        answer = await self.worker.reset(Start(0, self.episode, secrets.randbelow(2**31) if seed is None else seed))
+        self.running = True
+        return answer
+
+    async def _step(self, data: Mapping[str, Any]) -> Answer:
+        if set(data) - {"metadata"} != {"text"} or not isinstance(data["text"], str):
+            raise _Refused("VALIDATION_ERROR", "an action has one field, text, a string")
+        if not self.running:
+            raise _Refused("EXECUTION_ERROR", "the episode is over or has not begun; send reset")
+        self.running = False  # unless the answer says otherwise
+        answer = await self.worker.step(data["text"])
+        self.steps += 1
+        self.running = not (answer.terminated or answer.truncated)
+        return answer
+
+    def _told(self, answer: Answer, first: bool) -> dict[str, Any]:
+        metadata: dict[str, Any] = {
+            "truncated": answer.truncated,
+            "long_term_text": answer.observation,
+            "short_term_text": answer.short_term,
+            "metrics": {name: value for name, value in answer.metrics.items() if math.isfinite(value)},
+        }
+        readers = {"success": bool, "progression": float, "executed_action": str, "invalid_action": bool}
+        metadata |= {
+            name: read(answer.info[name]) for name, read in readers.items() if answer.info.get(name) is not None
+        }
+        offered = {
+            one.name: getattr(answer.contract, one.name) for one in fields(Contract) if one.name not in _NOT_TOLD
+        }
+        metadata |= {name: value for name, value in offered.items() if getattr(self.told, name, ...) != value}
+        self.told = answer.contract
+        text = "\n".join(part for part in (answer.short_term, answer.observation) if part)
+        return {
+            "observation": {"text": text, "metadata": metadata},
+            "metadata": metadata,
+            "reward": None if first else answer.reward,
+            "done": answer.terminated or answer.truncated,
+        }
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Refused("INVALID_JSON", f"the message is not JSON: {error}") from None
+    kind = message.get("type") if isinstance(message, dict) else None
+    if kind not in ("reset", "step", "state", "close"):
+        raise _Refused("UNKNOWN_TYPE", f"a message has the type reset, step, state or close, not {str(kind)[:80]!r}")
+    data = message.get("data", {})
+    if not isinstance(data, dict):
+        raise _Refused("VALIDATION_ERROR", f"the data of {kind} must be an object")
+    return kind, data
+
+
+def environment_app(source: EnvConfig, sessions: int) -> web.Application:
+    """Return a server that gives each web socket an environment of its own.
+
+    Args:
+        source: of the environments.
+        sessions: most sockets at a time.
+    """
+    pool = ThreadPoolExecutor(sessions)
+    sockets: set[web.WebSocketResponse] = set()
+
+    async def play(request: web.Request) -> web.WebSocketResponse:
+        connected = web.WebSocketResponse(max_msg_size=_MOST_BYTES, heartbeat=_PING_SECONDS)
+        await connected.prepare(request)
+        if len(sockets) >= sessions:
+            told = f"{sessions} of {sessions} sessions are in use"
+            await connected.send_json({"type": "error", "data": {"message": told, "code": "CAPACITY_REACHED"}})
+            await connected.close()
+            return connected
+        sockets.add(connected)
+        try:
+            await _play(connected, source, pool)
+        finally:
+            sockets.discard(connected)
+        return connected
+
+    async def end(app: web.Application) -> None:
+        for connected in list(sockets):
+            await connected.close()
+        pool.shutdown(wait=False)
+
+    def giving(content: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def give(request: web.Request) -> web.StreamResponse:
+            return web.json_response(content)
+
+        return give
+
+    app = web.Application()
+    app.router.add_get("/health", giving({"status": "healthy"}))
+    app.router.add_get("/schema", giving(_SCHEMA))
+    app.router.add_get("/metadata", giving({"name": source.id, "description": "a text environment", "version": None}))
+    app.router.add_get("/ws", play)
+    app.on_shutdown.append(end)
+    return app
+
+
+async def _play(connected: web.WebSocketResponse, source: EnvConfig, pool: ThreadPoolExecutor) -> None:
+    """Answer the messages of a socket one after the other, and its pings meanwhile."""
+    try:
+        worker = await asyncio.get_running_loop().run_in_executor(pool, source.make_worker, pool)
+    except (EnvError, ValueError) as error:
+        await connected.send_json({"type": "error", "data": {"message": str(error), "code": "FACTORY_ERROR"}})
+        return
+    played, in_order = _Played(worker), asyncio.Lock()
+
+    async def reply(text: str) -> None:
+        async with in_order:
+            answer = await played.reply(text)
+            with suppress(ConnectionResetError):  # the client has gone meanwhile
+                await (connected.close() if answer is None else connected.send_json(answer))
+
+    try:
+        async with asyncio.TaskGroup() as replies:
+            async for message in connected:
+                if message.type is WSMsgType.TEXT:
+                    replies.create_task(reply(message.data))
+    finally:
+        await worker.aclose()
+
+
+def serve_env(source: EnvConfig, host: str, port: int, sessions: int) -> None:
+    """Serve until the process is told to end.
+
+    Raises:
+        ValueError: the environment cannot be made or played, or nothing can listen there.
+    """
+    if not 0 <= port < 2**16:
+        raise ValueError(f"--port is {port}, but must be from 0 (any that is free) to 65535")
+    if sessions < 1:
+        raise ValueError(f"--sessions is {sessions}, but must be at least 1")
+    try:
+        worker = source.make_worker()
+        worker.reset_now(Start(0, 0, 0))
+        worker.close()
+    except ConfigError as error:
+        raise ConfigError(replace(error.problem, key="")) from error
+    except EnvError as error:
+        raise ValueError(str(error)) from error
+    try:
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port or --host"
+        ) from error
+    address = f"[{host}]" if ":" in host else host
+    print(f"{source.id} at http://{address}:{listening.getsockname()[1]}", flush=True)
+    web.run_app(environment_app(source, sessions), sock=listening, print=None, shutdown_timeout=1.0)

@@ -1,0 +1,86 @@
+"""Games of several sides, all played by the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.episodes.contract import contract_error
+from lightning_agentrl.episodes.interaction import TurnInteraction
+from lightning_agentrl.episodes.recorder import Recorder
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.types import Turn
+
+
+class SidesInteraction(TurnInteraction):
+    """Plays every side of a game with the policy. The turns of each side are an episode of its own.
+
+    After every reset and step the environment says in ``info["side"]`` whose turn it is, a number from 0, and in
+    ``info["side_turns"]`` how many turns each side has had; where the game ends it gives in ``info["side_rewards"]``
+    what each side has earned, which is the reward of its last turn. Only whole games can be played so, as groups are.
+    Takes the arguments of ``TurnInteraction``, without ``ask_again``.
+    """
+
+    async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
+        if recorder.goes_on:
+            raise ConfigError("SidesInteraction plays whole games; set data.init_args.groups")
+        if self.ask_again:
+            raise ConfigError(
+                "SidesInteraction cannot ask again for a reply (key data.init_args.interaction.ask_again)"
+            )
+        await session.start()
+        while not recorder.full:
+            side, played = _whose_turn(_info(session))
+            prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
+            turn = replace(turn, episode=len(played) * turn.episode + side, index=played[side])
+            recorder.record(prompt, reply, turn)
+            if turn.done:
+                self._end_others(recorder, turn, len(played), _info(session).get("side_rewards"))
+
+    def _end_others(self, recorder: Recorder, last: Turn, sides: int, rewards: Any) -> None:
+        """End the episodes of the other sides as that of the last turn has ended."""
+        if rewards is None and last.terminated:
+            raise contract_error("the game is over, and its environment gave no info['side_rewards']")
+        latest = {turn.episode: turn for sample in recorder.samples() for turn in sample.turns}
+        game = last.episode - last.episode % sides
+        for episode in range(game, game + sides):
+            turn = latest.get(episode)
+            if turn is None or episode == last.episode:  # a side without a turn has no episode
+                continue
+            earned = float(rewards[episode - game]) if rewards is not None else 0.0
+            recorder.amend(
+                episode,
+                env_reward=turn.env_reward + earned,
+                reward=turn.reward + earned,
+                episode_return=turn.episode_return + earned,
+                success=earned > 0,
+                terminated=last.terminated,
+                truncated=last.truncated,
+                stop=last.stop,
+                bootstrap=last.bootstrap,
+            )
+
+
+def _info(session: Session) -> Mapping[str, Any]:
+    assert session.worker.answer is not None, "an episode has begun"
+    return session.worker.answer.info
+
+
+def _whose_turn(info: Mapping[str, Any]) -> tuple[int, list[int]]:
+    """Return the side whose turn it is, and the turns that each side has had.
+
+    Raises:
+        EnvError: the environment does not say so.
+    """
+    try:
+        side, played = int(info["side"]), [int(turns) for turns in info["side_turns"]]
+        assert 0 <= side < len(played)
+    except (KeyError, TypeError, ValueError, AssertionError):
+        raise contract_error(
+            "SidesInteraction needs info['side'], a number from 0, and info['side_turns'], a list of the turns of each "
+            "side"
+        ) from None
+    return side, played

@@ -1,0 +1,160 @@
+"""`agentrl serve-env`: training on its server is training in process, and a server that dies costs one episode."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.metrics.numbers import over_ranks
+from lightning_agentrl.metrics.rollout import rollout_numbers
+from lightning_agentrl.types import StopReason
+from tests.cli import Command, Config, changed, fit, sentence, three_iterations
+from tests.rollout.scripted import Scripted, workplace
+
+TIMES = ("seconds", "time")  # of a turn; all else has to be equal
+
+
+class Server:
+    """The command in a process of its own."""
+
+    def __init__(self, env_id: str, *options: str) -> None:
+        self.command = [sys.executable, "-m", "lightning_agentrl", "serve-env", env_id, *options]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
+        command = [*self.command, "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+        assert self.process.stdout is not None
+        assert self.url in self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = Server(*request.param)
+    yield server
+    server.kill()
+
+
+GUESS = ("agentrl_envs:GuessNumber-v0", "--kwargs.highest", "6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [GUESS], indirect=True)
+def test_training_on_a_server_is_training_in_process(
+    server: Server, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs = {
+        "here": {"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 6}},
+        "there": {"id": "agentrl_envs:OpenEnv-v0", "kwargs": {"url": server.url}},
+    }
+    turns = {}
+    for name, env in envs.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        given = three_iterations(changed(config, "data.init_args.env", env))
+        given["trainer"]["default_root_dir"] = str(folder)
+        given["data"]["init_args"] |= {"turns_per_env": 4, "memory": {"class_path": "WindowMemory"}}
+        given["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"] = 8
+        fit(given, folder, monkeypatch)
+        turns[name] = [without_times(line) for log in sorted(folder.rglob("turns/*.jsonl")) for line in log.open()]
+    assert turns["here"] == turns["there"]
+    assert len(turns["here"]) >= 3 * 4 * 4  # and those of validation
+
+
+def without_times(line: str) -> dict[str, Any]:
+    turn = json.loads(line)
+    turn["metrics"] = {name: value for name, value in turn.get("metrics", {}).items() if name != "no_reward"}
+    return {name: value for name, value in turn.items() if not name.endswith(TIMES)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", [GUESS], indirect=True)
+def test_a_server_that_is_killed_costs_one_episode(server: Server, tiny_folder: Path) -> None:
+    """Its episode ends truncated and is counted by kind; the next reset opens a socket of the server that came back."""
+    steps, sockets = 0, []
+
+    class Killing(gymnasium.Wrapper):
+        def reset(self, **settings: Any) -> Any:
+            answer = super().reset(**settings)
+            sockets.append(self.unwrapped._connection)
+            return answer
+
+        def step(self, action: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == 2:
+                server.kill()
+                server.start()
+            return super().step(action)
+
+    def make() -> gymnasium.Env:
+        return Killing(gymnasium.make("agentrl_envs:OpenEnv-v0", url=server.url, disable_env_checker=True))
+
+    with workplace(tiny_folder, [Scripted()]) as place:
+        old = place.sessions[0]
+        place.sessions = [Session(0, place.worker(make, retries=2), old.episode_seed, place.renderer, old.memory)]
+        with pytest.warns(UserWarning, match="socket .* is lost.*its episode is lost"):
+            rollout = place.collect(4)
+        place.sessions[0].close()
+    turns = rollout.turns
+    assert [(turn.episode, turn.index) for turn in turns] == [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert (turns[0].truncated, turns[0].terminated, turns[0].stop) == (True, False, StopReason.ENV_FAULT)
+    assert [turn.lost for turn in turns] == [("LostSocketError",), (), (), ()]
+    numbers = over_ranks(rollout_numbers(rollout), torch.device("cpu"))
+    assert numbers["env/lost/LostSocketError"] == 1.0
+    assert sockets[0] is not sockets[1]
+    assert all(socket is sockets[1] for socket in sockets[1:])
+
+
+REFUSED = {
+    "id": (["agentrl_envs:Bandt-v0"], "did you mean agentrl_envs:Bandit-v0"),
+    "argument": (["agentrl_envs:Bandit-v0", "--kwargs.arm", "2"], "no argument 'arm'"),
+    "value": (["agentrl_envs:Bandit-v0", "--kwargs.arms", "7"], "2 to 3 arms"),
+    "port": (["agentrl_envs:Bandit-v0", "--port", "70000"], "--port is 70000"),
+    "sessions": (["agentrl_envs:Bandit-v0", "--sessions", "0"], "--sessions is 0"),
+    "host": (["agentrl_envs:Bandit-v0", "--host", "999.0.0.1"], "--host"),
+    "no text": (["CartPole-v1"], "observations must be text"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_cannot_be_served_is_told_in_one_sentence(wrong: str, agentrl: Command) -> None:
+    arguments, told = REFUSED[wrong]
+    assert told in sentence(agentrl(*arguments, command="serve-env"))
+
+
+def test_a_port_that_is_taken_is_told(agentrl: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert port in sentence(agentrl("agentrl_envs:Bandit-v0", "--port", port, command="serve-env"))
+
+
+WRONG_URLS = {
+    "nobody": ("http://127.0.0.1:9", "no server answers at http://127.0.0.1:9"),
+    "no address": ("127.0.0.1:9", "must be the address of a server"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_URLS)
+def test_a_run_with_a_wrong_url_ends_in_one_sentence(wrong: str, agentrl: Command, config: Config) -> None:
+    url, told = WRONG_URLS[wrong]
+    env = {"id": "agentrl_envs:OpenEnv-v0", "kwargs": {"url": url}}
+    assert told in sentence(agentrl(config=changed(config, "data.init_args.env", env)))

@@ -1,0 +1,373 @@
+"""The client of OpenEnv's protocol, against real servers: sound ones, and those that lie, hang, stammer or die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from typing import Any
+
+import gymnasium
+import pytest
+from aiohttp import web
+
+from agentrl_envs.openenv.client import OpenEnv
+from agentrl_envs.openenv.connection import (
+    EnvironmentAtServerError,
+    LostSocketError,
+    ProtocolError,
+    ServerError,
+    ServerFullError,
+)
+from agentrl_envs.openenv.fields import choose_fields
+from lightning_agentrl.commands.serve_env import environment_app
+from lightning_agentrl.rollout import EnvConfig
+from tests.envs.servers import SCHEMA, STATE, answering, error, giving, observation, serving
+
+TEXT = {"type": "string"}
+
+
+_TOLD = ("success", "progression", "executed_action", "invalid_action", "long_term_text", "short_term_text")
+
+
+def make(url: str, **kwargs: Any) -> gymnasium.Env:
+    return gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True, **kwargs)
+
+
+# A sound server
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "episodes"),
+    [("GuessNumber-v0", {"highest": 6}, 20), ("BabyAIText-GoToObjS4-v0", {"max_turns": 8}, 6)],
+)
+def test_episodes_behind_a_url_are_those_in_process(env_id, kwargs, episodes):
+    """Texts, rewards, ends, what `info` reports, and what the environment offers; also with two of them in turn."""
+    source = EnvConfig(f"agentrl_envs:{env_id}", kwargs)
+    here, draw = source.make(), random.Random(0)
+    with serving(environment_app(source, 2)) as url:
+        there, other = make(url), make(f"{url.replace('http', 'ws')}/ws/")
+        for seed in range(episodes):
+            answers = [here.reset(seed=seed), there.reset(seed=seed)]
+            other.reset(seed=seed + 1)
+            over = False
+            while not over:
+                assert answers[0][:-1] == answers[1][:-1]
+                told = [answer[-1] for answer in answers]
+                for name in _TOLD:
+                    assert told[0][name] == told[1][name], name
+                assert told[0]["metrics"].items() <= told[1]["metrics"].items()
+                for name in ("actions", "aliases", "default_action", "system_prompt"):
+                    assert getattr(here.unwrapped, name) == getattr(there.unwrapped, name)
+                assert [tuple(pair) for pair in there.unwrapped.examples] == list(here.unwrapped.examples)
+                assert (there.unwrapped.free_text, there.unwrapped.one_turn) == (False, False)
+                over = len(answers[0]) == 5 and (answers[0][2] or answers[0][3])
+                if not over:
+                    action = draw.choice([*here.unwrapped.actions, "dance"])
+                    answers = [env.step(action) for env in (here, there)]
+                    other.step("1") if other.unwrapped._active else other.reset(seed=seed)
+            with pytest.raises(gymnasium.error.ResetNeeded):
+                there.step("1")
+        there.close()
+        other.close()
+
+
+def test_a_server_without_place_says_so_and_places_become_free():
+    with serving(environment_app(EnvConfig("agentrl_envs:Bandit-v0"), 1)) as url:
+        first = make(url)
+        with pytest.raises(ValueError, match=r"max_concurrent_envs.*SUPPORTS_CONCURRENT_SESSIONS"):
+            make(url)
+        first.close()
+        second = make(url)
+        second.reset(seed=0)
+        second.close()
+
+
+def test_our_server_answers_wrong_messages_with_codes_and_keeps_the_session():
+    app = environment_app(EnvConfig("agentrl_envs:Bandit-v0"), 1)
+    asked = {
+        "{": "INVALID_JSON",
+        "[1]": "UNKNOWN_TYPE",
+        '{"type": "mcp"}': "UNKNOWN_TYPE",
+        '{"type": "step", "data": {"text": "hat"}}': "EXECUTION_ERROR",  # before the reset
+        '{"type": "reset", "data": {"seed": -1}}': "VALIDATION_ERROR",
+        '{"type": "reset", "data": {"seed": true}}': "VALIDATION_ERROR",
+        '{"type": "reset", "data": {"level": 3}}': "VALIDATION_ERROR",
+        '{"type": "reset", "data": 3}': "VALIDATION_ERROR",
+        '{"type": "reset", "data": {"seed": 3, "episode_id": "mine"}}': None,
+        '{"type": "step", "data": {"message": "hat"}}': "VALIDATION_ERROR",
+        '{"type": "step", "data": {"text": 3}}': "VALIDATION_ERROR",
+        '{"type": "step", "data": {"text": "hat \\ud800", "metadata": {}}}': None,
+        '{"type": "step", "data": {"text": "hat", "other": 1}}': "VALIDATION_ERROR",
+        '{"type": "step", "data": {"text": "hat "}}': "EXECUTION_ERROR",  # after the end
+        '{"type": "state"}': None,
+    }
+
+    async def play(url: str) -> list[Any]:
+        from aiohttp import ClientSession
+
+        async with ClientSession() as session, session.ws_connect(f"{url}/ws") as connected:
+            answers = []
+            for message in asked:
+                await connected.send_str(message)
+                answers.append(await connected.receive_json())
+            await connected.send_str('{"type": "close"}')
+            assert (await connected.receive()).type.name in ("CLOSE", "CLOSED")
+            return answers
+
+    with serving(app) as url:
+        answers = asyncio.run(play(url))
+    codes = [answer["data"].get("code") for answer in answers]
+    assert dict(zip(asked, codes, strict=True)) == asked
+    assert answers[-1] == {"type": "state", "data": {"episode_id": "mine", "step_count": 1}}
+
+
+# Servers that are not sound
+
+
+async def silent(connected: web.WebSocketResponse) -> None:
+    await asyncio.sleep(30)
+
+
+HOSTILE: dict[str, tuple[Any, type[Exception]]] = {
+    "no JSON": ("hello", ProtocolError),
+    "JSON without end": ("[" * 100_000, ProtocolError),
+    "another protocol": ({"jsonrpc": "2.0", "result": {}}, ProtocolError),
+    "the answer of another question": ({"type": "state", "data": {}}, ProtocolError),
+    "no data": ({"type": "observation", "data": None}, ProtocolError),
+    "no observation": ({"type": "observation", "data": {"reward": 1.0, "done": False}}, ProtocolError),
+    "no text": (observation(text=None), ProtocolError),
+    "no end": (observation(done="no"), ProtocolError),
+    "a reward in words": (observation(reward="much"), ProtocolError),
+    "metrics in words": (observation(metrics="good"), ProtocolError),
+    "truncated in words": (observation(truncated="no"), ProtocolError),
+    "bytes": (b"bytes", LostSocketError),
+    "an error": (error("EXECUTION_ERROR", "the\ngame fell over"), EnvironmentAtServerError),
+    "an error without words": ({"type": "error", "data": {}}, ServerError),
+    "a refusal": (error("CAPACITY_REACHED"), ServerFullError),
+    "the end of the socket": (None, LostSocketError),
+    "nothing": (silent, TimeoutError),
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_whatever_a_server_does_ends_the_episode_and_the_next_reset_opens_a_new_socket(hostile):
+    says, raised = HOSTILE[hostile]
+    sockets = 0
+
+    async def play(connected: web.WebSocketResponse) -> None:
+        nonlocal sockets
+        sockets += 1
+        steps = 0
+        async for message in connected:
+            steps += json.loads(message.data)["type"] == "step"
+            if steps < 2:
+                await connected.send_json(observation(f"socket {sockets}, step {steps}", reward=1))
+            elif callable(says):
+                await says(connected)
+            elif says is None:
+                return
+            elif isinstance(says, bytes):
+                await connected.send_bytes(says)
+            else:
+                await connected.send_str(says if isinstance(says, str) else json.dumps(says))
+
+    with serving(answering(play)) as url:
+        env = make(url, timeout_seconds=0.2 if raised is TimeoutError else 20.0)
+        assert env.reset(seed=1)[0] == "socket 1, step 0"
+        assert env.step("go")[:4] == ("socket 1, step 1", 1.0, False, False)
+        with pytest.raises(raised) as told:
+            env.step("go")
+        assert str(told.value).count(url) == 1
+        assert "\n" not in str(told.value)
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step("go")
+        assert env.reset(seed=1)[0] == "socket 2, step 0"
+        env.close()
+
+
+def test_an_answer_that_comes_twice_is_not_taken_for_the_next_one():
+    async def play(connected: web.WebSocketResponse) -> None:
+        async for _ in connected:
+            for _ in range(2):
+                await connected.send_json(observation())
+
+    with serving(answering(play)) as url:
+        env = make(url)
+        env.reset(seed=0)
+        waited = env.unwrapped._connection._answers
+        while waited.empty():
+            time.sleep(0.001)
+        with pytest.raises(ProtocolError, match="not asked for"):
+            env.step("go")
+        env.close()
+
+
+def test_pings_are_answered_while_nobody_plays():
+    """An update takes minutes, and servers close a socket that does not answer for some seconds."""
+    alive = threading.Event()
+
+    async def play(connected: web.WebSocketResponse) -> None:
+        await connected.receive()
+        await connected.send_json(observation())
+        for _ in range(2):
+            await connected.ping(b"there?")
+            answer = await connected.receive()
+            assert (answer.type.name, answer.data) == ("PONG", b"there?")
+        alive.set()
+        async for _ in connected:
+            await connected.send_json(observation("still there"))
+
+    with serving(answering(play, autoping=False)) as url:
+        env = make(url)
+        env.reset(seed=0)
+        while not alive.is_set():
+            time.sleep(0.001)
+        assert env.step("go")[0] == "still there"
+        env.close()
+
+
+def test_missing_rewards_and_doubtful_ends_are_counted():
+    async def play(connected: web.WebSocketResponse) -> None:
+        steps = 0
+        async for message in connected:
+            steps = steps + 1 if json.loads(message.data)["type"] == "step" else 0
+            await connected.send_json(observation(reward=None if steps % 2 else 0.5, done=steps == 3))
+
+    with serving(answering(play)) as url:
+        env = make(url, max_turns=3)
+        env.reset(seed=0)
+        told = [env.step("go") for _ in range(2)]
+        with pytest.warns(UserWarning, match="max_turns below its own limit"):
+            told.append(env.step("go"))
+        assert [(reward, info["metrics"]["no_reward"]) for _, reward, *_, info in told] == [(0, 1), (0.5, 1), (0, 2)]
+        assert told[-1][2:4] == (True, False)
+        assert told[-1][-1]["metrics"]["doubtful_end"] == 1.0
+        env.close()
+        env = make(url, max_turns=2)
+        env.reset(seed=0)
+        assert [env.step("go")[2:4] for _ in range(2)] == [(False, False), (False, True)]
+        with pytest.raises(gymnasium.error.ResetNeeded):
+            env.step("go")
+        env.close()
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+def test_a_server_may_say_how_an_episode_ended(truncated):
+    async def play(connected: web.WebSocketResponse) -> None:
+        async for message in connected:
+            step = json.loads(message.data)["type"] == "step"
+            answer = observation(done=step)
+            answer["data"]["metadata"] = {"truncated": truncated}
+            await connected.send_json(answer)
+
+    with serving(answering(play)) as url:
+        env = make(url)
+        env.reset(seed=0)
+        assert env.step("go")[2:4] == (not truncated, truncated)
+        assert env.unwrapped.free_text
+        env.close()
+
+
+# Wrong input
+
+
+def test_addresses_that_are_no_environment():
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="<html>Welcome</html>")
+
+    website, older = web.Application(), web.Application()
+    website.router.add_get("/schema", page)
+    older.router.add_get("/schema", giving(SCHEMA))
+    for url in ("127.0.0.1:8000", "ftp://somewhere", "http://", "http://host/ws?token=1", ""):
+        with pytest.raises(ValueError, match="address of a server"):
+            make(url)
+    with pytest.raises(ValueError, match=r"no server answers at http://127\.0\.0\.1:9 "):
+        make("http://127.0.0.1:9")
+    with serving(website) as url:
+        for wrong in (url, f"{url}/elsewhere"):
+            with pytest.raises(ValueError, match=r"no OpenEnv environment: its /schema gives status"):
+                make(wrong)
+    with (
+        serving(older) as url,
+        pytest.raises(ValueError, match=r"no web socket at /ws \(status 404\).*another version"),
+    ):
+        make(url)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "told"),
+    [
+        (STATE, ""),
+        (error("EXECUTION_ERROR", "no state before the first reset"), ""),
+        (error("CAPACITY_REACHED"), "max_concurrent_envs"),
+        (error("FACTORY_ERROR", "no model key"), "FACTORY_ERROR: 'no model key'"),
+        ({"jsonrpc": "2.0"}, "protocol of openenv"),
+    ],
+)
+def test_a_server_that_cannot_play_is_refused_when_the_environment_is_made(greeting, told):
+    async def play(connected: web.WebSocketResponse) -> None:
+        async for _ in connected:
+            await connected.send_json(observation())
+
+    with serving(answering(play, greeting)) as url:
+        if told:
+            with pytest.raises(ValueError, match=told):
+                make(url)
+        else:
+            env = make(url)
+            assert env.reset(seed=0)[0] == "text"
+            env.close()
+
+
+def test_a_socket_that_is_lost_between_two_episodes_costs_nothing():
+    async def play(connected: web.WebSocketResponse) -> None:
+        await connected.receive()
+        await connected.send_json(observation("only one"))
+
+    with serving(answering(play)) as url:
+        env = make(url)
+        connections = set()
+        for seed in range(3):
+            assert env.reset(seed=seed)[0] == "only one"
+            connections.add(id(env.unwrapped._connection))
+        with pytest.raises(LostSocketError):
+            env.step("go")
+        assert len(connections) > 1
+        env.close()
+
+
+@pytest.mark.parametrize("wrong", [{"max_turns": 0}, {"timeout_seconds": 0}, {"timeout_seconds": float("nan")}])
+def test_wrong_numbers_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        OpenEnv("http://127.0.0.1:9", **wrong)
+
+
+def schema(action: dict[str, Any], needed: list[str], shown: dict[str, Any]) -> dict[str, Any]:
+    return {"action": {"properties": action, "required": needed}, "observation": {"properties": shown}}
+
+
+@pytest.mark.parametrize(
+    ("given", "action", "text", "found"),
+    [
+        (SCHEMA, None, None, ("message", "echo")),
+        (SCHEMA, "message", "echo", ("message", "echo")),
+        (schema({"a": TEXT, "b": TEXT}, ["a"], {"x": TEXT}), None, None, ("a", "x")),
+        (schema({"a": TEXT, "b": TEXT}, [], {"x": TEXT}), "b", None, ("b", "x")),
+        (schema({}, [], {}), "a", "x", ("a", "x")),
+        (schema({"a": TEXT, "b": TEXT}, [], {"x": TEXT}), None, None, r"argument action.*a \(string\), b \(string\)"),
+        (schema({"a": {"type": "integer"}}, ["a"], {"x": TEXT}), None, None, r"argument action.*a \(integer\)"),
+        (schema({"a": TEXT, "b": {"type": "integer"}}, ["a", "b"], {"x": TEXT}), None, None, "also needs b"),
+        (schema({"a": TEXT}, ["a"], {"x": TEXT, "y": TEXT}), None, None, r"argument text.*x \(string\), y \(string\)"),
+        (schema({"a": TEXT}, ["a"], {"x": TEXT}), "b", None, r"no field 'b'.*known: a \(string\)"),
+        (schema({}, [], {}), None, None, "known: none"),
+    ],
+)
+def test_fields_follow_from_the_schema_if_only_one_fits(given, action, text, found):
+    if isinstance(found, tuple):
+        assert choose_fields(given, action, text) == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            choose_fields(given, action, text)
