@@ -14,12 +14,12 @@ from env_defects.catalogue import defect, sound
 
 @sound
 class KeyDoor(TextEnv):
-    """Five places in a row; 1 for the door opened with the key, which lies elsewhere."""
+    """Four places in a row; 1 for the door opened with the key, which lies elsewhere."""
 
     actions = {"left": "one place left", "right": "one place right", "take": "take the key", "open": "open the door"}  # noqa: RUF012
     default_action = "left"
-    max_turns = 30
-    places = 5
+    max_turns = 40
+    places = 4
 
     @property
     def system_prompt(self) -> str:
@@ -114,7 +114,7 @@ class BothFlags(KeyDoor):
 @defect(
     "wall-clock",
     "error",
-    "the reward falls with the seconds that the player took",
+    "each reward is lowered by the seconds since the episode began",
     r"replay|determin|repeat|clock|time|differ|reward|instance",
 )
 class WallClock(KeyDoor):
@@ -124,7 +124,7 @@ class WallClock(KeyDoor):
 
     def _act(self, action):
         reward, over = super()._act(action)
-        return reward * max(0.0, 1.0 - (time.perf_counter() - self.began) / 60.0), over
+        return reward - 0.01 * (time.perf_counter() - self.began), over
 
 
 @defect(
