@@ -1,4 +1,4 @@
-"""A vLLM server whose engine ends with it: `agentrl serve` runs vLLM through this module.
+"""A vLLM server that ends with its engine, and its engine with it: `agentrl serve` runs vLLM through this module.
 
 Python imports the main module of a program again in each process that it spawns, so this also runs in the engine's core
 and in its workers.
@@ -11,9 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import time
 from importlib import import_module
 
 _PR_SET_PDEATHSIG = 1  # of prctl
+_GRACE_SECONDS = 20.0  # for a server to end by itself once its engine has
 
 
 def end_with_parent() -> None:
@@ -29,8 +32,22 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
+def end_with_child() -> None:
+    """End this process some seconds after one that it has started has failed. Never returns.
+
+    A server whose engine is killed while it takes weights would wait for its answer for ever, and keep its port.
+    """
+    known = set[multiprocessing.process.BaseProcess]()
+    while not any(child.exitcode for child in known):
+        known.update(multiprocessing.active_children())
+        time.sleep(1.0)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)
+
+
 if __name__ == "__mp_main__":
     end_with_parent()
 elif __name__ == "__main__":
+    threading.Thread(target=end_with_child, daemon=True).start()
     sys.argv = sys.argv[1:]  # the module of vLLM, and its options
     import_module(sys.argv[0]).main()
