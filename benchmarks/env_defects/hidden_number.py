@@ -69,7 +69,7 @@ class HiddenNumber(gymnasium.Env[str, str]):
     "echo",
     "warning",
     "the reply comes back in the next text as it is, with any markers of roles in it",
-    r"echo|marker|special|template|reply|control",
+    r"echo|marker|special|template|control",
 )
 class Echo(HiddenNumber):
     def told(self, reply, guess):
@@ -80,7 +80,7 @@ class Echo(HiddenNumber):
     "half-emoji",
     "error",
     "an arrow that was cut in half leaves a lone surrogate after a guess that is too low",
-    r"surrogate|utf|encod|unicode|text",
+    r"surrogate|utf|encod|unicode",
 )
 class HalfEmoji(HiddenNumber):
     def told(self, reply, guess):
@@ -116,7 +116,7 @@ class OldTranscript(HiddenNumber):
     "pattern-hang",
     "error",
     "a pattern with nested repeats takes exponential time on a long reply without brackets",
-    r"hang|time|stuck|alarm|return",
+    r"\bhang|time.?out|stuck|did not (answer|return)|takes longer|within \d",
 )
 class PatternHang(HiddenNumber):
     def read(self, reply):
@@ -124,7 +124,12 @@ class PatternHang(HiddenNumber):
         return None if found is None else int(found[2])
 
 
-@defect("last-none", "error", "the observation of an episode's last turn is None", r"observation|text|str|None|type")
+@defect(
+    "last-none",
+    "error",
+    "the observation of an episode's last turn is None",
+    r"observation|text is|\bstr\b|None|types?\b",
+)
 class LastNone(HiddenNumber):
     def told(self, reply, guess):
         last = guess == self.number or self.turn >= self.max_turns

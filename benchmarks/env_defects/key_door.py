@@ -96,14 +96,14 @@ class KeptKey(KeyDoor):
         self.held = held
 
 
-@defect("limit-terminated", "warning", "the time limit is reported as terminated", r"limit|terminat|truncat|ends")
+@defect("limit-terminated", "warning", "the time limit is reported as terminated", r"limit|terminat|truncat")
 class LimitTerminated(KeyDoor):
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, reward, terminated or truncated, False, info
 
 
-@defect("both-flags", "error", "every end is reported as terminated and truncated", r"both|terminat|truncat|ends")
+@defect("both-flags", "error", "every end is reported as terminated and truncated", r"both|terminat|truncat")
 class BothFlags(KeyDoor):
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
@@ -115,7 +115,7 @@ class BothFlags(KeyDoor):
     "wall-clock",
     "error",
     "each reward is lowered by the seconds since the episode began",
-    r"replay|determin|repeat|clock|time|differ|reward|instance",
+    r"replay|determin|repeat|clock|differ|instance",
 )
 class WallClock(KeyDoor):
     def _start(self, seed, options):
@@ -131,7 +131,7 @@ class WallClock(KeyDoor):
     "braces",
     "error",
     "the reply is part of a format string, so braces in it raise",
-    r"rais|crash|exception|error|hostile|reply",
+    r"rais|crash|exception|hostile|\w+Error",
 )
 class Braces(KeyDoor):
     def step(self, action):

@@ -84,7 +84,12 @@ class CopyPaid(PackQuiz):
         return float(self.answer() in reply)
 
 
-@defect("leak", "warning", "a line left from debugging tells the answer in the question", r"leak|answer")
+@defect(
+    "leak",
+    "warning",
+    "a line left from debugging tells the answer in the question",
+    r"leak|answer .*(prompt|text|observation)",
+)
 class Leak(PackQuiz):
     def question(self, *args):
         return f"{super().question(*args)}\n(expected: {self.answer()})"
@@ -104,7 +109,7 @@ class OracleUnpaid(PackQuiz):
         return self.answer
 
 
-@defect("none-reward", "error", "a reply without a number gets None as its reward", r"reward|None")
+@defect("none-reward", "error", "a reply without a number gets None as its reward", r"reward")
 class NoneReward(PackQuiz):
     def score(self, reply):
         if re.search(r"\[[0-9]", reply):
@@ -112,7 +117,7 @@ class NoneReward(PackQuiz):
         return None
 
 
-@defect("bool-reward", "error", "the reward is the truth value of the comparison", r"reward|bool")
+@defect("bool-reward", "error", "the reward is the truth value of the comparison", r"reward")
 class BoolReward(PackQuiz):
     def score(self, reply):
         return super().score(reply) == 1.0
@@ -122,7 +127,7 @@ class BoolReward(PackQuiz):
     "int-crash",
     "error",
     "int() of all characters that isdigit() calls digits raises for superscripts and for thousands of digits",
-    r"rais|crash|exception|error|hostile|reply",
+    r"rais|crash|exception|hostile|\w+Error",
 )
 class IntCrash(PackQuiz):
     def score(self, reply):
@@ -130,7 +135,12 @@ class IntCrash(PackQuiz):
         return float(bool(numerals) and int(numerals) == self.count)
 
 
-@defect("one-task", "notice", "every seed asks the same question", r"seed|task|first text|same|vari|differ")
+@defect(
+    "one-task",
+    "notice",
+    "every seed asks the same question",
+    r"one (first )?(task|text)|same (first )?(task|text|observation)|seeds",
+)
 class OneTask(PackQuiz):
     def draws(self):
         return np.random.default_rng(0)

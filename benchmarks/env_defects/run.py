@@ -32,6 +32,7 @@ import env_defects  # noqa: E402, F401 - registers them
 from env_defects.catalogue import DEFECTS, SOUND, Defect  # noqa: E402
 
 LEVELS = ("error", "warning", "notice")
+UNREAD = ("severity", "level", "mend", "hint", "fix", "advice", "remedy", "id", "env", "environment")  # of a finding
 LIMIT = 400.0  # seconds for one environment, after which it counts as hanging
 
 
@@ -90,7 +91,8 @@ def findings(node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, dict):
         level = str(node.get("severity", node.get("level", ""))).lower()
         if level in LEVELS:
-            yield level, " ".join(str(node[key]) for key in node if isinstance(node[key], str))
+            said = " ".join(value for key, value in node.items() if isinstance(value, str) and key not in UNREAD)
+            yield level, re.sub(r"env_defects:\S+", "", said)  # ids name the mistake
             return
         node = list(node.values())
     if isinstance(node, list):

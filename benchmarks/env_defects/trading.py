@@ -77,7 +77,7 @@ class LateUnseeded(Trading):
         self.prices[1:] = [int(price) for price in np.random.default_rng().integers(2, 9, size=self.days)]
 
 
-@defect("text-reward", "error", "the reward is a rounded number in a text", r"reward|str|type")
+@defect("text-reward", "error", "the reward is a rounded number in a text", r"reward")
 class TextReward(Trading):
     def step(self, action):
         observation, reward, terminated, truncated, info = super().step(action)
@@ -88,7 +88,7 @@ class TextReward(Trading):
     "growing",
     "notice",
     "every day adds a long paragraph to all earlier ones, and the last day is far away",
-    r"grow|length|long|prompt|memory",
+    r"grow|longer|length",
 )
 class Growing(Trading):
     days = 60
@@ -128,7 +128,7 @@ class EndlessSacks(Trading):
     "bad-info",
     "error",
     "info has texts in place of values: success is 'no' (which is true) and progression 'none'",
-    r"info|success|progress|contract",
+    r"\binfo\b|success|progress",
 )
 class BadInfo(Trading):
     def extra_info(self):
@@ -139,7 +139,7 @@ class BadInfo(Trading):
     "late-end",
     "warning",
     "turns are counted from -1: max_turns is 5, but episodes have 6 turns",
-    r"late|limit|max_turns|turns|end",
+    r"\blate\b|limit|max_turns|turns",
 )
 class LateEnd(Trading):
     max_turns = 5
@@ -164,7 +164,7 @@ class ClippedWrong(Trading):
     "no-trades-nan",
     "error",
     "the reward is the mean gain per trade, which is NaN for an episode without trades",
-    r"nan|finite|reward",
+    r"\bnan\b|finite",
 )
 class NoTradesNan(Trading):
     def _start(self, seed, options):

@@ -81,7 +81,7 @@ class TwoSteps(gymnasium.Env[str, str]):
         return player
 
 
-@defect("bad-default", "error", "the default action is no action", r"default|contract|action")
+@defect("bad-default", "error", "the default action is no action", r"default")
 class BadDefault(TwoSteps):
     default_action = "wait"
 
@@ -114,7 +114,7 @@ class GlobalNumpy(TwoSteps):
     "after-end",
     "notice",
     "steps after the end are accepted, and paid again if the display still shows the target",
-    r"after|end|over|accept",
+    r"after (the|its|an) (end|episode)|after.end|accept",
 )
 class AfterEnd(TwoSteps):
     def step(self, action):
@@ -133,7 +133,7 @@ class HugeReward(TwoSteps):
     "never-ends",
     "error",
     "the end is looked for in a text, never found, and the limit is forgotten",
-    r"end|never|limit",
+    r"\bends?\b|never|limit",
 )
 class NeverEnds(TwoSteps):
     def step(self, action):
@@ -142,7 +142,7 @@ class NeverEnds(TwoSteps):
         return observation, reward, self.over, False, info
 
 
-@defect("slow", "warning", "each step waits 0.3 s", r"slow|time|latency|second|p99")
+@defect("slow", "warning", "each step waits 0.3 s", r"slow|latency|seconds|p99|step.*takes")
 class Slow(TwoSteps):
     def step(self, action):
         time.sleep(0.3)
