@@ -32,7 +32,7 @@ import env_defects  # noqa: E402, F401 - registers them
 from env_defects.catalogue import DEFECTS, SOUND, Defect  # noqa: E402
 
 LEVELS = ("error", "warning", "notice")
-UNREAD = ("severity", "level", "mend", "hint", "fix", "advice", "remedy", "id", "env", "environment")  # of a finding
+UNREAD = ("severity", "level", "mend", "hint", "fix", "advice", "remedy", "env", "environment")  # of a finding
 LIMIT = 400.0  # seconds for one environment, after which it counts as hanging
 
 
