@@ -20,7 +20,7 @@ from typing import Any
 from lightning_agentrl import __version__
 from lightning_agentrl.check_env.log import Finding
 from lightning_agentrl.check_env.rules import PARTS, RULES, SEVERITIES
-from lightning_agentrl.check_env.stopwatch import Waiting
+from lightning_agentrl.check_env.stopwatch import ProcessorWait
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.errors import ConfigError
 
@@ -89,7 +89,7 @@ class _Process:
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
             process_group=0,
         )
-        self._waiting, self._before = Waiting(self._process.pid), 0.0
+        self._waiting, self._before = ProcessorWait(self._process.pid), 0.0
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({**order, "folder": self.folder.name}))
         self._process.stdin.close()

@@ -14,7 +14,7 @@ class HangError(BaseException):
     """A call has taken too long. No `except Exception` of an environment catches it."""
 
 
-class Waiting:
+class ProcessorWait:
     """Seconds that a process has waited for a processor, as Linux counts them; 0 where it does not."""
 
     def __init__(self, process: int | str = "self") -> None:
@@ -34,7 +34,7 @@ class Waiting:
         return 0.0
 
 
-_waiting = Waiting()
+_waiting = ProcessorWait()
 
 
 def now() -> float:

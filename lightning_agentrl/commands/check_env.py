@@ -32,7 +32,7 @@ def check_environment(
             raise ValueError(f"--{name} is {value}; give a number above 0")
     for file in (json_file, html_file):
         if file is not None and not file.parent.is_dir():
-            raise ValueError(f"'{file}' cannot be written: there is no folder '{file.parent}'")
+            raise ValueError(f"'{file}' cannot be written: the folder '{file.parent}' does not exist")
     told = certify(env, kwargs, seconds, cap, most_tokens)
     if train and told.passed and told.texts is not None:
         from lightning_agentrl.commands.check_train import Texts
