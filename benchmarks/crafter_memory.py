@@ -139,7 +139,7 @@ def table(rows: list[dict[str, float]]) -> str:
     lines = ["| | iteration 2 | last iteration | difference | largest of all |", "|---|---|---|---|---|"]
     for key, name in COLUMNS.items():
         change, most = last[key] / second[key] - 1, max(row[key] for row in rows[1:])
-        lines.append(f"| {name} | {second[key]:.3g} | {last[key]:.3g} | {100 * change:+.1f} % | {most:.3g} |")
+        lines.append(f"| {name} | {second[key]:,.1f} | {last[key]:,.1f} | {100 * change:+.1f} % | {most:,.1f} |")
     return "\n".join(lines)
 
 
