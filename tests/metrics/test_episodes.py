@@ -117,7 +117,7 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     turns = [turn(valid=False, episode_return=9.0), turn(index=1), end]
     assert summarise(turns) == EpisodeResult(True, 1.5, turns=3, valid_turns=2, progression=1.0)
     told = [*turns[:-1], replace(end, metrics={"progression": 0.25})]
-    assert summarise(told, source=2) == EpisodeResult(True, 1.5, 3, 2, progression=0.25, source=2)
+    assert summarise(told, source=2) == EpisodeResult(True, 1.5, 3, 2, False, 0.25, 2, {"progression": 0.25})
 
 
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
