@@ -228,6 +228,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, exact_folder, stop_after, settin
         assert torch.allclose(a, b, rtol=0, atol=1e-9), name
 
 
+@pytest.mark.slow
 def test_the_warm_up_collects_with_the_policy_that_does_not_move(tmp_path, tiny_folder):
     """In its own time; the first rollout of the actor is fresh, and from then on they are collected ahead."""
     keep = Keep()
@@ -239,6 +240,7 @@ def test_the_warm_up_collects_with_the_policy_that_does_not_move(tmp_path, tiny_
     assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{0}, {4}, {4}]
 
 
+@pytest.mark.slow
 def test_an_error_in_the_background_ends_the_run_after_its_iteration_was_saved(tmp_path, tiny_folder):
     UPDATED.set()
     BREAKS_AT[0] = TURNS + 3
@@ -259,6 +261,7 @@ def test_an_error_in_the_background_ends_the_run_after_its_iteration_was_saved(t
     assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{2}]
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder):
     """Its turns wait for an optimizer step that never comes."""
 
@@ -279,6 +282,7 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
     assert all(session["turns_taken"] == 4 for session in state.sessions.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("staleness", "given", "kind"),
     [

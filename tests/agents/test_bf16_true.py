@@ -43,6 +43,7 @@ def test_small_steps_are_kept(tmp_path, tiny_folder):
     assert unseen > moved / 2  # without masters these steps would be lost
 
 
+@pytest.mark.slow
 def test_values_are_computed_in_float32(tmp_path, tiny_folder):
     agent, _ = fit(tmp_path, tiny_folder, 1, SeparateCritic(), lr_critic=1e-2)
     assert agent.critic.head.linear.weight.dtype == torch.float32

@@ -65,6 +65,7 @@ def case(cls, memory):
     return pytest.param(cls, memory, marks=() if kept else pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "memory"),
     [*(case(cls, WindowMemory(1)) for cls in ESTIMATORS), *(case(cls, FullMemory()) for cls in NEEDS.values())],

@@ -76,6 +76,7 @@ def test_attempts_are_in_the_checkpoint(tmp_path, exact_folder):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_attempts_had_none_skipped(tmp_path, exact_folder):
     fit(tmp_path, exact_folder, SkipSome([]), epochs=1)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)

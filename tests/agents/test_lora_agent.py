@@ -78,6 +78,7 @@ def test_actor_and_reference_start_as_the_base(tmp_path, family):
         assert torch.allclose(rollout.scores.ref_logps, expected.old_logps, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_base_is_in_memory_once(tmp_path, tiny_folder):
     agent = lora_agent(tiny_folder)
     fit(tmp_path, agent, 1)
@@ -153,6 +154,7 @@ def test_gradients_are_those_of_two_models(tmp_path, exact_folder, gradient_chec
         assert torch.allclose(cut[name], gradient, rtol=0, atol=1e-10), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", [pytest.param(SharedCritic, marks=pytest.mark.slow), SeparateCritic])
 def test_the_actor_rests_in_the_warm_up_and_the_base_always(tmp_path, tiny_folder, critic):
     spy = fit(tmp_path, lora_agent(tiny_folder, critic()), 3, [CriticWarmup(rollouts=2, rounds=2, fraction=0.5)])
@@ -186,6 +188,7 @@ def test_only_adapters_and_head_are_optimised_and_saved(tmp_path, tiny_folder, c
     assert saved["agent"]["lora"] == {"rank": 4, "alpha": 8.0, "targets": "all-linear"}
 
 
+@pytest.mark.slow
 def test_a_critic_with_a_model_of_its_own_trains_all_of_it(tmp_path, tiny_folder, exact_folder):
     agent = lora_agent(tiny_folder, SeparateCritic(str(exact_folder)))
     spy = fit(tmp_path, agent, 1)
@@ -211,6 +214,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
             assert torch.equal(last[name], weight), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "given", "told"),
     [

@@ -102,6 +102,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_named(tmp_path, exact_fo
     assert all(math.isfinite(x) for logged in watch.logged for x in logged.values())
 
 
+@pytest.mark.slow
 def test_so_many_in_a_row_stop_the_run_which_names_its_last_checkpoint(tmp_path, exact_folder):
     agent = faulty(exact_folder, "loss", [1, *range(3, 20)], max_not_finite=3)
     with pytest.raises(RunStoppedError, match=r"stopped before optimizer step 6.*3 steps in a row") as error:

@@ -108,6 +108,7 @@ def test_arguments_are_plain_values_by_their_keys() -> None:
     assert arguments({"a": [1, None], "b": {}}, "x") == {"x.a[0]": 1, "x.a[1]": None, "x.b": {}}
 
 
+@pytest.mark.slow
 def test_another_model_of_the_same_shape_is_refused_and_a_moved_one_is_not(tiny_folder: Path, tmp_path: Path) -> None:
     saving = RunCheckpoints(dirpath=str(tmp_path / "saved"))
     make_trainer(tmp_path, 1, [saving], enable_checkpointing=True).fit(make_agent(tiny_folder), make_data())

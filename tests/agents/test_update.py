@@ -145,6 +145,7 @@ def test_nothing_follows_a_terminated_turn(tmp_path, tiny_folder):
         assert not rollout.bootstrap_values.any()
 
 
+@pytest.mark.slow
 def test_full_memory_trains_growing_samples(tmp_path, exact_folder):
     spy = gradients(tmp_path, exact_folder, SharedCritic(), 10**6, FullMemory())
     cut = gradients(tmp_path, exact_folder, SharedCritic(), 1, FullMemory())
@@ -153,6 +154,7 @@ def test_full_memory_trains_growing_samples(tmp_path, exact_folder):
         assert torch.allclose(gradient, cut.gradients[0][name], rtol=0, atol=1e-10), name
 
 
+@pytest.mark.slow
 def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
     stages: list[str] = []
     agent = make_agent(tiny_folder)

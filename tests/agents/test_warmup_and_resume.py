@@ -66,6 +66,7 @@ def test_the_actor_does_not_move_and_its_adam_state_stays_empty(tmp_path, tiny_f
     assert watch.versions == [0, 0, 0, 0, 4, 4]  # the buffer is of the first policy, then a fresh rollout
 
 
+@pytest.mark.slow
 def test_each_round_trains_on_a_sample_without_replacement_of_all_data(tmp_path, tiny_folder):
     seen: list[list[tuple[int, int, int]]] = []
 
@@ -81,6 +82,7 @@ def test_each_round_trains_on_a_sample_without_replacement_of_all_data(tmp_path,
     assert set(rounds[0]) != set(rounds[1])
 
 
+@pytest.mark.slow
 def test_it_says_when_the_critic_has_not_converged(tmp_path, tiny_folder):
     callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=0.99)]
     with pytest.warns(UserWarning, match="has not converged as the actor starts"):
@@ -146,6 +148,7 @@ def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(saved, tm
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [1e-7, 1e-2]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_saved_after_the_fit_has_the_environments(tmp_path, tiny_folder):
     trainer, data = make_trainer(tmp_path, 2), make_data()
     trainer.fit(make_agent(tiny_folder), data)

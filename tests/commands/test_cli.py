@@ -392,6 +392,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(
     assert agentrl("--config", "more.yaml", config=config)[0] == 0
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_another_model_is_told(config: Config, tmp_path: Path, agentrl: Command) -> None:
     saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(tmp_path), "filename": "here"}}
     config = changed(config, "trainer.callbacks", [saving])

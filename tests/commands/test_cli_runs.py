@@ -133,6 +133,7 @@ def test_an_error_of_an_environment_shows_its_code_and_where_it_came(
     assert re.search(last, text.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_the_command_makes_no_environment_twice(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +253,7 @@ class Guarded(gymnasium.Env[str, str]):
 gymnasium.register("Guarded-v0", entry_point=Guarded)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_secret_behind(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -300,6 +302,7 @@ class Deaf(TransformersEngine):
         await asyncio.sleep(3600)
 
 
+@pytest.mark.slow
 def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
     config: Config, agentrl: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

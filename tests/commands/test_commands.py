@@ -61,6 +61,7 @@ def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]],
     assert "--output" in told
 
 
+@pytest.mark.slow
 def test_a_page_of_a_real_run(
     agentrl: Callable[..., tuple[int, str, str]],
     config: Config,

@@ -64,6 +64,7 @@ def test_a_checkpoint_becomes_the_whole_model(tmp_path, tiny_folder, lora):
     assert names == set(load_causal_lm(str(tiny_folder)).state_dict())  # and nothing of a critic
 
 
+@pytest.mark.slow
 def test_adapters_become_a_folder_of_peft(tmp_path, tiny_folder):
     agent, checkpoint = trained(tmp_path, tiny_folder, LoRA(rank=2, alpha=3, dropout=0.1))
     export_checkpoint(checkpoint, tmp_path / "out", merge=False)

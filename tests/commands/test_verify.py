@@ -50,12 +50,14 @@ def test_weights_that_are_not_taken_over_are_found(
     assert "prefix" in lines[-2]
 
 
+@pytest.mark.slow
 def test_the_bound_can_be_given(verify: Verify, config: Config) -> None:
     code, lines = verify(config, "--bound", "1e-12")
     assert code == 1
     assert judged(lines)[2] == "FAILED"
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_or_written(verify: Verify, config: Config, tmp_path: Path) -> None:
     config["trainer"]["logger"] = True
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
@@ -68,6 +70,7 @@ def test_wrong_input_is_told(verify: Verify, config: Config, capsys: pytest.Capt
     assert verify(config, "--bund", "1")[0] == 2
 
 
+@pytest.mark.slow
 def test_it_compares_in_float32_unless_told_otherwise(verify: Verify, config: Config) -> None:
     rough = changed(config, "trainer.precision", "bf16-mixed")
     assert "32-true" in verify(rough)[1][0]

@@ -20,6 +20,7 @@ from agentrl_envs import ENV_IDS
 
 # Suites that `agentrl_envs` can do without. A missing one is reported as a skip; any other failed import fails.
 EXTRAS = ("textarena", "reasoning_gym", "textworld", "textworld_express")
+QUICKER = {"CrafterText-v0": {"area": 16}}  # arguments of those whose reset takes a second
 TURNS = 6
 SEEDS = (3, 4)
 
@@ -27,7 +28,7 @@ SEEDS = (3, 4)
 def make(env_id: str) -> gymnasium.Env | str:
     """Make an environment; a sentence where it cannot be tested."""
     try:
-        env = gymnasium.make(f"agentrl_envs:{env_id}", disable_env_checker=True).unwrapped
+        env = gymnasium.make(f"agentrl_envs:{env_id}", disable_env_checker=True, **QUICKER.get(env_id, {})).unwrapped
     except ModuleNotFoundError as error:
         if error.name in EXTRAS:
             return str(error)

@@ -14,6 +14,7 @@ import agentrl_envs
 from agentrl_envs import ENV_IDS, TextEnv, baselines, normalise
 from agentrl_envs.games.bandit import Bandit
 from agentrl_envs.games.guess_number import GuessNumber
+from tests.envs.test_determinism import QUICKER
 
 INFO_KEYS = {
     "success",
@@ -24,8 +25,6 @@ INFO_KEYS = {
     "short_term_text",
     "metrics",
 }
-
-QUICKER = {"CrafterText-v0": {"area": 16}}
 
 
 class Counter(TextEnv):

@@ -218,6 +218,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind
         assert worker.take_errors() == ()
 
 
+@pytest.mark.slow
 def test_a_call_over_its_time_ends_the_process_also_beyond_the_retries():
     with opened(retries=0, fault="hangs", at=0, timeout_seconds=HANGS) as worker:
         with pytest.raises(EnvError, match="took longer than") as error:
@@ -226,6 +227,7 @@ def test_a_call_over_its_time_ends_the_process_also_beyond_the_retries():
         wait_for(lambda: gone(process_of(worker).pid))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder, tmp_path):
     """All turns are there, as if nothing had happened, and both errors are counted."""
     with workplace(tiny_folder, [Walk(), Walk(), Walk()]) as place:

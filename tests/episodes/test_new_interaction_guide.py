@@ -88,6 +88,7 @@ def check_game(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> Non
         assert other[-1]["success"] is (won < 0)
 
 
+@pytest.mark.slow
 def test_half_games_are_refused(folder: Path, agentrl: Command) -> None:
     given = small(folder)
     del given["data"]["init_args"]["groups"]

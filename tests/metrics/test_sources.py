@@ -94,6 +94,7 @@ def test_the_table_has_a_line_for_each_source_and_their_mean() -> None:
     assert [re.sub(" +", " ", line) for line in alone] == [re.sub(" +", " ", line) for line in lines[:2]]
 
 
+@pytest.mark.slow
 def test_a_mixed_run_tells_them(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -464,6 +464,7 @@ def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
 # Exact resume
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder, memory):
     settings: dict[str, Any] = {"num_envs": 4, "turns_per_env": 3, "mini_batch_turns": 6, "memory": memory}

@@ -125,6 +125,7 @@ def test_episodes_ahead_go_on_with_new_weights(tiny_folder):
             assert {turn.policy_version for turn in rollout.turns} == {number}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 @pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])
 def test_how_many_play_at_a_time_changes_nothing(tiny_folder, memory, groups):
