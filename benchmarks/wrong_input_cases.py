@@ -66,7 +66,7 @@ CASES: tuple[Case, ...] = (
         configs=["more.yaml"],
         says=["more.yaml, line 1", "did you mean trainer: {max_epochs: ...}?"],
     ),
-    Case("key `lr_actr` of the agent", {"model.init_args.lr_actr": 1e-3}, says=[_LINE, "mean lr_actor?"]),
+    Case("key `lr_actr` of the agent", {"model.init_args.lr_actr": 1e-3}, says=[_LINE, "mean optim.lr_actor?"]),
     Case("key `num_env` of the data", {"data.init_args.num_env": 4}, says=[_LINE, "did you mean num_envs?"]),
     Case("key `thnk` of the prompt", {"data.init_args.prompt.thnk": True}, says=[_LINE, "did you mean think?"]),
     Case("key `idd` of the environment", {_ENV + ".idd": "x"}, says=[_LINE, "did you mean id?"]),
@@ -74,7 +74,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "`--model.lr_actr` on the command line",
         arguments=["--model.lr_actr=1"],
-        says=["command line", "did you mean lr_actor?"],
+        says=["command line", "did you mean optim.lr_actor?"],
     ),
     Case(
         "`--trainer.max_epoch` on the command line",
@@ -192,7 +192,7 @@ CASES: tuple[Case, ...] = (
         {"model.init_args.model": None},
         says=["model.init_args.model of PPOAgent is missing", _LINE],
     ),
-    Case("no environment", {"data.init_args.env": None}, says=["data.init_args.env", "is missing", _LINE]),
+    Case("no environment", {"data.init_args.env": None}, says=["there is nothing to play", "data.init_args.env"]),
     Case("model without class_path", {"model": {"model": "{folder}/llama"}}, says=["needs a class_path", _LINE]),
     Case("memory: 3", {"data.init_args.memory": 3}, says=["needs a class_path", _LINE, "WindowMemory"]),
     Case("num_envs: 0", {"data.init_args.num_envs": 0}, says=["must be at least 1, got 0", _LINE]),
