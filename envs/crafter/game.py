@@ -1,5 +1,8 @@
 """The game of the package `crafter`, made repeatable: same seed and actions, same game, whatever is drawn."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -7,8 +10,26 @@ from numpy.typing import NDArray
 
 from agentrl_envs.crafter.text import COLUMNS, OUTSIDE, ROWS
 
+
+@contextmanager
+def _without_numba() -> Iterator[None]:
+    """Hide numba from `opensimplex`, which would compile its noise with it.
+
+    So it is the same code wherever it runs; and vLLM cannot start beside the libraries that numba loads.
+    """
+    loaded = "numba" in sys.modules
+    if not loaded:
+        sys.modules["numba"] = None  # type: ignore[assignment]  # how Python marks what must not be imported
+    try:
+        yield
+    finally:
+        if not loaded:
+            del sys.modules["numba"]
+
+
 try:
-    import crafter
+    with _without_numba():
+        import crafter
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f'The Crafter environments need {error.name}, which is not installed: pip install "lightning-agentrl[envs]"',

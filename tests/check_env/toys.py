@@ -55,9 +55,9 @@ GAMES: dict[str, tuple[str, Sequence[str], Callable[[Any], str], dict[str, Any]]
 
 
 def maker(name: str) -> Callable[..., gymnasium.Env]:
-    def make() -> gymnasium.Env:
+    def make(**settings: Any) -> gymnasium.Env:
         env_id, names, tell, options = GAMES[name]
-        return Told(gymnasium.make(env_id, **options), names, tell)
+        return Told(gymnasium.make(env_id, **options, **settings), names, tell)
 
     return make
 

@@ -45,7 +45,7 @@ WRONG = {
     "class of another kind": (
         "data.init_args.memory",
         {"class_path": "SharedCritic"},
-        ["'SharedCritic'", "data.init_args.memory", "FullMemory, WindowMemory"],
+        ["'SharedCritic'", "data.init_args.memory", "FullMemory, NotebookMemory, WindowMemory"],
     ),
     "nested class": (
         "data.init_args.interaction.init_args.parser",

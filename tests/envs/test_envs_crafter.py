@@ -10,14 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import crafter
 import numpy as np
 import pytest
 
 import agentrl_envs
 from agentrl_envs import baselines
 from agentrl_envs.crafter.env import CrafterText
-from agentrl_envs.crafter.game import ACHIEVEMENTS, ACTIONS, Game
+from agentrl_envs.crafter.game import ACHIEVEMENTS, ACTIONS, Game, crafter
 from lightning_agentrl.prompts.parser import TolerantParser
 
 SMALL = 18  # cells along a side of a world that is made quickly
@@ -278,3 +277,10 @@ def test_return_of_chance_and_of_the_scripted_player() -> None:
     scripted = baselines.solver_agent("CrafterText-v0", range(20))
     print(scripted)
     assert scripted.mean_return > 14
+
+
+def test_numba_is_not_loaded() -> None:
+    """VLLM cannot start in a process beside what numba loads."""
+    code = "import sys, agentrl_envs.crafter.game as game; print('numba' in sys.modules, 'llvmlite' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
