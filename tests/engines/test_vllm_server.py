@@ -286,9 +286,9 @@ def test_a_server_that_takes_other_bits_is_not_used(
         patch.setattr(shared_weights.Written, "bring", astray)
         with pytest.warns(UserWarning, match="holds other weights than .* after the same update"):
             engine.sync(2)
-    asked = places(monkeypatch)
-    serve(engine, MIXED[:4])
-    assert len(set(asked)) == 1
+        asked = places(monkeypatch)
+        serve(engine, MIXED[:4])
+        assert len(set(asked)) == 1
     engine.sync(3)
     wait_until_all_are_used(engine)
     serve(engine, MIXED)
