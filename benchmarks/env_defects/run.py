@@ -115,7 +115,7 @@ def shown(found: list[tuple[str, str]], answer: dict[str, Any]) -> str:
 
 
 def cell(text: str) -> str:
-    text = " ".join(text.split()).replace("|", "\\|")
+    text = re.sub(r"([|\[\]])", r"\\\1", " ".join(text.split()))
     return text if len(text) <= 160 else f"{text[:157]}..."
 
 
