@@ -303,6 +303,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.observation,
         session.short_term,
         session.contract.actions,
+        session.images,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:
@@ -310,6 +311,6 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         return renderer.count_tokens(system + others, reply_follows=True)
 
     whole = tokens(parts["system"])
-    counts = {"system": whole - tokens([{**message, "content": ""} for message in parts["system"]])}
+    counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}
     counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
     return {**counts, "current": whole - sum(counts.values())}

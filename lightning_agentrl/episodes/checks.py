@@ -41,7 +41,7 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "(key data.init_args.memory)"
         )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action))
+    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action, images=session.images))
     if fullest and not contract.one_turn:
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts
