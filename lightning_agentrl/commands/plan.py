@@ -308,7 +308,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True)
+        return renderer.count_tokens(system + others, reply_follows=True, tools=session.contract.tool_schemas)
 
     whole = tokens(parts["system"])
     counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}

@@ -115,6 +115,11 @@ class Session:
         return self._renderer.free_text if self.contract.free_text else self._renderer
 
     @property
+    def role(self) -> str:
+        """Role of the message with the current observation."""
+        return self.contract.observation_role if self.past or self.all_unread else "user"
+
+    @property
     def begun(self) -> bool:
         return self.episode >= self.first_episode
 
@@ -215,7 +220,14 @@ class Session:
         short_term = f"{UNREAD}\n{self.short_term}".strip() if self.unread else self.short_term
         if self.context:
             new = self.renderer.continuation(
-                contract.system_prompt, self.observation, short_term, contract.actions, self.closed, self.images
+                contract.system_prompt,
+                self.observation,
+                short_term,
+                contract.actions,
+                self.closed,
+                self.images,
+                contract.tool_schemas,
+                self.role,
             )
             return Prompt(self.context, new, history_cuts=0)
         rendered = self.renderer.render(
@@ -226,6 +238,8 @@ class Session:
             short_term,
             contract.actions,
             self.images,
+            contract.tool_schemas,
+            self.role,
         )
         return Prompt((), rendered.segments, rendered.history_cuts)
 

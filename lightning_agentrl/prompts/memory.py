@@ -22,6 +22,7 @@ class PastTurn:
     action: str  # the action that was executed
     reply: str = ""  # all that the policy wrote
     images: tuple[ModelInput, ...] = ()  # of the observation, as a model reads them
+    role: str = "user"  # of the message with the observation
 
 
 @dataclass(frozen=True)

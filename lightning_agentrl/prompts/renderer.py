@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,10 +22,12 @@ from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
+Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
 Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
 
 _IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
 _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
+_TOOL = "probe of a tool's answer"
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class ChatRenderer:
         short_term: str,
         actions: Mapping[str, str],
         images: Sequence[ModelInput] = (),
+        tools: Sequence[Tool] = (),
+        role: str = "user",
     ) -> RenderedPrompt:
         """Return the prompt of one turn as one segment.
 
@@ -149,16 +154,18 @@ class ChatRenderer:
             short_term: text that is shown now and never again.
             actions: names of the allowed actions and their descriptions.
             images: of the observation, from :meth:`see`.
+            tools: functions that may be called, for the chat template.
+            role: of the message with the observation.
 
         Raises:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
-        parts = self.messages(system, examples, recollection, observation, short_term, actions, images)
+        parts = self.messages(system, examples, recollection, observation, short_term, actions, images, role)
         head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
         def fits(cuts: int) -> bool:
-            prompts[cuts] = self._read(head + history[2 * cuts :] + current, generate=True)
+            prompts[cuts] = self._read(head + history[2 * cuts :] + current, generate=True, tools=tools)
             return self.format.allows(prompts[cuts])
 
         turns = len(recollection.turns)
@@ -186,6 +193,7 @@ class ChatRenderer:
         short_term: str,
         actions: Mapping[str, str],
         images: Sequence[ModelInput] = (),
+        role: str = "user",
     ) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
         shown = examples if self.format.examples else ()
@@ -193,12 +201,32 @@ class ChatRenderer:
             "system": self._system(system, actions),
             "examples": self._pairs(_shown(text, said) for text, said in shown),
             "history": self._pairs(recollection.turns),
-            "current": [self._user(observation, short_term, recollection.note, self._instruction(actions), images)],
+            "current": [
+                self._observed(observation, short_term, recollection.note, self._instruction(actions), images, role)
+            ],
         }
 
-    def count_tokens(self, messages: list[Message], reply_follows: bool) -> int:
+    def count_tokens(self, messages: list[Message], reply_follows: bool, tools: Sequence[Tool] = ()) -> int:
         """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
-        return len(self._read(messages, generate=reply_follows))
+        return len(self._read(messages, generate=reply_follows, tools=tools))
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """Refuse tools that the chat template does not show.
+
+        Raises:
+            ValueError: it leaves them or the message of a tool out.
+        """
+        names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
+        start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
+        try:
+            text = self._apply([*start, self.message("tool", _TOOL)], tools=tools)
+        except TemplateError as error:
+            raise ValueError(f"{self._template_name} refuses tools: {error}") from error
+        if left_out := [name for name in (*names, _TOOL) if name not in text]:
+            raise ValueError(
+                f"{self._template_name} leaves out the tools of the environment ({', '.join(left_out)}); choose a "
+                "model whose template has tools (key model.init_args.model), or describe them in the system text"
+            )
 
     def continuation(
         self,
@@ -208,6 +236,8 @@ class ChatRenderer:
         actions: Mapping[str, str],
         closed: bool = True,
         images: Sequence[ModelInput] = (),
+        tools: Sequence[Tool] = (),
+        role: str = "user",
     ) -> tuple[Segment, ...]:
         """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
 
@@ -218,12 +248,14 @@ class ChatRenderer:
             actions: names of the allowed actions and their descriptions.
             closed: whether the reply ended with ``turn_close_id``. Otherwise the close comes first, as glue.
             images: of the observation, from :meth:`see`.
+            tools: functions that may be called, as at the start of the episode.
+            role: of the message with the observation.
 
         Raises:
             ValueError: the template is not append-only.
         """
-        message = self._user(observation, short_term, instruction=self._instruction(actions), images=images)
-        suffix = self._suffix(self._system(system, actions), message)
+        message = self._observed(observation, short_term, "", self._instruction(actions), images, role)
+        suffix = self._suffix(self._system(system, actions), message, tools=tools)
         if suffix is None:
             raise ValueError(f"{self._template_name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
@@ -300,7 +332,11 @@ class ChatRenderer:
         replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
         self.append_only = all(self._suffix(head, pair[0], reply) for reply in replies)
         whole = self._apply([*head, *pair, pair[0]], generate=True)
-        return role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
+        markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
+        with suppress(TemplateError):  # it knows no tools
+            answered = self._apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
+            markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
+        return markers
 
     def _probe_images(self, reader: ImageReader) -> None:
         """Learn whether the template reads texts as they are, and check that it writes one placeholder per image.
@@ -323,12 +359,14 @@ class ChatRenderer:
                 f"{reader.placeholder} of the model's config"
             )
 
-    def _suffix(self, head: list[Message], message: Message, reply: str = _REPLY) -> str | None:
+    def _suffix(
+        self, head: list[Message], message: Message, reply: str = _REPLY, tools: Sequence[Tool] = ()
+    ) -> str | None:
         """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
         start = [*head, self.message("user", _USER), self.message("assistant", reply)]
-        before = self._apply(start)
+        before = self._apply(start, tools=tools)
         before = before[: before.rindex(self._turn_close) + len(self._turn_close)]
-        after = self._apply([*start, message], generate=True)
+        after = self._apply([*start, message], generate=True, tools=tools)
         return after[len(before) :] if after.startswith(before) else None
 
     # Messages
@@ -345,20 +383,22 @@ class ChatRenderer:
         messages = []
         for turn in turns:
             reply = self._safe(self.reply_text(turn.thought, turn.action))
-            messages += [self._user(turn.observation, images=turn.images), self.message("assistant", reply)]
+            observed = self._observed(turn.observation, images=turn.images, role=turn.role)
+            messages += [observed, self.message("assistant", reply)]
         return messages
 
-    def _user(
+    def _observed(
         self,
         observation: str,
         short_term: str = "",
         note: str = "",
         instruction: str = "",
         images: Sequence[ModelInput] = (),
+        role: str = "user",
     ) -> Message:
         shown = "\n".join(text for text in (self._heading, short_term, observation) if text)
         text = self._safe(f"{note}\n\n{shown}" if note else shown)
-        return self.message("user", f"{text}\n\n{instruction}" if instruction else text, images)
+        return self.message(role, f"{text}\n\n{instruction}" if instruction else text, images)
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
         """Return a message in the form that the template reads."""
@@ -375,11 +415,12 @@ class ChatRenderer:
             return f"Answer with two lines.\nTHINK: your reasoning, step by step\nACTION: {action}"
         return f"Answer with one of: {names}" if names else ""
 
-    def _apply(self, messages: list[Message], generate: bool = False) -> str:
-        return str(self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate))
+    def _apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
+        shown: Any = [dict(tool) for tool in tools] or None
+        return str(self.tokenizer.apply_chat_template(messages, shown, tokenize=False, add_generation_prompt=generate))
 
-    def _read(self, messages: list[Message], generate: bool) -> ModelInput:
-        return self._with_images(self._apply(messages, generate), messages)
+    def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
+        return self._with_images(self._apply(messages, generate, tools), messages)
 
     def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""
