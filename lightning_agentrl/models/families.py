@@ -21,10 +21,11 @@ SHARING = frozenset(
         *("gemma", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox"),
         *("granite", "granitemoe", "helium", "hunyuan_v1_dense", "jais2", "llama", "ministral", "ministral3"),
         *("minimax_m2", "mistral", "mixtral", "modernbert-decoder", "olmo", "olmo2", "olmo3", "olmoe"),
-        *("opt", "phi", "phi3", "qwen2", "qwen2_5_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_text", "seed_oss"),
-        *("smollm3", "starcoder2"),
+        *("opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
     }
 )
+# Parts of models that read images; these are compared in tests/models/test_vision.py.
+SHARING_WITH_IMAGES = frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
 LAYERS = {"full_attention", "sliding_attention"}
 AS_PROJECTED = {  # with these values logits are the plain vocabulary projection, and attention scores plain products
     "logit_scale": 1.0,
@@ -65,7 +66,7 @@ def auto_class(config: PreTrainedConfig) -> Any:
 def why_unshared(config: PreTrainedConfig) -> str:
     """Return why models of this configuration must read rows side by side; empty if they can read a prefix tree."""
     text = config.get_text_config()
-    if text.model_type not in SHARING:
+    if text.model_type not in SHARING | SHARING_WITH_IMAGES:
         return f"the family {text.model_type}, with which it was not tested"
     others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
     return f"layers of the kind {', '.join(others)}" if others else ""
