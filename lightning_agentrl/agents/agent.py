@@ -63,6 +63,7 @@ from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataMod
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.model_input import ImageReader
 
 
 class Agent(L.LightningModule, ABC):
@@ -126,6 +127,7 @@ class Agent(L.LightningModule, ABC):
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
         self.finite_steps = FiniteSteps(self.optim.max_not_finite)
@@ -430,7 +432,7 @@ class Agent(L.LightningModule, ABC):
                 self.lora.check(self.model)
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
-            self.datamodule.check(self.tokenizer, read_context_length(self.model))
+            self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
             if stage == "fit":
                 weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
                 self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}

@@ -303,13 +303,14 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.observation,
         session.short_term,
         session.contract.actions,
+        session.images,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True)
+        return renderer.count_tokens(system + others, reply_follows=True, tools=session.contract.tool_schemas)
 
     whole = tokens(parts["system"])
-    counts = {"system": whole - tokens([{**message, "content": ""} for message in parts["system"]])}
+    counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}
     counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
     return {**counts, "current": whole - sum(counts.values())}

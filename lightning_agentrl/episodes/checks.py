@@ -40,8 +40,10 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
             "(key data.init_args.memory)"
         )
+    if contract.tool_schemas:
+        session.renderer.check_tools(contract.tool_schemas)
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action))
+    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action, images=session.images))
     if fullest and not contract.one_turn:
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts

@@ -116,7 +116,8 @@ class TurnInteraction(Interaction):
     async def _play(
         self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
     ) -> Turn:
-        observation, index = session.observation, len(session.past) + session.all_unread
+        observation, images, role = session.observation, session.images, session.role
+        index = len(session.past) + session.all_unread
         text = session.renderer.decode(reply.ids)
         contract = session.contract
         parser = RawParser() if contract.free_text else self.parser
@@ -132,7 +133,8 @@ class TurnInteraction(Interaction):
             result = await session.step(contract.default_action if parsed.action is None else parsed.action)
             executed = result.info.get("executed_action", parsed.action or contract.default_action)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
-            session.remember(PastTurn(observation, parsed.thought, executed, text), prompt, _action_segment(reply))
+            past = PastTurn(observation, parsed.thought, executed, text, images, role)
+            session.remember(past, prompt, _action_segment(reply))
         session.reply_tokens += len(reply.ids)
 
         stop = self._stop_reason(session, result, valid or ask_again)
@@ -167,6 +169,7 @@ class TurnInteraction(Interaction):
             lost=session.take_lost(),
             asked_again=ask_again,
             image=image,
+            seen=tuple(chunk.digest for one in images for chunk in one.images),
             bootstrap=bootstrap,
         )
 

@@ -107,9 +107,9 @@ def test_text_alone_is_not_copied() -> None:
 @given(inputs.filter(len))
 def test_plain_types_hold_images_and_text_as_ever(one: ModelInput) -> None:
     segment = Segment(SegmentKind.OBSERVATION, one)
-    assert segments_from_plain(segments_to_plain([segment])) == (segment,)
+    assert segments_from_plain(segments_to_plain([segment], {}), {}) == (segment,)
     if not one.images:
-        assert segments_to_plain([segment]) == [("observation", list(one.ids), [])]
+        assert segments_to_plain([segment], {}) == [("observation", list(one.ids), [])]
 
 
 @pytest.mark.parametrize("fields", [{"digest": ""}, {"placeholder": -1}, {"tokens": 0}])
