@@ -29,7 +29,7 @@ from lightning_agentrl.agents.checkpoints import (
     refuse_not_finite,
     rewind,
 )
-from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
+from lightning_agentrl.agents.checks import check_groups, check_returns, check_tower, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
@@ -85,6 +85,7 @@ class Agent(L.LightningModule, ABC):
             ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
         group_filter: which groups of a rollout are trained on; None: all.
         lora: train adapters on the frozen model; None: all weights.
+        train_tower: train what reads images as well, of a model that does; off: its weights stay as they are.
         optim: learning rates, weight decay and clips of both parameter groups.
         compute: settings that trade memory for time.
         temperature: of sampling and of all log-probs.
@@ -109,6 +110,7 @@ class Agent(L.LightningModule, ABC):
         correction: OffPolicyCorrection | None = None,
         group_filter: GroupFilter | None = None,
         lora: LoRA | None = None,
+        train_tower: bool = False,
         optim: Optim | None = None,
         compute: Compute | None = None,
         temperature: float = 1.0,
@@ -124,6 +126,7 @@ class Agent(L.LightningModule, ABC):
         self.correction = correction
         self.group_filter = group_filter
         self.lora = lora
+        self.train_tower = train_tower
         self.optim = optim or Optim()
         self.compute = compute or Compute()
         self.temperature = temperature
@@ -423,6 +426,7 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+                check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
@@ -445,7 +449,7 @@ class Agent(L.LightningModule, ABC):
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         self.models = build_models(
-            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh
+            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh, self.train_tower
         )
         self.actor = self.models.actor
         if self.critic is not None:
@@ -571,6 +575,8 @@ class Agent(L.LightningModule, ABC):
             self.models.share_prefixes,
             self.clock.advance if lockstep else self._advance_or_leave,
             agree=max_over_ranks if lockstep else None,
+            images=self.actor.image_reader,
+            trains_tower=self.train_tower,
         )
 
     def _advance_or_leave(self, rows: int) -> None:
