@@ -129,7 +129,7 @@ def warm_start(folder: Path, seed: int) -> float:
         optimizer.step()
         schedule.step()
         if step % 20 == 0:
-            print(f"shown {step * BATCH}: loss {float(loss):.3f}", flush=True)
+            print(f"shown {step * BATCH}: loss {loss.item():.3f}", flush=True)
     policy.lm.save_pretrained(folder)
     return time.monotonic() - started
 
