@@ -56,7 +56,7 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
+from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
@@ -425,7 +425,7 @@ class Agent(L.LightningModule, ABC):
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
-            self.tokenizer = load_tokenizer(self.model)
+            self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
