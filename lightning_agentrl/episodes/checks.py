@@ -48,9 +48,11 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts
         if cuts:
+            images = "" if form.max_images is None else f" and {form.max_images} images"
             raise ValueError(
                 f"{type(memory).__name__} shows up to {shown} turns, of which only {shown - cuts} fit into "
-                f"prompts of {form.max_prompt_tokens} tokens even without thoughts; shorten the memory "
+                f"prompts of {form.max_prompt_tokens} tokens{images} even without thoughts; shorten the memory "
                 "(key data.init_args.memory) or raise data.init_args.prompt.max_prompt_tokens"
+                f"{' or .max_images' if images else ''}"
             )
     return first

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
-from lightning_agentrl.episodes.contract import contract_error
+from lightning_agentrl.episodes.contract import check_reward, contract_error
+from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
@@ -136,6 +137,13 @@ class TurnInteraction(Interaction):
             past = PastTurn(observation, parsed.thought, executed, text, images, role)
             session.remember(past, prompt, _action_segment(reply))
         session.reply_tokens += len(reply.ids)
+        judged = 0.0
+        if session.judge is not None and not ask_again:
+            seen = JudgedTurn(
+                contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
+            )
+            judged = await session.judge.judge(seen)
+            check_reward("the judge", judged)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
@@ -153,7 +161,7 @@ class TurnInteraction(Interaction):
             thought_tokens=session.renderer.tokens_before(reply.ids, parsed.action_start),
             valid=valid,
             env_reward=result.reward,
-            reward=self._reward(result.reward, valid),
+            reward=self._reward(result.reward, valid) + judged,
             episode_return=session.episode_return,
             terminated=result.terminated,
             truncated=truncated,
@@ -164,7 +172,7 @@ class TurnInteraction(Interaction):
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
-            metrics=dict(result.metrics),
+            metrics={**result.metrics, **({} if session.judge is None else {"judge": judged})},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,

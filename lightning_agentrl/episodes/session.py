@@ -12,6 +12,7 @@ from typing import Any
 from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
+from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, PastTurn
@@ -66,8 +67,9 @@ class Session:
         episode_seed: seed of the n-th episode.
         renderer: turns prompts into tokens.
         memory: what of the past a prompt shows.
-        pictures: keep a picture of each turn, where the environment draws itself.
+        pictures: keep a picture of each turn, where there is something to see.
         first_episode: number of the first episode.
+        judge: adds to the rewards of turns; None: the environment's reward is all.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Session:
         memory: Memory,
         pictures: bool = True,
         first_episode: int = 0,
+        judge: Judge | None = None,
     ) -> None:
         self.index = index
         self.worker = worker
@@ -86,6 +89,7 @@ class Session:
         self.memory = memory
         self.pictures = pictures
         self.first_episode = first_episode
+        self.judge = judge
         self.episode = first_episode - 1  # none yet
         self.running = False  # the episode goes on
         self.lost: list[str] = []  # kinds of faults that ended an episode and are in no turn yet

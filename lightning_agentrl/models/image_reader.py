@@ -145,7 +145,7 @@ class Idefics3Reader(FamilyReader):
     @cached_property
     def _marks(self) -> tuple[int, int]:
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        around, whole = (int(tokenizer.convert_tokens_to_ids(mark)) for mark in IDEFICS3_MARKS)
+        around, whole = (cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in IDEFICS3_MARKS)
         return around, whole
 
     def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:

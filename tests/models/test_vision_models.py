@@ -29,7 +29,7 @@ from lightning_agentrl.models.sharding import release, shard, units
 from tests.models.seen import rows_with_images
 from tests.tiny import VisionFamily, tiny_vision_folder
 
-FAMILIES = get_args(VisionFamily)
+ONE_OF_A_KIND = ("qwen3_vl", "smolvlm")
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 
 
@@ -39,7 +39,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 @pytest.fixture(
-    params=["qwen3_vl", "smolvlm", *(pytest.param(f, marks=pytest.mark.slow) for f in ("qwen2_5_vl", "idefics3"))]
+    params=[f if f in ONE_OF_A_KIND else pytest.param(f, marks=pytest.mark.slow) for f in get_args(VisionFamily)]
 )
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
     return folder_of(request.param)
