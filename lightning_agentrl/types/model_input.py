@@ -171,6 +171,17 @@ class ModelInput:
             tokens -= len(chunk)
         return ModelInput(tuple(chunks))
 
+    def head(self, length: int) -> ModelInput:
+        """Return the first ``length`` tokens, or fewer where an image would be cut."""
+        kept: list[Chunk] = []
+        for chunk in self.chunks:
+            if len(chunk) > length:
+                kept += [TextChunk(chunk.ids[:length])] if isinstance(chunk, TextChunk) else []
+                break
+            kept.append(chunk)
+            length -= len(chunk)
+        return ModelInput(tuple(kept))
+
     def __len__(self) -> int:
         return len(self.ids)
 

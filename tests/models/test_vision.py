@@ -26,7 +26,6 @@ from tests.tiny import VisionFamily, tiny_vision_folder
 
 FAMILIES = get_args(VisionFamily)
 CLOSE = {"rtol": 0.0, "atol": 2e-5}  # of values to about 4
-UNUSED = set[str]()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,6 @@ def test_rows_together_are_rows_alone(policy: LanguageModel, share: bool) -> Non
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=2e-4, msg=name)
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["tree", "padded"])
 @pytest.mark.parametrize(
     ("family", "mistake"),
     [
@@ -99,18 +97,15 @@ def test_mistakes_show(
     policies: Callable[[str], LanguageModel],
     family: str,
     mistake: str,
-    share: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policy = policies(family)
     reader = reader_of(policy)
     rows = rows_with_images(reader)
-    packed = pack(rows, share=share, reader=reader)
+    packed = pack(rows, reader=reader)
     with torch.no_grad():
         right = policy.hidden(packed)
         if mistake == "plain ids":
-            if not share:
-                pytest.skip("nothing is merged")
             monkeypatch.setattr(ImageChunk, "keys", ImageChunk.ids)
             plain = [
                 Row(
@@ -127,7 +122,7 @@ def test_mistakes_show(
             packed = replace(packed, images=replace(packed.images, tokens=swapped))
         elif mistake == "one row of positions":
             monkeypatch.setattr(type(reader), "rotary", False)
-            packed = pack(rows, share=share, reader=reader)
+            packed = pack(rows, reader=reader)
         elif mistake == "positions do not restart":
             packed = replace(packed, positions=torch.arange(packed.ids.numel()).view_as(packed.ids).expand(3, -1, -1))
         else:
@@ -224,7 +219,7 @@ def test_a_tower_that_is_trained_has_gradients_without_images(policy: LanguageMo
     found = gradients(policy, policy.hidden(fed))
     towers = {name for name in dict(policy.named_parameters()) if any(f".{part}." in name for part in tower(policy.lm))}
     assert towers
-    assert found.keys() - expected.keys() == towers - UNUSED
+    assert found.keys() - expected.keys() == towers
     assert not any(found[name].any() for name in found.keys() & towers)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, **CLOSE)

@@ -73,6 +73,17 @@ def test_inputs_begin_alike_as_far_as_their_contents_and_never_within_an_image(
     assert common_prefix_length([one.keys, other.keys]) == expected
 
 
+@given(inputs, st.integers(0, 20))
+def test_a_head_is_as_long_as_it_can_be_without_cutting_an_image(one: ModelInput, length: int) -> None:
+    head = one.head(length)
+    assert len(head) <= length
+    assert common_prefix_length([head.keys, one.keys]) == len(head)
+    following = next((c for c in one.chunks[len(head.chunks) :]), None)
+    assert len(head) in (length, len(one)) or isinstance(following, ImageChunk)
+    if isinstance(following, ImageChunk):
+        assert len(head) + len(following) > length
+
+
 @given(inputs)
 def test_images_stand_below_all_ids(one: ModelInput) -> None:
     for key, token in zip(one.keys, one.ids, strict=True):

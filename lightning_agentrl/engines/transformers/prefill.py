@@ -15,7 +15,7 @@ from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
-from lightning_agentrl.types.model_input import ImageChunk, ModelInput, check_text_only
+from lightning_agentrl.types.model_input import ModelInput, check_text_only
 
 
 def check_prompt(policy: LanguageModel, prompt: ModelInput) -> None:
@@ -96,7 +96,7 @@ class TreePrefill:
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
-        common = _outside_images(prompts[0], common)
+        common = len(prompts[0].head(common))
         kept = self._prefix
         if kept and common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
             return
@@ -114,16 +114,6 @@ class TreePrefill:
 def _last(positions: Tensor) -> Tensor:
     """Return [N]: for each token the position that the next text token follows."""
     return positions if positions.dim() == 1 else positions.amax(0)
-
-
-def _outside_images(prompt: ModelInput, length: int) -> int:
-    """Return the greatest length up to the given one at which a prompt can be cut without cutting an image."""
-    start = 0
-    for chunk in prompt.chunks:
-        if isinstance(chunk, ImageChunk) and start < length < start + len(chunk):
-            return start
-        start += len(chunk)
-    return length
 
 
 class PaddedPrefill:
