@@ -203,7 +203,9 @@ class Exam:
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
             short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
-            replay.check_render(Probe(drawn, self.log, self.clock, self.most_tokens, self.journal), short)
+            drawing = Probe(drawn, self.log, self.clock, self.most_tokens, self.journal)
+            drawing.makes_as = "render.mode"
+            replay.check_render(drawing, short)
         self.ordered = replay.order(chosen)
 
     ordered: Sequence[dict[str, Any]] = ()
@@ -282,7 +284,7 @@ class Exam:
         """Look at all episodes that were played."""
         log, every = self.log, [*self.episodes, *self.solved, *self.others]
         played.describe(log, self.episodes)
-        played.check_spread(log, self.episodes)
+        played.check_spread(log, self.episodes, [*self.solved, *self.others])
         played.check_ends(log, every, self.limit)
         played.check_longest(log, every, self.limit)
         played.check_success(log, every)

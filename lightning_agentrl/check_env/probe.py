@@ -133,6 +133,8 @@ class Probe:
         self.last: Seen | None = None
         self.raises_as = "raises"
         """The check that an error of this instance belongs to."""
+        self.makes_as = ""
+        """The check that a failure to make it belongs to, if that is another one."""
         self._kept: tuple[Mapping[str, Any], str] | None = None  # info of the last answer, and how it looked
         self._calls = 0
         self._offer: list[Any] = []
@@ -141,7 +143,7 @@ class Probe:
     def made(self) -> gymnasium.Env:
         """Return the instance; it is made if there is none."""
         if self.env is None:
-            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS)
+            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
         return self.env
 
     def unwrapped(self) -> Any:
@@ -232,7 +234,7 @@ class Probe:
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
                 raise  # wrong input of the user
-            raise self._broken("contract.make", f"making it once more failed: {error}") from error
+            raise self._broken(check or "contract.make", f"making it once more failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
