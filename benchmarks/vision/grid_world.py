@@ -138,8 +138,9 @@ def data_module(env: str, seed: int) -> RolloutDataModule:
     return RolloutDataModule(
         env=EnvConfig(env, dict(ARGUMENTS), worker="thread"),
         num_envs=32,
-        turns_per_env=16,
-        mini_batch_turns=256,
+        turns_per_env=8,
+        mini_batch_turns=32,
+        update_epochs=2,
         memory=WindowMemory(0),
         prompt=FORMAT,
         interaction=TurnInteraction(max_reply_tokens=6),
@@ -197,12 +198,12 @@ def run(seed: int, iterations: int, minutes: float) -> None:
         str(folder / "shown"),
         critic=SharedCritic(),
         advantage=DualDiscountGAE(gamma_step=0.95, lam_step=0.95),
-        optim=Optim(lr_actor=1e-4, lr_critic=1e-3),
+        optim=Optim(lr_actor=2e-4, lr_critic=3e-3),
         kl=KL(reward=0.0),
         entropy_bonus=0.0,
     )
     curve = Curve(minutes)
-    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=2, rounds=2, fraction=0.5))
+    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=3, rounds=2, fraction=1.0))
     trainer.fit(agent, data_module(GAME, seed))
     policy = agent.models.actor
     policy.lm.save_pretrained(folder / "tried")
