@@ -141,6 +141,7 @@ def tiny_vision_folder(
     tower_layers: int = 2,
     patch_size: int = 8,
     image_side: int = 3,
+    image_tokens: int = 256,
     initializer_range: float = 0.15,
     tie_word_embeddings: bool = True,
     **text_settings: Any,
@@ -148,7 +149,7 @@ def tiny_vision_folder(
     """Write a tiny random vision-language model to `path`, with tokenizer, chat template and image processor.
 
     It needs no torchvision: `AutoImageProcessor.from_pretrained(path, backend="pil")`. Two patches in each direction
-    are a token. Images of the Qwen families have 4 to 256 tokens, those of the others `image_side` by `image_side`.
+    are a token. Images of the Qwen families have 4 tokens at least, those of the others `image_side` by `image_side`.
 
     Args:
         path: folder to write, made if missing.
@@ -162,6 +163,7 @@ def tiny_vision_folder(
         tower_layers: layers of the model that reads images.
         patch_size: side of a patch in pixels.
         image_side: side of an image in tokens, where all images have one size.
+        image_tokens: the most tokens of an image, where images have different sizes.
         initializer_range: of all weights; large, so that outputs depend on the input.
         tie_word_embeddings: whether the output head is the embedding.
         text_settings: further ones of the text config.
@@ -210,7 +212,7 @@ def tiny_vision_folder(
             "patch_size": patch_size,
             "temporal_patch_size": 2,
             "merge_size": 2,
-            "size": {"shortest_edge": 4 * area, "longest_edge": 256 * area},
+            "size": {"shortest_edge": 4 * area, "longest_edge": image_tokens * area},
             **(half if family == "qwen3_vl" else {}),
         }
         if qwen
