@@ -62,7 +62,7 @@ class TextArena(gymnasium.Env[str, str]):
     ) -> None:
         self._textarena = need("textarena", extra="textarena")
         self.game = game_id(str(game), need("textarena.envs.registration", extra="textarena").ENV_REGISTRY)
-        self.players = 1 if name_of(game) in ONE_PLAYER else 2
+        self.players = 1 if name_of(self.game) in ONE_PLAYER else 2
         if seat is not None and (opponent == SELF or not 0 <= seat < self.players):
             raise ValueError(f"seat is {seat}, but must be from 0 to {self.players - 1}, and None if opponent is self.")
         if not 1 <= max_chars <= 4000:
