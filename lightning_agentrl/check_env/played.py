@@ -76,7 +76,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
         elif limit is not None:
             said = f"the episode is truncated at turn {len(one.actions)}, and {limit} turns are declared"
             log.add("ends.early", said, one.seed, one.actions)
-    again = [one for one in whole if len(one.actions) > 1 and _moved(one)]
+    again = [one for one in whole if len(one.actions) > 1 and _moved(one) and not one.seen[-1].invalid]
     if len(again) >= 4 and _share(one.seen[-1].state == one.seen[0].state for one in again) > 0.8:
         said = f"the last text of {len(again)} episodes is their first one again"
         log.add("ends.restart", said, again[0].seed, again[0].actions)
@@ -106,6 +106,7 @@ def check_success(log: Log, episodes: Sequence[Play]) -> None:
         if one.seen[-1].info.get("progression", 1) == 0:
             log.add("info.progression", "info['progression'] is 0 at a success", one.seed, one.actions)
     paid = [one for one in lost if one.seen[-1].terminated and one.seen[-1].reward > 0]
+    paid = [one for one in paid if not 0 < one.progression < 1]  # which is paid as the part that it is
     if len(paid) >= 3 and not won and len({round(one.total, 6) for one in whole}) > 1:
         richest = max(paid, key=lambda one: one.total)
         said = f"no episode is called a success, not even one that ends with a reward of {richest.seen[-1].reward:g}"

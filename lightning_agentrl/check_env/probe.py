@@ -110,6 +110,12 @@ class Play:
     def total(self) -> float:
         return sum(one.reward for one in self.seen)
 
+    @property
+    def progression(self) -> float:
+        """How much of the task the environment calls done at the end; 1 where it says nothing."""
+        value = self.seen[-1].info.get("progression") if self.seen else None
+        return float(value) if isinstance(value, int | float | np.number) else 1.0
+
 
 class Probe:
     """An instance, made when it is first needed and again after it broke.
@@ -301,7 +307,8 @@ class Probe:
         if found := CONTROL.search(whole):
             check = "text.echo" if found[0] in said and "text.control" not in self.log else "text.control"
             self._note(check, f"the text holds the character {found[0]!a}")
-        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text:
+        shown_before = self.last is not None and said[:_LONG_REPLY] in self.last.prompt
+        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
         if not (seen.text.strip() or seen.images or seen.terminated) and not (
             self.last is None and seen.contract.system_prompt

@@ -20,7 +20,7 @@ QUICK = ("seed 0 is none", "win as cut", "reward for words")
 SOUND = (
     *("agentrl_envs:Bandit-v0", "agentrl_envs:GuessNumber-v0"),
     *(f"{TOYS}:Toy{name}-v0" for name in ("Lake", "FixedLake", "Cliff", "Blackjack", "Taxi", "CartPole", "Car")),
-    *(f"{TOYS}:Toy{name}-v0" for name in ("Quiz", "Trap")),
+    *(f"{TOYS}:Toy{name}-v0" for name in ("Quiz", "Trap", "Board")),
 )
 OURS_AGAIN = [pytest.param(name, marks=() if "Guess" in name or "Quiz" in name else pytest.mark.slow) for name in SOUND]
 

@@ -1,4 +1,4 @@
-"""Sound games: some of gymnasium, told in words, and two whose episodes look like mistakes."""
+"""Sound games: some of gymnasium, told in words, and some whose episodes look like mistakes."""
 
 from __future__ import annotations
 
@@ -96,6 +96,33 @@ class Trap(_Own):
         return self.tell(), -float(lost), lost, self.turn == 60, {"invalid_action": action not in self.actions}
 
 
+class Board(_Own):
+    """Guess the letters of a word below a large board; a second invalid reply in a row is the end, with a part paid."""
+
+    free_text = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.found: set[str] = set()
+        super().reset(seed=seed)
+        self.word = {f"[{letter}]" for letter in self.np_random.permutation(list("abcdefghijklmnop"))[:2]}
+        self.warned = False
+        return self.tell(), {"success": False, "progression": 0.0}
+
+    def tell(self) -> str:
+        letters = " ".join(f"[{letter}]" for letter in "abcdefghijklmnop")
+        return f"{letters}\n{'. ' * 600}\nFound: {sorted(self.found)}"
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        valid = action in self.word - self.found
+        self.found |= {action} & self.word
+        over = len(self.found) == 2 or (self.warned and not valid)
+        warns, self.warned = not valid and not over, not valid
+        part = len(self.found) / 2
+        info = {"success": part == 1, "progression": part, "invalid_action": not valid}
+        return f"Wrong, once more.\n{self.tell()}" if warns else self.tell(), part * over, over, False, info
+
+
+gymnasium.register("ToyBoard-v0", Board)
 gymnasium.register("ToyQuiz-v0", Quiz)
 gymnasium.register("ToyTrap-v0", Trap)
 for _name in GAMES:
