@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from tests.models.seen import VISION_FAMILIES
 from tests.tiny import CONFIGS, VisionFamily, tiny_model_folder, tiny_tokenizer, tiny_vision_folder
 
 
@@ -62,7 +62,7 @@ def test_same_seed_same_files(tmp_path: Path) -> None:
     assert len(tiny_tokenizer(["zebra zebra"])("zebra")["input_ids"]) < len(tiny_tokenizer()("zebra")["input_ids"])
 
 
-@pytest.mark.parametrize("family", get_args(VisionFamily))
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_vision_models_see(family: VisionFamily, tmp_path: Path) -> None:
     folder = tiny_vision_folder(tmp_path, family)
     tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.agents.processes import fit, optimizer_states, read
 from tests.agents.test_fsdp2 import FSDP2
@@ -24,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(path: Path, folder: Path, devices: int, *arguments: str, strategy: str | None = None) -> dict[str, Any]:
-    """Three iterations; environment 0 shows pictures, environment 1 tells."""
+    """Two iterations; environment 0 shows pictures, environment 1 tells."""
     settings = {
         "data.init_args.env": "null",
         "data.init_args.envs": json.dumps(SOURCES),
@@ -39,7 +42,7 @@ def run(path: Path, folder: Path, devices: int, *arguments: str, strategy: str |
                 }
             ]
         ),
-        "trainer.max_epochs": "3",
+        "trainer.max_epochs": "2",
         "model.init_args.optim.max_grad_norm_actor": "1e9",
     }
     given = [part for key, value in settings.items() for part in (f"--{key}", value)]
@@ -52,25 +55,25 @@ def assert_near(one: dict[str, Any], two: dict[str, Any]) -> None:
         torch.testing.assert_close(two["state_dict"][name], weight, rtol=0, atol=2e-4, msg=name)
 
 
+@pytest.fixture(scope="module")
+def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What one process trains, the tower too or not."""
+    return lru_cache(
+        lambda tower: run(tmp_path_factory.mktemp("one"), folder, 1, "--model.init_args.train_tower", tower)
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [None, FSDP2], ids=["ddp", "fsdp2"])
-@pytest.mark.parametrize("train_tower", ["true", pytest.param("false", marks=pytest.mark.long)])
-def test_text_beside_images(tmp_path, folder, monkeypatch, strategy, train_tower):
+@pytest.mark.parametrize("tower", ["true", pytest.param("false", marks=pytest.mark.long)], ids=["trained", "frozen"])
+def test_text_beside_images(tmp_path, folder, alone, monkeypatch, strategy, tower):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    tower = ("--model.init_args.train_tower", train_tower)
-    one = run(tmp_path / "one", folder, 1, *tower)
-    two = run(tmp_path / "two", folder, 2, *tower, strategy=strategy)
+    one = alone(tower)
+    two = run(tmp_path / "two", folder, 2, "--model.init_args.train_tower", tower, strategy=strategy)
     assert_near(one, two)
-    start = torch.load(tmp_path / "two" / "last.ckpt", weights_only=True)["state_dict"]
-    names = [name for name in start if ".visual." in name]
+    before = load_file(folder / "model.safetensors")
+    names = [name for name in before if ".visual." in name]
     assert names
-    first = tiny_weights(folder)
-    moved = [not torch.equal(one["state_dict"][name], first[name.removeprefix("actor.lm.")]) for name in names]
-    assert all(moved) if train_tower == "true" else not any(moved)
+    moved = [not torch.equal(two["state_dict"][f"actor.lm.{name}"], before[name]) for name in names]
+    assert all(moved) if tower == "true" else not any(moved)
     assert len(optimizer_states(one)) == len(optimizer_states(two))
-
-
-def tiny_weights(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")

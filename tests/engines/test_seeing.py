@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import get_args
 
 import pytest
 import torch
@@ -17,10 +16,9 @@ from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.types import ModelInput
-from tests.models.seen import own_hidden, picture, rows_with_images, text
+from tests.models.seen import VISION_FAMILIES, own_hidden, picture, rows_with_images, text
 from tests.tiny import VisionFamily, tiny_vision_folder
 
-FAMILIES = get_args(VisionFamily)
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 STEPS = 6
 
@@ -62,7 +60,7 @@ def forced(policy: LanguageModel, prompts: Sequence[ModelInput], ids: Sequence[S
     return policy.hidden(pack(rows, reader=policy.image_reader)).view(len(prompts), 1 + STEPS, -1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 @pytest.mark.parametrize("kind", [TreePrefill, PaddedPrefill])
 @torch.no_grad()
 def test_cached_replies_are_what_the_trainer_reads(
@@ -95,7 +93,7 @@ def test_replies_that_count_tokens_instead_of_positions_show(
     assert (wrong - forced(policy, prompts, ids)).abs().max() > 0.3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 @torch.no_grad()
 def test_a_kept_prefix_knows_its_images(policy_of: Callable[[str], LanguageModel], family: str) -> None:
     policy = policy_of(family)
@@ -137,7 +135,7 @@ def test_rows_with_images_join_and_leave(policy_of: Callable[[str], LanguageMode
     torch.testing.assert_close(hidden, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
 @torch.no_grad()
 def test_prompts_are_read_as_the_model_itself_does(policy_of: Callable[[str], LanguageModel], family: str) -> None:
     policy = policy_of(family)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,6 +13,11 @@ from transformers import PreTrainedModel
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.types import ModelInput
+
+VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow
+    *("qwen3_vl", "smolvlm"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2_5_vl", "idefics3")),
+]
 
 
 def picture(seed: int, height: int = 48, width: int = 48) -> np.ndarray:

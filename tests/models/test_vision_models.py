@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -26,10 +25,9 @@ from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
-from tests.models.seen import rows_with_images
-from tests.tiny import VisionFamily, tiny_vision_folder
+from tests.models.seen import VISION_FAMILIES, rows_with_images
+from tests.tiny import tiny_vision_folder
 
-ONE_OF_A_KIND = ("qwen3_vl", "smolvlm")
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 
 
@@ -38,9 +36,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return lru_cache(lambda family: tiny_vision_folder(tmp_path_factory.mktemp(family), family))
 
 
-@pytest.fixture(
-    params=[f if f in ONE_OF_A_KIND else pytest.param(f, marks=pytest.mark.slow) for f in get_args(VisionFamily)]
-)
+@pytest.fixture(params=VISION_FAMILIES)
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
     return folder_of(request.param)
 
