@@ -37,6 +37,7 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "FrozenLakeText-v0": ("agentrl_envs.frozen_lake.env:FrozenLake", {}),
     "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
     **_GRID_WORLDS,
+    "ZoomSearch-v0": ("agentrl_envs.zoom_search.env:ZoomSearch", {}),
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
     "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),

@@ -207,7 +207,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
             raise ValueError(f'observation must be "text", "image" or "both", not {observation!r}.')
         self.observation = observation
         if observation != "text":
-            self.remarks = True
+            self.remarks = not self.free_text
             both = spaces.Dict({"text": self.observation_space, "images": spaces.Sequence(image)})
             self.observation_space = cast(spaces.Space[str | Seen], both)
 

@@ -29,7 +29,7 @@ from benchmarks.intervals import T_QUANTILES
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
-from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.prompts.memory import Recollection, WindowMemory
@@ -138,8 +138,8 @@ def data_module(env: str, seed: int) -> RolloutDataModule:
     return RolloutDataModule(
         env=EnvConfig(env, dict(ARGUMENTS), worker="thread"),
         num_envs=32,
-        turns_per_env=16,
-        mini_batch_turns=256,
+        turns_per_env=8,
+        mini_batch_turns=32,
         memory=WindowMemory(0),
         prompt=FORMAT,
         interaction=TurnInteraction(max_reply_tokens=6),
@@ -195,14 +195,14 @@ def run(seed: int, iterations: int, minutes: float) -> None:
     print(told, flush=True)
     agent = PPOAgent(
         str(folder / "shown"),
-        critic=SharedCritic(),
+        critic=SeparateCritic(),
         advantage=DualDiscountGAE(gamma_step=0.95, lam_step=0.95),
         optim=Optim(lr_actor=1e-4, lr_critic=1e-3),
         kl=KL(reward=0.0),
         entropy_bonus=0.0,
     )
     curve = Curve(minutes)
-    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=2, rounds=2, fraction=0.5))
+    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=4, rounds=2, fraction=0.5))
     trainer.fit(agent, data_module(GAME, seed))
     policy = agent.models.actor
     policy.lm.save_pretrained(folder / "tried")

@@ -110,6 +110,12 @@ class Play:
     def total(self) -> float:
         return sum(one.reward for one in self.seen)
 
+    @property
+    def progression(self) -> float:
+        """How much of the task the environment calls done at the end; 1 where it says nothing."""
+        value = self.seen[-1].info.get("progression") if self.seen else None
+        return float(value) if isinstance(value, int | float | np.number) else 1.0
+
 
 class Probe:
     """An instance, made when it is first needed and again after it broke.
@@ -133,6 +139,8 @@ class Probe:
         self.last: Seen | None = None
         self.raises_as = "raises"
         """The check that an error of this instance belongs to."""
+        self.makes_as = ""
+        """The check that a failure to make it belongs to, if that is another one."""
         self._kept: tuple[Mapping[str, Any], str] | None = None  # info of the last answer, and how it looked
         self._calls = 0
         self._offer: list[Any] = []
@@ -141,7 +149,7 @@ class Probe:
     def made(self) -> gymnasium.Env:
         """Return the instance; it is made if there is none."""
         if self.env is None:
-            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS)
+            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
         return self.env
 
     def unwrapped(self) -> Any:
@@ -232,7 +240,7 @@ class Probe:
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
                 raise  # wrong input of the user
-            raise self._broken("contract.make", f"making it once more failed: {error}") from error
+            raise self._broken(check or "contract.make", f"making it once more failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
@@ -299,7 +307,8 @@ class Probe:
         if found := CONTROL.search(whole):
             check = "text.echo" if found[0] in said and "text.control" not in self.log else "text.control"
             self._note(check, f"the text holds the character {found[0]!a}")
-        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text:
+        shown_before = self.last is not None and said[:_LONG_REPLY] in self.last.prompt
+        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
         if not (seen.text.strip() or seen.images or seen.terminated) and not (
             self.last is None and seen.contract.system_prompt

@@ -267,8 +267,8 @@ def _values(call: str, answer: Any) -> tuple[Any, ...]:
     raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
 
 
-def png(images: Sequence[np.ndarray]) -> bytes:
-    """Return images, uint8 [height, width, 3], side by side as one PNG."""
+def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
+    """Return images, uint8 [height, width, 3], side by side as one PNG, which has at most ``longest`` pixels a side."""
     from PIL import Image
 
     canvas = Image.new("RGB", (sum(one.shape[1] for one in images), max(one.shape[0] for one in images)), "white")
@@ -276,6 +276,8 @@ def png(images: Sequence[np.ndarray]) -> bytes:
     for one in images:
         canvas.paste(Image.fromarray(one), (left, 0))
         left += one.shape[1]
+    if longest is not None:
+        canvas.thumbnail((longest, longest))
     file = io.BytesIO()
     canvas.save(file, "PNG")
     return file.getvalue()

@@ -26,6 +26,7 @@ from lightning_agentrl.types.plain import (
     segments_to_plain,
 )
 
+PICTURE_SIDE = 384  # pixels at most of a picture that people look at; models see all of it
 UNREAD = "Your last reply named no action."  # what the next prompt says of it
 
 
@@ -173,9 +174,8 @@ class Session:
         It draws itself if its ``render_mode`` is ``rgb_array``.
         """
         if self.pictures and self.images:
-            return png(
-                [pixels for image in self.images for chunk in image.images if (pixels := chunk.pixels) is not None]
-            )
+            seen = [pixels for one in self.images for chunk in one.images if (pixels := chunk.pixels) is not None]
+            return png(seen, PICTURE_SIDE)
         if not self.pictures or self.contract.render_mode != "rgb_array":
             return None
         return await self.worker.draw()

@@ -161,6 +161,16 @@ class ModelInput:
     def images(self) -> tuple[ImageChunk, ...]:
         return tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
 
+    def behind(self, tokens: int) -> ModelInput:
+        """Return what follows the first tokens; an image that they cut in two is left out."""
+        chunks: list[Chunk] = []
+        for chunk in self.chunks:
+            if tokens < len(chunk):
+                whole = tokens <= 0
+                chunks += [chunk] if whole else [TextChunk(chunk.ids[tokens:])] if isinstance(chunk, TextChunk) else []
+            tokens -= len(chunk)
+        return ModelInput(tuple(chunks))
+
     def head(self, length: int) -> ModelInput:
         """Return the first ``length`` tokens, or fewer where an image would be cut."""
         kept: list[Chunk] = []

@@ -131,10 +131,10 @@ class VLLMServerEngine(Engine):
         self.policy_version = policy_version
 
     async def generate(self, request: SamplingRequest) -> Reply:
+        check_text_only([request.prompt], "VLLMServerEngine")
         loop, pool, handle = self._started()
         if not self._updates:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        check_text_only([request.prompt], "VLLMServerEngine")
         check_request(request, pool.max_model_len, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
         ids = request.prompt.ids
