@@ -22,10 +22,10 @@ from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
-from lightning_agentrl.models.packing import pack
+from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
-from tests.models.seen import VISION_FAMILIES, rows_with_images
+from tests.models.seen import VISION_FAMILIES, picture, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
@@ -174,6 +174,29 @@ def test_an_export_reads_images_as_before(folder: Path, tmp_path: Path, lora: Lo
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
     processor = AutoImageProcessor.from_pretrained(tmp_path / "out", backend="pil")
     assert processor.to_dict() == reader_of(policy).processor.to_dict()
+
+
+@pytest.mark.parametrize("train_tower", [False, True], ids=["frozen", "trained"])
+def test_steps_on_what_was_seen_lower_its_loss(folder: Path, train_tower: bool) -> None:
+    """Two answers to one text, told apart by the image alone."""
+    actor = built(folder, train_tower=train_tower).actor
+    reader = reader_of(actor)
+    images = [reader.read(picture(seed)) for seed in (0, 1)]
+    shown = [
+        text(1) + image + text(2) + other + text(3, answer)
+        for image, answer, other in zip(images, (4, 5), reversed(images), strict=True)
+    ]
+    rows = [Row(one, (len(one) - 2,)) for one in shown]
+    packed = pack(rows, reader=reader)
+    optimizer = torch.optim.AdamW([p for p in actor.parameters() if p.requires_grad], lr=1e-3)
+    losses = []
+    for _ in range(12):
+        loss = -actor.token_scores(actor.hidden(packed), packed.targets, 1.0).logps.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.3 < losses[0]
 
 
 def test_sizes_are_those_of_the_text(folder: Path) -> None:
