@@ -29,9 +29,10 @@ class Discrete(TextEnv):
         aliases: other spoken form, in lower case, -> action name.
         max_turns: turns after which an episode is truncated; by default the limit that the inner environment is
             registered with.
-        solved_at: sum of rewards from which an episode is a success. By default `info["success"]` or
-            `info["is_success"]` of the inner environment says so, and without them an episode that terminates with a
-            positive reward is one; where the end is a failure, as with CartPole, give a number.
+        solved_at: sum of rewards from which an episode is a success; one that is not above 0 counts at the end. By
+            default `info["success"]` or `info["is_success"]` of the inner environment says so, and without them an
+            episode that terminates with a positive reward is one; where the end is a failure, as with CartPole, give a
+            number.
         game_kwargs: arguments of the inner environment.
         render_mode: given to the inner environment, if it is not None.
     """
@@ -87,7 +88,8 @@ class Discrete(TextEnv):
     def success(self) -> bool:
         """Return whether the episode is solved; see `solved_at`."""
         if self.solved_at is not None:
-            return self._return >= self.solved_at
+            reached = self._return >= self.solved_at
+            return reached and (self.solved_at > 0 or not self._active)  # costs can still grow
         return super().success() if self._says is None else self._says
 
     def render(self) -> Any:
