@@ -248,6 +248,5 @@ class ZoomSearch(TextEnv):
 
     def _caption(self) -> tuple[str, str]:
         box = [round(side / self._scale) for side in self._shown[-1]]
-        example = "red" if self.level == "colour" else "7"
         left = _WORDING.texts["left"].format(turns=max(self.max_turns - self.turn, 0))
-        return self._text.format(fault=self._error, box=box, example=example, left=left), ""
+        return self._text.format(fault=self._error, box=box, left=left), ""
