@@ -14,8 +14,8 @@ import pytest
 
 import agentrl_envs  # noqa: F401 - registers the ids
 from agentrl_envs.search.env import Search
-from agentrl_envs.textarena.env import _random_reply
 from agentrl_envs.text_env import TextEnv
+from agentrl_envs.textarena.env import _random_reply
 from lightning_agentrl.check_env.replies import HOSTILE
 from lightning_agentrl.commands.inspect import said, spellings
 from lightning_agentrl.episodes.contract import Contract
