@@ -53,7 +53,8 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     data["prompt"]["max_prompt_tokens"] = 1900  # a tiny tokenizer needs many tokens
     data["interaction"]["init_args"]["max_reply_tokens"] = 8
     data["validation"] |= {"episodes": 2, "num_envs": 2}
-    data["env"]["kwargs"] = data["env"].get("kwargs", {}) | _short_episodes(data["env"]["id"])
+    for env in data.get("envs") or [data["env"]]:
+        env["kwargs"] = env.get("kwargs", {}) | _short_episodes(env["id"])
     trainer = config["trainer"]
     trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
@@ -70,7 +71,7 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
 
 
 def _short_episodes(env_id: str) -> dict[str, Any]:
-    return {} if "Bandit" in env_id else {"max_turns": 4}
+    return {} if "Bandit" in env_id else {"max_turns": 4} | ({"area": 32} if "Crafter" in env_id else {})
 
 
 def test_there_are_configs() -> None:
