@@ -58,3 +58,10 @@ def test_the_commonest_come_first() -> None:
         ("please go forward", ("go forward", 3)),
         ("please turn left", ("turn left", 1)),
     ]
+
+
+def test_an_alias_of_two_meanings_has_the_commoner_one() -> None:
+    """Actions differ between episodes."""
+    rooms = [{"go": "walk"}, {"go": "run"}, {"go": "run"}]
+    found = invalid_replies([("now go", False, False, room) for room in rooms])
+    assert found.aliases == {"now go": ("run", 2)}
