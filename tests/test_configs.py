@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import ModelParallelStrategy
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
@@ -77,6 +78,17 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
         if callback["class_path"] == "RunCheckpoints":
             callback["init_args"]["every_n_epochs"] = 3
     return config
+
+
+def drawn_tasks(folder: Path) -> Path:
+    """A data set of two questions about pictures."""
+    folder.mkdir()
+    rows = []
+    for number in range(2):
+        Image.new("RGB", (60, 40), (200, 90 * number, 0)).save(folder / f"{number}.png")
+        rows.append({"question": "How long is AB?", "answer": str(number), "image": f"{number}.png"})
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
 
 
 def _short_episodes(env_id: str) -> dict[str, Any]:
@@ -213,6 +225,9 @@ def test_a_config_runs(
     config = made_small(yaml.safe_load(path.read_text()), model)
     if family is not None:
         config["data"]["init_args"].pop("engine", None)
+    kwargs = config["data"]["init_args"]["env"]["kwargs"]
+    if "source" in kwargs:
+        kwargs["source"] = str(drawn_tasks(tmp_path / "tasks"))
     if server is not None:
         config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
