@@ -41,7 +41,10 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
         return [{**row, _FOLDER: str(path.parent)} for row in table.to_pylist()]
     if path.suffix in (".jsonl", ".parquet") or source.startswith((".", "/", "~")):
         raise ValueError(f"There is no folder or file {source!r}.")
-    rows: Sequence[Mapping[str, Any]] = _package("datasets").load_dataset(source, split=split)
+    try:
+        rows: Sequence[Mapping[str, Any]] = _package("datasets").load_dataset(source, split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"The data set {source!r} ({split}) cannot be loaded: {error}") from error
     return rows
 
 
