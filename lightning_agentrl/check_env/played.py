@@ -79,7 +79,7 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
             said = f"the episode is truncated at turn {len(one.actions)}, and {limit} turns are declared"
             log.add("ends.early", said, one.seed, one.actions)
     again = [one for one in whole if len(one.actions) > 1 and _moved(one) and not one.seen[-1].invalid]
-    if len(again) >= 4 and _share(one.seen[-1].text == one.seen[0].text for one in again) > 0.8:
+    if len(again) >= 4 and _share(one.seen[-1].state == one.seen[0].state for one in again) > 0.8:
         said = f"the last text of {len(again)} episodes is their first one again"
         log.add("ends.restart", said, again[0].seed, again[0].actions)
 
@@ -122,7 +122,7 @@ def check_texts(log: Log, episodes: Sequence[Play]) -> None:
         first = several[0]
         if not any(_moved(one) for one in several):
             log.add("text.constant", "the text never changes within an episode", first.seed, first.actions[:5])
-        elif all(one.seen[1].text == one.seen[0].text for one in several):
+        elif all(one.seen[1].state == one.seen[0].state for one in several):
             moving = _share(_moved(one) for one in several)
             if moving > _MOSTLY and _lags(several):
                 said = "the text after the first action is always the first text, and later texts come one turn late"
@@ -172,11 +172,11 @@ def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
     visits: Counter[tuple[str, str]] = Counter()
     for one in episodes:
         for turn, action in enumerate(one.actions[: len(one.seen) - 1]):
-            place = one.seen[turn].prompt, action
+            place = f"{one.seen[turn].contract.system_prompt}\n{one.seen[turn].state}", action
             visits[place] += 1
             after = one.seen[turn + 1]
             followed[place].setdefault(
-                (after.text, after.reward, after.terminated), (one.seed, one.actions[: turn + 1])
+                (after.state, after.reward, after.terminated), (one.seed, one.actions[: turn + 1])
             )
     often = [place for place, count in visits.items() if count > 1]
     if not often:
@@ -219,7 +219,7 @@ def describe(log: Log, episodes: Sequence[Play]) -> None:
 
 
 def _moved(one: Play) -> bool:
-    return any(seen.text != one.seen[0].text for seen in one.seen[1:])
+    return any(seen.state != one.seen[0].state for seen in one.seen[1:])
 
 
 def _lags(episodes: Sequence[Play]) -> bool:

@@ -17,7 +17,7 @@ from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import Contract, read_contract, read_flag, read_metrics
-from lightning_agentrl.episodes.environment import Recipe, naming_errors
+from lightning_agentrl.episodes.environment import Recipe, naming_errors, read_observation, told_apart
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -46,6 +46,14 @@ class Seen:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
+    images: tuple[np.ndarray, ...] = ()
+    raw: Any = None
+    """The observation as it came, a text or a dictionary."""
+
+    @property
+    def state(self) -> str:
+        """What tells observations apart."""
+        return told_apart(self.text, self.images)
 
     @property
     def prompt(self) -> str:
@@ -81,7 +89,7 @@ class Seen:
         """Return what must be equal when an episode is played again."""
         told = tuple(self.info.get(name) for name in ("long_term_text", "short_term_text"))
         offered = self.contract.system_prompt, tuple(self.contract.actions), self.contract.examples
-        return self.text, self.reward, self.terminated, self.truncated, *offered, *told
+        return self.state, self.reward, self.terminated, self.truncated, *offered, *told
 
 
 @dataclass
@@ -245,16 +253,21 @@ class Probe:
     def _note(self, check: str, said: str) -> None:
         self.log.add(check, said, self.seed, self.actions)
 
-    def _look(self, observation: Any, info: Any, reward: float = 0.0, *ends: bool) -> Seen:
-        if not isinstance(observation, str):
-            self._note("text.type", f"the observation is {_form(observation)}, not text")
-            observation = type(observation).__name__
+    def _look(
+        self, raw: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Seen:
+        images: tuple[np.ndarray, ...] = ()
+        try:
+            observation, images = read_observation(raw)
+        except EnvError as error:
+            self._note("text.type", str(error))
+            observation = type(raw).__name__
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
         self._info(info, observation)
         contract = self._contract()
-        seen = Seen(observation, contract, dict(info), reward, *ends)
+        seen = Seen(observation, contract, dict(info), reward, terminated, truncated, images, raw)
         self._texts(seen)
         self._kept = (info, repr(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen
@@ -297,7 +310,9 @@ class Probe:
         shown_before = self.last is not None and said[:_LONG_REPLY] in self.last.prompt
         if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
-        if not seen.text.strip() and not seen.terminated and not (self.last is None and seen.contract.system_prompt):
+        if not (seen.text.strip() or seen.images or seen.terminated) and not (
+            self.last is None and seen.contract.system_prompt
+        ):
             self._note("text.empty", "the observation is empty")
         if len(said) < _LONG_REPLY and len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
             self._note("text.long", f"a prompt has about {length} tokens, more than {self.most_tokens}")

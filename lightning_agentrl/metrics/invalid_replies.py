@@ -82,6 +82,8 @@ def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, st
         alias = said[: match.end()]
         if _NOT.search(said) or len(alias.split()) > ALIAS_WORDS:
             return Invalid.TALK, "", ""
+        if alias in actions:  # and yet the parser did not take it: something else is offered with it
+            return Invalid.SEVERAL, "", ""
         return Invalid.SPELLED, alias, found[longest]
     if cut:
         return Invalid.CUT, "", ""

@@ -84,7 +84,7 @@ class TolerantParser(ActionParser):
         exact = [name for name in actions if name.casefold() == line.casefold()]  # also names made of marks only
         if len(exact) == 1:
             return ParsedReply(thought, exact[0], action_start)
-        action = _find(normalise(line), _names(tuple(actions), tuple(aliases.items())))
+        action = _find(normalise(line), *_names(tuple(actions), tuple(aliases.items())))
         return ParsedReply(thought, action, action_start)
 
 
@@ -121,8 +121,13 @@ def normalise(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _names(actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> dict[str, str | None]:
-    """Return actions by normalised name or alias, longest first; None where one spelling means two actions."""
+def _names(
+    actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]
+) -> tuple[re.Pattern[str], dict[str, str | None]]:
+    """Return a pattern of all normalised names and aliases, longest first, and the actions that they mean.
+
+    Where one spelling means two actions, that is None.
+    """
     names: dict[str, str | None] = {}
     for action in actions:
         key = normalise(action)
@@ -135,18 +140,19 @@ def _names(actions: tuple[str, ...], aliases: tuple[tuple[str, str], ...]) -> di
             key = normalise(alias)
             others[key] = None if others.get(key, action) != action else action
     merged = others | names
-    return {key: merged[key] for key in sorted(merged, key=len, reverse=True) if key}
+    longest_first = sorted(filter(None, merged), key=len, reverse=True)
+    return re.compile(rf"(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)"), merged
 
 
-def _find(line: str, names: Mapping[str, str | None]) -> str | None:
+def _find(line: str, pattern: re.Pattern[str], names: Mapping[str, str | None]) -> str | None:
     """Return the action of the longest name that a normalised line starts with, None if alternatives differ."""
     found = None
     while True:
-        name = next((name for name in names if re.match(rf"{re.escape(name)}(?!\w)", line)), None)
-        action = None if name is None else names[name]
-        if name is None or action is None or found not in (None, action):
+        match = pattern.match(line)
+        action = None if match is None else names[match[0]]
+        if match is None or action is None or found not in (None, action):
             return None
-        found, rest = action, line[len(name) :].lstrip()
+        found, rest = action, line[match.end() :].lstrip()
         if re.match(r"not\b", rest):
             return None
         other = _ALTERNATIVE.match(rest)

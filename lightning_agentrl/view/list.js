@@ -138,6 +138,7 @@ function setUpList() {
       make("button", { type: "button", "data-show": show, onclick: press }, label, make("span", { class: "quiet" })),
     );
   }
+  if (!INDEX.iterations) delete SORTS.kl;
   for (const [sort, [label]] of Object.entries(SORTS)) byId("sort").append(make("option", { value: sort, text: label }));
   document.querySelector(".names").append(...COLUMNS.map(([name]) => make("span", { text: name })));
   const [first, final] = INDEX.iterations ?? [1, 1];

@@ -22,6 +22,7 @@ JUDGED = [
     ("ACTION: please **turn left**", False, Invalid.SPELLED, "please turn left"),
     ("trun left", False, Invalid.SPELLED, "trun left"),
     ("either turn left or turn right", False, Invalid.SEVERAL, ""),
+    ("turn left or jump", False, Invalid.SEVERAL, ""),  # "turn left" is no alias to suggest
     ("I will not go forward", False, Invalid.TALK, ""),
     ("since the door behind the wall is open now we go forward", False, Invalid.TALK, ""),
     ("THINK: a door\nACTION: open door", False, Invalid.INVENTED, ""),

@@ -31,6 +31,7 @@ def test_a_report_stands_above_its_episodes(tmp_path: Path) -> None:
         expect(page.locator(".card td").nth(1)).to_have_text(MARKUP)
         expect(page.locator(".card pre")).to_have_text("wording: {}")
         assert page.locator("#curves").count() == 0
+        assert "KL" not in page.locator("#list").inner_text()
         page.locator("#rows .row").click()
         expect(page.locator(".turn")).to_have_count(1)
         assert "iteration" not in page.locator("#detail").inner_text()
