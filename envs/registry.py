@@ -23,11 +23,22 @@ _BABYAI_LEVELS = (
 
 _BABA = "agentrl_envs.baba.env:BabaIsAIEnv"
 
+# Maps of 4 x 4 cells with 2 to 4 holes, and rooms with a box. `observation` may also be text, or both.
+_SEEN: dict[str, Any] = {"observation": "image", "reward": "steps"}
+_LAKES = {"size": 4, "holes": (2, 4), "placement": "random", "max_turns": 16, "min_way": 2}
+_GRID_WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GridWorldImage-v0": ("agentrl_envs.frozen_lake.env:FrozenLake", {**_SEEN, **_LAKES}),
+    "GridWorldImage-Boxes-v0": ("agentrl_envs.sokoban.env:Sokoban", _SEEN),
+}
+
 _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "Bandit-v0": ("agentrl_envs.games.bandit:Bandit", {}),
     "GuessNumber-v0": ("agentrl_envs.games.guess_number:GuessNumber", {}),
     "FrozenLakeText-v0": ("agentrl_envs.frozen_lake.env:FrozenLake", {}),
     "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
+    **_GRID_WORLDS,
+    "ZoomSearch-v0": ("agentrl_envs.zoom_search.env:ZoomSearch", {}),
+    "DrawnGeometry-v0": ("agentrl_envs.geometry.drawn:DrawnGeometry", {}),
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
     "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
@@ -41,6 +52,7 @@ _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
     "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),
     "ReasoningGym-v0": ("agentrl_envs.reasoning_gym.env:ReasoningGym", {}),
+    "GeometryTasks-v0": ("agentrl_envs.geometry.dataset:GeometryTasks", {}),
     "TextWorld-v0": ("agentrl_envs.textworld.generated:TextWorld", {}),
     "TextWorldExpress-v0": ("agentrl_envs.textworld.express:TextWorldExpress", {}),
 }

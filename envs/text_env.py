@@ -1,16 +1,30 @@
-"""The contract of a text environment: text in, text out, named actions, and an `info` that says what happened."""
+"""The contract of our environments: text or images in, text out, named actions, an `info` that says what happened."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypedDict, cast
+from typing import Any, ClassVar, Literal, TypedDict, cast, get_args
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 """Printable ASCII and the newline: the characters of observations and actions."""
 
 _TRAILING_PUNCTUATION = ".,;:!?"
+_REMARK = "The last reply named no action, so {action} was taken."
+
+Shown = Literal["text", "image", "both"]
+"""What an observation holds: the state as text, as images, or as both."""
+
+
+class Seen(TypedDict):
+    """An observation with images, which are shown before the text."""
+
+    text: str
+    images: tuple[NDArray[np.uint8], ...]
+    """RGB, each [height, width, 3]."""
 
 
 class TextInfo(TypedDict):
@@ -32,8 +46,8 @@ def normalise(text: str) -> str:
     return " ".join(line.lower().replace("_", " ").split()).rstrip(_TRAILING_PUNCTUATION).strip()
 
 
-class TextEnv(gymnasium.Env[str, str], ABC):
-    """A gymnasium environment whose observations and actions are strings.
+class TextEnv(gymnasium.Env[str | Seen, str], ABC):
+    """A gymnasium environment whose actions are strings, and whose observations are, too, or hold images besides.
 
     An author fills in the data below (on the class, or on the instance before the first `reset`) and four members:
     `_start`, `_act`, `_observe` and the property `system_prompt`. The base class resolves action texts, counts turns,
@@ -42,7 +56,9 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     * An action text that names no action runs `default_action` and sets `info["invalid_action"]`; the reward stays.
     * The limit `max_turns` gives `truncated`, never `terminated`; an episode that ends by itself at its last turn is
       only `terminated`.
-    * The observation is the short-term text (what matters only now), if any, followed by the long-term text.
+    * The observation is the short-term text (what matters only now), if any, followed by the long-term text. With
+      images it is a dictionary, `Seen`. Where the images show the state (`observation="image"`), the text is that of
+      `_caption` in place of `_observe`.
     * All randomness must come from `self.np_random`, or from seeds drawn from it.
     """
 
@@ -59,12 +75,18 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     """Turns after which an episode is truncated."""
     free_text: bool = False
     """The whole reply is the action: there is no table of actions, and `resolve_action` says what a reply means."""
+    observation: Shown = "text"
+    """What an observation holds."""
+    remarks: bool = False
+    """After a reply that named no action, the observation says so in its short-term text."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
         self.action_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)
         self.turn = 0
         """Turns played in the current episode."""
+        self.invalid = False
+        """Whether the last reply named no action."""
         self._active = False
         self._won = False
 
@@ -91,6 +113,17 @@ class TextEnv(gymnasium.Env[str, str], ABC):
     @abstractmethod
     def _observe(self) -> tuple[str, str]:
         """Return the current long-term text and short-term text (the second may be empty)."""
+
+    def _images(self) -> tuple[NDArray[np.uint8], ...]:
+        """Return the images of the current observation; called unless `observation` is "text"."""
+        raise NotImplementedError(f"{type(self).__name__} has no images.")
+
+    def _caption(self) -> tuple[str, str]:
+        """Return the long-term and the short-term text beside images that show the state; by default nothing.
+
+        It tells what cannot be seen, and nothing of what can be.
+        """
+        return "", ""
 
     def cut_off(self) -> bool:
         """Return whether something other than `max_turns` has just truncated the episode; by default nothing does."""
@@ -133,41 +166,66 @@ class TextEnv(gymnasium.Env[str, str], ABC):
             return self.aliases[said], True
         return self.default_action, False
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str | Seen, dict[str, Any]]:
         """Begin an episode; same seed, same episode."""
         super().reset(seed=seed)
         self._check_data()
         self.turn = 0
+        self.invalid = False
         self._won = False
         self._start(seed, options)
         self._active = True
-        return self._report(executed="", invalid=False)
+        return self._report(executed="")
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str | Seen, float, bool, bool, dict[str, Any]]:
         """Play one turn with the action that the text names."""
         if not self._active:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         name, valid = self.resolve_action(action)
+        self.invalid = not valid
         reward, terminated = self._act(name)
         self.turn += 1
         self._won = bool(terminated and reward > 0)
         truncated = not terminated and (self.turn >= self.max_turns or self.cut_off())
         self._active = not (terminated or truncated)
-        observation, info = self._report(executed=name, invalid=not valid)
+        observation, info = self._report(executed=name)
         return observation, float(reward), bool(terminated), truncated, info
 
-    def _report(self, executed: str, invalid: bool) -> tuple[str, dict[str, Any]]:
-        long_term, short_term = self._observe()
+    def _show(self, observation: Shown, image: spaces.Space[NDArray[np.uint8]]) -> None:
+        """Set what observations hold; an environment that can be seen calls this when it is made.
+
+        Args:
+            observation: text, image or both.
+            image: the space of one image.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if observation not in get_args(Shown):
+            raise ValueError(f'observation must be "text", "image" or "both", not {observation!r}.')
+        self.observation = observation
+        if observation != "text":
+            self.remarks = not self.free_text
+            both = spaces.Dict({"text": self.observation_space, "images": spaces.Sequence(image)})
+            self.observation_space = cast(spaces.Space[str | Seen], both)
+
+    def _report(self, executed: str) -> tuple[str | Seen, dict[str, Any]]:
+        long_term, short_term = self._caption() if self.observation == "image" else self._observe()
+        if self.invalid and self.remarks:
+            short_term = "\n".join(filter(None, (_REMARK.format(action=executed), short_term)))
         info = TextInfo(
             success=self.success(),
             progression=self.progression(),
             executed_action=executed,
-            invalid_action=invalid,
+            invalid_action=self.invalid,
             long_term_text=long_term,
             short_term_text=short_term,
             metrics=self.metrics(),
         )
-        observation = f"{short_term}\n{long_term}" if short_term and long_term else short_term or long_term
+        text = f"{short_term}\n{long_term}" if short_term and long_term else short_term or long_term
+        observation = text if self.observation == "text" else Seen(text=text, images=self._images())
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}
 
     def _check_data(self) -> None:

@@ -13,17 +13,28 @@ import pytest
 import torch
 import yaml
 from lightning.pytorch.strategies import ModelParallelStrategy
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.commands import main as commands
 from tests.engines.servers import ServerProcess
+from tests.tiny import VisionFamily, tiny_vision_folder
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 ALIKE = ("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes")  # made small
-MARKS = {path: pytest.mark.vllm for path in CONFIGS if "vllm" in path.stem}
+# Models of these families are made small as such. They sample with transformers; tests/engines has them in vLLM.
+SEE: dict[str, VisionFamily] = {"Qwen/Qwen2.5-VL": "qwen2_5_vl", "Qwen/Qwen3-VL": "qwen3_vl"}
+
+
+def family_of(path: Path) -> VisionFamily | None:
+    model = yaml.safe_load(path.read_text())["model"]["init_args"]["model"]
+    return next((family for name, family in SEE.items() if model.startswith(name)), None)
+
+
+MARKS = {path: pytest.mark.vllm for path in CONFIGS if "vllm" in path.stem and family_of(path) is None}
 MARKS |= {path: pytest.mark.long for path in CONFIGS if path.stem in ALIKE}
 TO_RUN = [pytest.param(path, marks=MARKS.get(path, ())) for path in CONFIGS]
 QUICK = ("quickstart", "guess_number_grpo")
@@ -70,6 +81,17 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     return config
 
 
+def drawn_tasks(folder: Path) -> Path:
+    """A data set of two questions about pictures."""
+    folder.mkdir()
+    rows = []
+    for number in range(2):
+        Image.new("RGB", (60, 40), (200, 90 * number, 0)).save(folder / f"{number}.png")
+        rows.append({"question": "How long is AB?", "answer": str(number), "image": f"{number}.png"})
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
+
+
 def _short_episodes(env_id: str) -> dict[str, Any]:
     return {} if "Bandit" in env_id else {"max_turns": 4} | ({"area": 32} if "Crafter" in env_id else {})
 
@@ -83,6 +105,7 @@ def test_there_are_configs() -> None:
     assert {config["model"]["init_args"]["model"] for config in given} == {
         "demo",
         *(f"Qwen/Qwen2.5-{size}-Instruct" for size in ("0.5B", "3B", "7B")),
+        *("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-2B-Instruct"),
     }
 
 
@@ -197,7 +220,15 @@ def test_a_config_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = made_small(yaml.safe_load(path.read_text()), served_folder)
+    family, model = family_of(path), served_folder
+    if family is not None:
+        model = tiny_vision_folder(tmp_path / "model", family)
+    config = made_small(yaml.safe_load(path.read_text()), model)
+    if family is not None:
+        config["data"]["init_args"].pop("engine", None)
+    kwargs = config["data"]["init_args"]["env"]["kwargs"]
+    if "source" in kwargs:
+        kwargs["source"] = str(drawn_tasks(tmp_path / "tasks"))
     if server is not None:
         config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))

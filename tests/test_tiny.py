@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-from tests.tiny import CONFIGS, tiny_model_folder, tiny_tokenizer
+from tests.models.seen import VISION_FAMILIES
+from tests.tiny import CONFIGS, VisionFamily, tiny_model_folder, tiny_tokenizer, tiny_vision_folder
 
 
 @pytest.fixture(params=sorted(CONFIGS), scope="module")
@@ -58,3 +60,26 @@ def test_same_seed_same_files(tmp_path: Path) -> None:
     assert tokenizers[0] == tokenizers[1]
     assert weights[0] == weights[1] != weights[2]
     assert len(tiny_tokenizer(["zebra zebra"])("zebra")["input_ids"]) < len(tiny_tokenizer()("zebra")["input_ids"])
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_vision_models_see(family: VisionFamily, tmp_path: Path) -> None:
+    folder = tiny_vision_folder(tmp_path, family)
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    content = [{"type": "image"}, {"type": "text", "text": "go"}]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+    assert text.endswith("go" + tokenizer.eos_token + "\n")
+    assert tokenizer(text)["input_ids"].count(lm.config.image_token_id) == 1
+    assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
+    assert sum(p.numel() for p in lm.parameters()) < 200_000
+    random = np.random.default_rng(0)
+    settings = {} if family.startswith("qwen") else {"do_image_splitting": False}
+    features = []
+    for _ in range(2):
+        image = random.integers(0, 256, (48, 48, 3), dtype=np.uint8)
+        patches = dict(processor(images=[image], return_tensors="pt", **settings))
+        patches.pop("pixel_attention_mask", None)
+        features.append(torch.cat(list(lm.base_model.get_image_features(**patches).pooler_output)))
+    assert features[0].shape == (9, 64)
+    assert (features[0] - features[1]).abs().mean() > 0.1 * features[0].abs().mean()

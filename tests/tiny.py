@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +11,19 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GPTNeoXConfig,
+    Idefics3Config,
     LlamaConfig,
     MistralConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3VLConfig,
+    SmolVLMConfig,
 )
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"  # ids 0, 1, 2
@@ -39,6 +46,42 @@ CONFIGS = {
     "gpt_neox": GPTNeoXConfig,
     "mistral": MistralConfig,
 }
+
+
+VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
+FAKE, IMAGE, GLOBAL, END_OF_UTTERANCE = "<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>"
+# What the published templates do with images, in the same places and with the same default for the system message.
+QWEN_CONTENT = (
+    "{% macro shown(content) %}{% if content is string %}{{ content }}{% else %}{% for item in content %}"
+    "{% if item['type'] == 'image' or 'image' in item %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in item %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}{% endmacro %}"
+)
+QWEN2_5_VL = QWEN_CONTENT + (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ message['role'] }}\n{{ shown(message['content']) }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+QWEN3_VL = QWEN_CONTENT + (
+    "{% if tools %}<|im_start|>system\n{% if messages[0]['role'] == 'system' %}{{ shown(messages[0]['content']) }}\n\n"
+    "{% endif %}# Tools\n\n<tools>"
+    "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1]['role'] != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ shown(message['content']) }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif not (tools and loop.first and message['role'] == 'system') %}"
+    "<|im_start|>{{ message['role'] }}\n{{ shown(message['content']) }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Of a content that is a string it writes nothing, as the published one does.
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}{% for item in message['content'] %}"
+    "{% if item['type'] == 'text' %}{{ item['text'] }}{% elif item['type'] == 'image' %}<image>{% endif %}{% endfor %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+VisionFamily = Literal["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"]
 
 
 def tiny_model_folder(
@@ -85,6 +128,146 @@ def tiny_model_folder(
     return Path(path)
 
 
+def tiny_vision_folder(
+    path: Path,
+    family: VisionFamily = "qwen3_vl",
+    vocab_words: Iterable[str] = (),
+    seed: int = 0,
+    *,
+    hidden_size: int = 64,
+    layers: int = 2,
+    head_dim: int = 16,
+    tower_size: int = 32,
+    tower_layers: int = 2,
+    patch_size: int = 8,
+    image_side: int = 3,
+    image_tokens: int = 256,
+    initializer_range: float = 0.15,
+    tie_word_embeddings: bool = True,
+    **text_settings: Any,
+) -> Path:
+    """Write a tiny random vision-language model to `path`, with tokenizer, chat template and image processor.
+
+    It needs no torchvision: `AutoImageProcessor.from_pretrained(path, backend="pil")`. Two patches in each direction
+    are a token. Images of the Qwen families have 4 tokens at least, those of the others `image_side` by `image_side`.
+
+    Args:
+        path: folder to write, made if missing.
+        family: architecture.
+        vocab_words: text that the tokenizer is trained on besides its own sentences.
+        seed: of the weights.
+        hidden_size: of the text model.
+        layers: of the text model.
+        head_dim: width of an attention head of the text model; vLLM has none below 32.
+        tower_size: hidden size of the model that reads images.
+        tower_layers: layers of the model that reads images.
+        patch_size: side of a patch in pixels.
+        image_side: side of an image in tokens, where all images have one size.
+        image_tokens: the most tokens of an image, where images have different sizes.
+        initializer_range: of all weights; large, so that outputs depend on the input.
+        tie_word_embeddings: whether the output head is the embedding.
+        text_settings: further ones of the text config.
+    """
+    qwen = family.startswith("qwen")
+    further = (VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD) if qwen else (FAKE, IMAGE, GLOBAL, END_OF_UTTERANCE)
+    tokenizer = tiny_tokenizer(vocab_words, further)
+    tokenizer.chat_template = {"qwen2_5_vl": QWEN2_5_VL, "qwen3_vl": QWEN3_VL}.get(family, SMOLVLM)
+    if not qwen:
+        tokenizer.eos_token = END_OF_UTTERANCE
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in further}
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden_size // head_dim,
+        "num_key_value_heads": max(1, hidden_size // head_dim // 2),
+        "head_dim": head_dim,
+        "max_position_embeddings": 2048,
+        "initializer_range": initializer_range,
+        **special,
+        **text_settings,
+    }
+    tower = {
+        "hidden_size": tower_size,
+        "intermediate_size": 2 * tower_size,
+        "patch_size": patch_size,
+        "initializer_range": initializer_range,
+    }
+    config = (_qwen_vl if qwen else _idefics3)(family, text, tower, tower_layers, image_side, ids)
+    config.tie_word_embeddings = tie_word_embeddings
+    for name, value in special.items():
+        setattr(config, name, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    area = (2 * patch_size) ** 2  # of a token
+    processor = (
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "patch_size": patch_size,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "size": {"shortest_edge": 4 * area, "longest_edge": image_tokens * area},
+            **(half if family == "qwen3_vl" else {}),
+        }
+        if qwen
+        else {
+            "image_processor_type": "SmolVLMImageProcessor" if family == "smolvlm" else "Idefics3ImageProcessor",
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": 2 * patch_size * image_side},
+            "size": {"longest_edge": 8 * patch_size * image_side},
+            **half,
+        }
+    )
+    (Path(path) / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
+    return Path(path)
+
+
+def _qwen_vl(
+    family: str, text: dict[str, Any], tower: dict[str, Any], tower_layers: int, image_side: int, ids: dict[str, int]
+) -> PreTrainedConfig:
+    third = text["head_dim"] // 16
+    tower |= {"depth": tower_layers, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
+    special = {
+        "image_token_id": ids[IMAGE_PAD],
+        "video_token_id": ids[VIDEO_PAD],
+        "vision_start_token_id": ids[VISION_START],
+        "vision_end_token_id": ids[VISION_END],
+    }
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    if family == "qwen2_5_vl":
+        text = {name: value for name, value in text.items() if name != "head_dim"}
+        text["rope_parameters"] = rope | {"mrope_section": [2 * third, 3 * third, 3 * third]}
+        tower |= {"window_size": 4 * tower["patch_size"], "fullatt_block_indexes": [tower_layers - 1]}
+        return Qwen2_5_VLConfig(text_config=text, vision_config=tower, **special)
+    text["rope_parameters"] = rope | {"mrope_section": [4 * third, 2 * third, 2 * third], "mrope_interleaved": True}
+    tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    return Qwen3VLConfig(text_config=text, vision_config=tower, **special)
+
+
+def _idefics3(
+    family: str, text: dict[str, Any], tower: dict[str, Any], tower_layers: int, image_side: int, ids: dict[str, int]
+) -> PreTrainedConfig:
+    tower |= {
+        "num_hidden_layers": tower_layers,
+        "num_attention_heads": 2,
+        "image_size": 2 * tower["patch_size"] * image_side,
+    }
+    kind = SmolVLMConfig if family == "smolvlm" else Idefics3Config
+    return kind(
+        text_config=text | {"model_type": "llama"},
+        vision_config=tower,
+        scale_factor=2,
+        image_token_id=ids[IMAGE],
+        pad_token_id=text["pad_token_id"],
+    )
+
+
 def small_model(
     family: Literal["qwen2", "qwen3"],
     vocab_size: int,
@@ -115,14 +298,19 @@ def small_model(
         return AutoModelForCausalLM.from_config(config, attn_implementation=attn_implementation)
 
 
-def tiny_tokenizer(vocab_words: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of at most `VOCABULARY` tokens with the ChatML template; any text can be encoded."""
+def tiny_tokenizer(vocab_words: Iterable[str] = (), special: Iterable[str] = ()) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of at most `VOCABULARY` tokens with the ChatML template; any text can be encoded.
+
+    Args:
+        vocab_words: text that it is trained on besides its own sentences.
+        special: tokens, besides those of the template.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[PAD, START, END],
+        special_tokens=[PAD, START, END, *special],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )

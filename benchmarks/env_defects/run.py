@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,15 @@ from env_defects.catalogue import DEFECTS, SOUND, Defect  # noqa: E402
 
 LEVELS = ("error", "warning", "notice")
 UNREAD = ("severity", "level", "mend", "hint", "fix", "advice", "remedy", "env", "environment")  # of a finding
-LIMIT = 400.0  # seconds for one environment, after which it counts as hanging
+LIMIT = 900.0  # seconds for one environment, after which it counts as hanging
 
 
-def check(env_id: str) -> dict[str, Any]:
+def check(env_id: str, kwargs: Mapping[str, Any] | None = None, *options: str) -> dict[str, Any]:
     """Return the checker's report on an environment with exit code, seconds, and the end of what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [str(Path(sys.executable).parent / "agentrl"), "check-env", env_id, "--json", str(report)]
+        command += [*(["--kwargs", json.dumps(kwargs)] if kwargs else []), *options]
         paths = [str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         began = time.monotonic()
         with tempfile.TemporaryFile("w+", errors="replace") as printed:

@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium import spaces
 
 from agentrl_envs.text_env import TextEnv
+from agentrl_envs.tools import find_function
 
 Describe = Callable[[Any], str]
 
@@ -28,9 +29,10 @@ class Discrete(TextEnv):
         aliases: other spoken form, in lower case, -> action name.
         max_turns: turns after which an episode is truncated; by default the limit that the inner environment is
             registered with.
-        solved_at: sum of rewards from which an episode is a success. By default `info["success"]` or
-            `info["is_success"]` of the inner environment says so, and without them an episode that terminates with a
-            positive reward is one; where the end is a failure, as with CartPole, give a number.
+        solved_at: sum of rewards from which an episode is a success; one that is not above 0 counts at the end. By
+            default `info["success"]` or `info["is_success"]` of the inner environment says so, and without them an
+            episode that terminates with a positive reward is one; where the end is a failure, as with CartPole, give a
+            number.
         game_kwargs: arguments of the inner environment.
         render_mode: given to the inner environment, if it is not None.
     """
@@ -53,7 +55,7 @@ class Discrete(TextEnv):
         super().__init__()
         if isinstance(actions, str):
             raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
-        self._describe = _function(describe) if isinstance(describe, str) else describe
+        self._describe = find_function(describe, "describe") if isinstance(describe, str) else describe
         self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
         self._first = _first_action(game, self._inner.action_space, len(actions))
         self.actions = actions if isinstance(actions, Mapping) else dict.fromkeys(actions, "")
@@ -86,7 +88,8 @@ class Discrete(TextEnv):
     def success(self) -> bool:
         """Return whether the episode is solved; see `solved_at`."""
         if self.solved_at is not None:
-            return self._return >= self.solved_at
+            reached = self._return >= self.solved_at
+            return reached and (self.solved_at > 0 or not self._active)  # costs can still grow
         return super().success() if self._says is None else self._says
 
     def render(self) -> Any:
@@ -114,20 +117,6 @@ class Discrete(TextEnv):
         if not isinstance(text, str):
             raise TypeError(f"describe returned {text!r} for an observation; it must return a text.")
         return text, ""
-
-
-def _function(path: str) -> Describe:
-    """Import a function that is named as `module:function`."""
-    module, _, name = path.partition(":")
-    if not (module and name):
-        raise ValueError(f"describe must name a function as module:function, and {path!r} does not.")
-    try:
-        found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"describe names {path!r}, whose module cannot be imported: {error}.") from error
-    if not callable(found):
-        raise ValueError(f"describe names {path!r}, but {module} has no function {name}.")
-    return found
 
 
 def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -1,61 +1,59 @@
-"""Lakes as data: random maps with a way to the goal, and the way."""
+"""Lakes as data: random maps with a way to the goal, and moves."""
 
-from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-Cell = tuple[int, int]
-"""Row and column, from the top left."""
+from agentrl_envs.grids.world import Cell, beside, shortest
 
-MOVES: dict[str, Cell] = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+Placement = Literal["corners", "random"]
 
 _TRIES = 1000
 
 
 @dataclass(frozen=True)
 class Lake:
-    """A square of ice with holes.
+    """A square of ice with holes, as it is at one time.
 
     Args:
         size: cells of a side.
         holes: cells that end the game.
-        start: where the player begins.
         goal: where the player wants to go.
+        player: where the player is.
     """
 
     size: int
     holes: frozenset[Cell]
-    start: Cell
     goal: Cell
+    player: Cell
 
-    def after(self, cell: Cell, action: str) -> Cell:
-        """Return where an action leads; the edge of the lake holds the player back."""
-        row, column = cell[0] + MOVES[action][0], cell[1] + MOVES[action][1]
-        return (row, column) if 0 <= row < self.size and 0 <= column < self.size else cell
+    @property
+    def solved(self) -> bool:
+        return self.player == self.goal
 
-    def way(self, cell: Cell) -> list[str] | None:
-        """Return the shortest actions from a cell to the goal, past the holes; None if there is no way."""
-        ways: dict[Cell, list[str]] = {cell: []}
-        queue = deque([cell])
-        while queue:
-            here = queue.popleft()
-            if here == self.goal:
-                return ways[here]
-            for action in MOVES:
-                there = self.after(here, action)
-                if there not in ways and there not in self.holes:
-                    ways[there] = [*ways[here], action]
-                    queue.append(there)
-        return None
+    @property
+    def lost(self) -> bool:
+        """Whether the player is in a hole."""
+        return self.player in self.holes
+
+    def after(self, action: str) -> "Lake":
+        """Return the lake after an action; its edge holds the player back."""
+        there = beside(self.player, action)
+        return replace(self, player=there) if all(0 <= place < self.size for place in there) else self
 
 
 def draw_lake(
-    random: np.random.Generator, size: int, frozen: float, placement: Literal["corners", "random"], longest: int
+    random: np.random.Generator,
+    size: int,
+    frozen: float,
+    placement: Placement,
+    longest: int,
+    holes: tuple[int, int] | None = None,
+    least: int = 1,
 ) -> Lake:
-    """Draw a lake with a way of at most `longest` actions from the start to the goal.
+    """Draw a lake whose shortest way from the start to the goal has `least` to `longest` actions.
 
     Args:
         random: draws everything.
@@ -63,6 +61,8 @@ def draw_lake(
         frozen: probability that a cell other than start and goal is ice.
         placement: where start and goal are: in opposite "corners", or anywhere.
         longest: the most actions of the shortest way.
+        holes: in place of `frozen`, the fewest and the most holes; each number of them is drawn as often.
+        least: the fewest actions of the shortest way.
 
     Raises:
         ValueError: no such lake has been found.
@@ -72,14 +72,21 @@ def draw_lake(
         start, goal = cells[0], cells[-1]
         if placement == "random":
             start, goal = (cells[int(number)] for number in random.choice(len(cells), size=2, replace=False))
-        solid = random.random(len(cells)) < frozen
-        lake = Lake(size, _holes(cells, solid, (start, goal)), start, goal)
-        way = lake.way(start)
-        if way is not None and len(way) <= longest:
+        if holes is None:
+            solid = random.random(len(cells)) < frozen
+            drawn = _holes(cells, solid, (start, goal))
+        else:
+            others = [cell for cell in cells if cell not in (start, goal)]
+            count = int(random.integers(holes[0], holes[1] + 1))
+            drawn = frozenset(others[int(number)] for number in random.choice(len(others), size=count, replace=False))
+        lake = Lake(size, drawn, goal, start)
+        way = shortest(lake)
+        if way is not None and least <= way.length <= longest:
             return lake
+    given = f"a share of ice of {frozen}" if holes is None else f"{holes[0]} to {holes[1]} holes"
     raise ValueError(
-        f"In {_TRIES} lakes of size {size} with a share of ice of {frozen} none had a way of at most {longest} "
-        "actions; raise frozen or max_turns."
+        f"In {_TRIES} lakes of size {size} with {given} none had a shortest way of {least} to {longest} actions; make "
+        "more ice, lower min_way or raise max_turns."
     )
 
 

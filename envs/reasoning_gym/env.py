@@ -1,6 +1,7 @@
 """A question of reasoning-gym: one turn, and a score of the answer."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,16 @@ BROKEN = {
     "circuit_logic": "its scorer gives 0.75 to the reply 0",
     "polynomial_equations": "its scorer gives 0.35 to 0.75 to the reply 0",
 }
+EVALUATED = (
+    *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),  # by eval()
+    *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),  # sympy
+)
+"""Generators whose scorer runs the reply as Python; only what cannot name a function or make a text reaches it."""
+_WORD = re.compile(r"[^\W\d]\w*")
+_MATHS = (
+    *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln"),
+    *("sqrt", "pi", "erf", "Integral"),
+)
 _MOST_CHARS = 2**20
 _QUESTIONS = 2**31  # that a generator can be asked for, so that held-out seeds hardly ever meet one of training
 _LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that make a list of all of them
@@ -56,6 +67,7 @@ class ReasoningGym(gymnasium.Env[str, str]):
             ) from error
         if dataset == "list_functions":
             self._questions[0]  # the first question of a process differs from what it is later
+        self._evaluated = dataset in EVALUATED
         self.answer_after = answer_after
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
         self.action_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
@@ -94,8 +106,22 @@ class ReasoningGym(gymnasium.Env[str, str]):
 
     def _score(self, answer: str, question: dict[str, Any]) -> tuple[float, bool]:
         """Return the score of an answer, and whether the scorer failed."""
+        if self._evaluated and not harmless(answer):
+            return 0.0, True
         try:
             score = float(self._questions.score_answer(answer, question))
         except Exception:  # noqa: BLE001 - whatever an odd answer leads to in code of others
             return 0.0, True
         return (score, False) if math.isfinite(score) else (0.0, True)
+
+
+def harmless(answer: str) -> bool:
+    """Return whether an answer stays a value or a formula when it is run as Python.
+
+    Names are single letters, the letters of string_insertion, or functions of maths. There is no text beside a bracket,
+    since sympy's `S` runs a text.
+    """
+    words = _WORD.findall(answer)
+    named = all(len(word) == 1 or word in _MATHS or set(word) <= set("ABCDE") for word in words)
+    called = "(" in answer and ("'" in answer or '"' in answer)
+    return answer.isascii() and "\\" not in answer and named and not called

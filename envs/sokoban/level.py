@@ -1,14 +1,11 @@
-"""Sokoban as data: levels made by pulling boxes off their targets, moves, and the shortest solution."""
+"""Sokoban as data: levels made by pulling boxes off their targets, and moves."""
 
 from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-Cell = tuple[int, int]
-"""Row and column, from the top left."""
-
-MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+from agentrl_envs.grids.world import MOVES, Cell, beside, shortest
 
 _TRIES = 1000
 
@@ -34,10 +31,16 @@ class Level:
         return self.boxes == self.targets
 
     @property
-    def stuck(self) -> bool:
-        """Whether a box that is on no target is in a corner, out of which it never comes."""
+    def lost(self) -> bool:
+        """Whether a box can never come onto a target any more: it is in a corner, or at a wall with too few targets."""
         ends = (1, self.size - 2)
-        return any(row in ends and column in ends for row, column in self.boxes - self.targets)
+        if any(row in ends and column in ends for row, column in self.boxes - self.targets):
+            return True
+        walls = [(axis, end) for axis in (0, 1) for end in ends]
+        return any(
+            sum(box[axis] == end for box in self.boxes) > sum(target[axis] == end for target in self.targets)
+            for axis, end in walls
+        )
 
     def free(self, cell: Cell) -> bool:
         """Return whether a cell is neither wall nor box."""
@@ -46,28 +49,13 @@ class Level:
 
     def after(self, action: str) -> "Level":
         """Return the level after an action; one that is not possible changes nothing."""
-        there = _beside(self.player, action)
+        there = beside(self.player, action)
         if there not in self.boxes:
             return replace(self, player=there) if self.free(there) else self
-        beyond = _beside(there, action)
+        beyond = beside(there, action)
         if not self.free(beyond):
             return self
         return replace(self, player=there, boxes=self.boxes - {there} | {beyond})
-
-    def solution(self) -> list[str] | None:
-        """Return the shortest actions that solve the level; None if nothing does."""
-        found: dict[Level, list[str]] = {self: []}
-        queue = deque([self])
-        while queue:
-            level = queue.popleft()
-            if level.solved:
-                return found[level]
-            for action in MOVES:
-                following = level.after(action)
-                if following not in found and not following.stuck:
-                    found[following] = [*found[level], action]
-                    queue.append(following)
-        return None
 
 
 def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, longest: int) -> Level:
@@ -94,8 +82,8 @@ def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, l
         for _ in range(int(random.integers(1, pulls + 1))):
             box = sorted(level.boxes)[int(random.integers(boxes))]
             level = _pull(level, box, actions[int(random.integers(len(actions)))])
-        solution = level.solution()
-        if solution and len(solution) <= longest:
+        way = shortest(level)
+        if way is not None and 0 < way.length <= longest:
             return level
     raise ValueError(
         f"Of {_TRIES} Sokoban levels of size {size} with {boxes} boxes and up to {pulls} pulls none could be solved in "
@@ -105,8 +93,8 @@ def draw_level(random: np.random.Generator, size: int, boxes: int, pulls: int, l
 
 def _pull(level: Level, box: Cell, action: str) -> Level:
     """Return the level after the player has walked to a box and pulled it; the same level if that is not possible."""
-    near = _beside(box, action)
-    far = _beside(near, action)
+    near = beside(box, action)
+    far = beside(near, action)
     if not level.free(far) or near not in _reached(level):
         return level
     return replace(level, boxes=level.boxes - {box} | {near}, player=far)
@@ -119,12 +107,8 @@ def _reached(level: Level) -> set[Cell]:
     while queue:
         cell = queue.popleft()
         for action in MOVES:
-            there = _beside(cell, action)
+            there = beside(cell, action)
             if level.free(there) and there not in reached:
                 reached.add(there)
                 queue.append(there)
     return reached
-
-
-def _beside(cell: Cell, action: str) -> Cell:
-    return cell[0] + MOVES[action][0], cell[1] + MOVES[action][1]

@@ -36,7 +36,8 @@ class TextArena(gymnasium.Env[str, str]):
     The whole reply goes to the game, which takes the first words in brackets as the move. Rewards come at the end.
 
     Args:
-        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone is its `-v0`.
+        game: id in TextArena, such as `Mastermind-v0-hard`; a name alone is its `-v0`. `2048` is read as a number from
+            a config.
         opponent: who has the other seat of a game for two. `random` replies with one of the bracketed words it was told
             last, which suits games that list their moves; `module:function` names an `Opponent` of yours; `self` leaves
             both seats to the policy: an observation is then that of the seat whose turn it is, which `info["side"]`
@@ -54,14 +55,14 @@ class TextArena(gymnasium.Env[str, str]):
 
     def __init__(
         self,
-        game: str,
+        game: str | int,
         opponent: str = "random",
         seat: int | None = None,
         max_chars: int = 4000,
     ) -> None:
         self._textarena = need("textarena", extra="textarena")
-        self.game = game_id(game, need("textarena.envs.registration", extra="textarena").ENV_REGISTRY)
-        self.players = 1 if name_of(game) in ONE_PLAYER else 2
+        self.game = game_id(str(game), need("textarena.envs.registration", extra="textarena").ENV_REGISTRY)
+        self.players = 1 if name_of(self.game) in ONE_PLAYER else 2
         if seat is not None and (opponent == SELF or not 0 <= seat < self.players):
             raise ValueError(f"seat is {seat}, but must be from 0 to {self.players - 1}, and None if opponent is self.")
         if not 1 <= max_chars <= 4000:
@@ -123,6 +124,8 @@ class TextArena(gymnasium.Env[str, str]):
             self._game = None
             best = max(rewards.values(), default=0.0)
             info["success"] = reward >= 1.0 if self.players == 1 else 0 < reward == best
+            if self.players == 1:
+                info["progression"] = min(max(reward, 0.0), 1.0)
             info["side_rewards"] = [rewards.get(seat, 0.0) for seat in range(self.players)]
         return observation, reward, over and not truncated, truncated, info
 

@@ -96,14 +96,18 @@ class GiGPO(GroupEstimator):
 
     def _states(self, rollout: Rollout, episodes: Episodes) -> Groups:
         """Return the turns of all episodes, one after the other, grouped by group and state."""
-        met: dict[int, list[tuple[int, str]]] = {}  # per group, the number of a turn and what was observed
+        # Per group and images seen, the number of a turn and its text; images are equal or not, texts may be similar.
+        met: dict[tuple[int, tuple[str, ...]], list[tuple[int, str]]] = {}
         count = 0
         for group, turns in zip(episodes.groups.index_N.tolist(), turns_of(rollout, episodes.layout), strict=True):
-            met.setdefault(group, []).extend((count + j, turn.observation) for j, turn in enumerate(turns))
+            for j, turn in enumerate(turns):
+                met.setdefault((group, turn.seen), []).append((count + j, turn.observation))
             count += len(turns)
         labels_M2 = [(0, 0)] * count
-        for group, seen in met.items():
+        known = 0  # states of the groups and images before
+        for (group, _), seen in met.items():
             states = anchor_states([text for _, text in seen], self.similarity)
             for (m, _), state in zip(seen, states, strict=True):
-                labels_M2[m] = (group, state)
+                labels_M2[m] = (group, known + state)
+            known += len(seen)
         return Groups(torch.tensor(labels_M2, dtype=torch.int64, device=episodes.labels_N.device))

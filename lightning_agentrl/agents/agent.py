@@ -29,7 +29,7 @@ from lightning_agentrl.agents.checkpoints import (
     refuse_not_finite,
     rewind,
 )
-from lightning_agentrl.agents.checks import check_groups, check_returns, check_trainer, correction_for
+from lightning_agentrl.agents.checks import check_groups, check_returns, check_tower, check_trainer, correction_for
 from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
 from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
@@ -56,13 +56,14 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length
+from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.model_input import ImageReader
 
 
 class Agent(L.LightningModule, ABC):
@@ -79,6 +80,7 @@ class Agent(L.LightningModule, ABC):
             ``TruncatedWeights`` where rollouts are collected ahead (``max_staleness``).
         group_filter: which groups of a rollout are trained on; None: all.
         lora: train adapters on the frozen model; None: all weights.
+        train_tower: train what reads images as well, of a model that does; off: its weights stay as they are.
         optim: learning rates, weight decay and clips of both parameter groups.
         compute: settings that trade memory for time.
         temperature: of sampling and of all log-probs.
@@ -103,6 +105,7 @@ class Agent(L.LightningModule, ABC):
         correction: OffPolicyCorrection | None = None,
         group_filter: GroupFilter | None = None,
         lora: LoRA | None = None,
+        train_tower: bool = False,
         optim: Optim | None = None,
         compute: Compute | None = None,
         temperature: float = 1.0,
@@ -118,11 +121,13 @@ class Agent(L.LightningModule, ABC):
         self.correction = correction
         self.group_filter = group_filter
         self.lora = lora
+        self.train_tower = train_tower
         self.optim = optim or Optim()
         self.compute = compute or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
         self.finite_steps = FiniteSteps(self.optim.max_not_finite)
@@ -416,17 +421,18 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+                check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
-            self.tokenizer = load_tokenizer(self.model)
+            self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
                 self.lora.check(self.model)
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
-            self.datamodule.check(self.tokenizer, read_context_length(self.model))
+            self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
             if stage == "fit":
                 weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
                 self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
@@ -438,7 +444,7 @@ class Agent(L.LightningModule, ABC):
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         self.models = build_models(
-            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh
+            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh, self.train_tower
         )
         self.actor = self.models.actor
         if self.critic is not None:
@@ -564,6 +570,8 @@ class Agent(L.LightningModule, ABC):
             self.models.share_prefixes,
             self.clock.advance if lockstep else self._advance_or_leave,
             agree=max_over_ranks if lockstep else None,
+            images=self.actor.image_reader,
+            trains_tower=self.train_tower,
         )
 
     def _advance_or_leave(self, rows: int) -> None:

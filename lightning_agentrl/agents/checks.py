@@ -10,6 +10,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
+from lightning_agentrl.models.image_reader import READERS
+from lightning_agentrl.models.language_model import read_config
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -60,6 +62,21 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             "trainer.max_time would stop inside an iteration; remove it and add the callback "
             "{class_path: Timer, init_args: {duration: ..., interval: epoch}}"
         )
+
+
+def check_tower(train_tower: bool, model: str, lora: bool) -> None:
+    """Refuse to train what reads images where there is none, or where all but adapters is frozen.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    key = "model.init_args.train_tower"
+    if train_tower and lora:
+        raise ValueError(
+            f"LoRA adapts the text model alone and freezes all else; set {key} to false, or remove model.init_args.lora"
+        )
+    if train_tower and read_config(model).model_type not in READERS:
+        raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
 
 
 def check_groups(

@@ -10,11 +10,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
+from lightning_agentrl.models.image_reader import image_reader
 from lightning_agentrl.models.kernels import Kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
+from lightning_agentrl.models.parts import tower
 from lightning_agentrl.models.sharding import release, shard
 
 
@@ -76,6 +78,7 @@ def build_models(
     compute: Compute,
     precision: str | None,
     mesh: DeviceMesh | None,
+    train_tower: bool = False,
 ) -> Models:
     """Load or create all weights, one model after the other; each is sharded before the next is loaded.
 
@@ -87,11 +90,14 @@ def build_models(
         compute: how activations and layers are computed.
         precision: of the trainer; None outside of one.
         mesh: the ranks that share the weights (FSDP2); None: each rank has all of them.
+        train_tower: whether what reads images is trained too; without images it must be False.
     """
     base = None if lora is None else load_causal_lm(model)
 
     def backbone(name: str, other: str | None = None) -> PreTrainedModel:
         lm = load_causal_lm(other or model) if lora is None or base is None or other else lora.adapt(base, name)
+        for part in () if train_tower else tower(lm).values():
+            part.requires_grad_(False)
         use_kernels(lm, compute.kernels)
         if compute.gradient_checkpointing:
             lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -105,6 +111,7 @@ def build_models(
     share_out(actor)
     if critic is not None:
         critic.build(actor.hidden_size, lambda other: backbone("critic", other))
+        _check_images(actor, critic)
         share_out(critic)
     reference = None
     if with_reference:
@@ -121,3 +128,19 @@ def build_models(
             "each turn"
         )
     return models
+
+
+def _check_images(actor: LanguageModel, critic: Critic) -> None:
+    """Refuse a critic with a model that would read images otherwise than the actor does.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if actor.image_reader is None or not isinstance(critic, SeparateCritic) or critic.model is None:
+        return
+    own = image_reader(critic.backbone.config, critic.backbone.name_or_path)
+    if own is None or own.settings != actor.image_reader.settings:
+        raise ValueError(
+            f"the critic's model '{critic.model}' does not read images as the actor's does; leave out "
+            "model.init_args.critic.init_args.model, or give one with equal patches and an equal image processor"
+        )

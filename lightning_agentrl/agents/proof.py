@@ -269,11 +269,11 @@ class EngineProof:
         """Return requests that are the same in each round, with prompts of the run that end differently."""
         requests = []
         for k in range(batch * REPLIES, (batch + 1) * REPLIES):
-            ids = self.prompts[k % len(self.prompts)].ids
             window = self.handle.window
             tokens, varied = min(TOKENS, window // 2), min(VARIED, window // 4)
             random = Random(derive_seed(SEED, self.seed, k))
-            prompt = (*ids[: window - tokens - varied], *random.choices(self._plain_ids, k=varied))
+            start = self.prompts[k % len(self.prompts)].head(window - tokens - varied)
+            prompt = start + ModelInput.of_ids(random.choices(self._plain_ids, k=varied))
             requests.append(self._request(prompt, tokens, k))
         return requests
 
@@ -283,12 +283,13 @@ class EngineProof:
         for k in range(batch * REPLIES, (batch + 1) * REPLIES):
             random = Random(derive_seed(SEED, self.seed, number, k))
             prompt = random.choices(self._plain_ids, k=min(FRESH, self.handle.window // 2))
-            requests.append(self._request(prompt, min(tokens, self.handle.window - len(prompt)), k))
+            cap = min(tokens, self.handle.window - len(prompt))
+            requests.append(self._request(ModelInput.of_ids(prompt), cap, k))
         return requests
 
-    def _request(self, prompt: Sequence[int], tokens: int, k: int) -> SamplingRequest:
+    def _request(self, prompt: ModelInput, tokens: int, k: int) -> SamplingRequest:
         seed = derive_seed(SEED, self.seed, k, 1)
-        return SamplingRequest(ModelInput.of_ids(prompt), tokens, self.reader.temperature, seed)
+        return SamplingRequest(prompt, tokens, self.reader.temperature, seed)
 
     @cached_property
     def _plain_ids(self) -> list[int]:

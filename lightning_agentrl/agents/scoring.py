@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
 from lightning_agentrl.types import ModelInput, Rollout, Scores, input_of
@@ -24,7 +25,8 @@ class Reader:
     """Forward-pass settings; ``advance`` reports processed rows.
 
     Where models are sharded, ``agree`` gives the largest count of micro-batches of all ranks; a rank with fewer ends
-    with empty ones, since every rank has to take part in each forward and backward pass.
+    with empty ones, since every rank has to take part in each forward and backward pass. Where a tower is trained, it
+    reads a blank image in each pass with gradients that has no image, so that its weights have gradients on all ranks.
     """
 
     temperature: float  # of sampling
@@ -33,6 +35,8 @@ class Reader:
     share: bool  # prefixes among the rows of a micro-batch
     advance: Callable[[int], None] = lambda count: None
     agree: Callable[[int], int] | None = None
+    images: FamilyReader | None = None  # how the models read them; None: they read text only
+    trains_tower: bool = False
 
     def micro_batches(self, rows: Sequence[Row]) -> list[list[int]]:
         """Return the numbers of the rows of each micro-batch.
@@ -40,11 +44,13 @@ class Reader:
         Without gradients no activations are kept, so several times as many tokens fit, and more prefixes are shared.
         """
         factor = 1 if torch.is_grad_enabled() else TIMES_WITHOUT_GRADIENT
-        plans = plan_micro_batches(rows, factor * self.max_tokens, self.share)
+        per_token = self.images.patches_per_token if self.images else 0
+        plans = plan_micro_batches(rows, factor * self.max_tokens, self.share, per_token)
         return plans if self.agree is None else plans + [[]] * (self.agree(len(plans)) - len(plans))
 
     def pack(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows or [NOTHING], self.device, self.share)
+        feed_tower = self.trains_tower and torch.is_grad_enabled()
+        return pack(rows or [NOTHING], self.device, self.share, self.images, feed_tower)
 
 
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:

@@ -118,7 +118,7 @@ def rollout_fields(rollout: Rollout) -> Link:
         "env": [turn.env for turn in turns],
         "episode": [turn.episode for turn in turns],
         "index": [turn.index for turn in turns],
-        "observation": [_digest(turn.observation) for turn in turns],
+        "observation": [_digest("\n".join(turn.state)) for turn in turns],
         "prompt": [_digest(repr(ids)) for sample in rollout.samples for ids in _read_before_replies(sample)],
         "policy_version": [turn.policy_version for turn in turns],
     }

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.types import Rollout, Scores, Segment, Turn, input_of
 
 DIGITS = 7  # significant ones of every number
@@ -87,10 +88,10 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
 def _tokens(
     prompt: Sequence[Segment], action: Segment, tokenizer: PreTrainedTokenizerBase, texts: dict[int, str]
 ) -> dict[str, Any]:
-    prompt_ids, reply_ids = list(input_of(prompt).ids), list(action.ids)
+    read, reply_ids = input_of(prompt), list(action.ids)
     return {
-        "prompt_ids": prompt_ids,
-        "prompt": tokenizer.decode(prompt_ids, clean_up_tokenization_spaces=False),
+        "prompt_ids": list(read.ids),
+        "prompt": shown(tokenizer, read),
         "reply_ids": reply_ids,
         "reply": tokenizer.decode(reply_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         "tokens": token_texts(tokenizer, reply_ids, texts),

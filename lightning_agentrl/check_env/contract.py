@@ -28,7 +28,7 @@ def check_spaces(probe: Probe, first: Seen) -> None:
     for name, space in (("observation_space", observation), ("action_space", action)):
         if space is None:
             log.add("spaces.missing", f"there is no {name}")
-    if isinstance(observation, spaces.Space) and first.text not in observation:
+    if isinstance(observation, spaces.Space) and first.raw not in observation:
         log.add("spaces.observation", f"the first observation is outside {type(observation).__name__}", probe.seed)
     if isinstance(action, spaces.Space):
         outside = [name for name in first.legal()[:_ACTIONS] if name not in action] if first.contract.actions else []

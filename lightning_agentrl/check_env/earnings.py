@@ -89,6 +89,14 @@ def play_policy(
     return Earned(name, kind, episodes)
 
 
+def full_return(episodes: Sequence[Play]) -> float:
+    """Return what solving the task earns, as far as it was seen: the best return and how much of the task it was."""
+    best = max(episodes, key=lambda one: one.total, default=None)
+    if best is None or best.total <= 0:
+        return 1.0
+    return best.total / best.progression if 0 < best.progression < 1 else best.total
+
+
 def suspicious(earned: Earned, best: float) -> bool:
     """Return whether more episodes are worth their time."""
     return earned.mean > _LITTLE * best

@@ -203,7 +203,9 @@ class Exam:
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
             short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
-            replay.check_render(Probe(drawn, self.log, self.clock, self.most_tokens, self.journal), short)
+            drawing = Probe(drawn, self.log, self.clock, self.most_tokens, self.journal)
+            drawing.makes_as = "render.mode"
+            replay.check_render(drawing, short)
         self.ordered = replay.order(chosen)
 
     ordered: Sequence[dict[str, Any]] = ()
@@ -242,8 +244,7 @@ class Exam:
         few = EARNING_EPISODES if reset < _CHEAP else 2 if self.dear else 8
         whole = [one for one in self.episodes if not one.broken]
         random_mean = statistics.fmean([one.total for one in whole] or [0.0])
-        best = max([one.total for one in [*whole, *self.solved]] or [0.0])
-        best = best if best > 0 else 1.0
+        best = earnings.full_return([*whole, *self.solved])
         free = not first.contract.actions
         one_turn = free and bool(whole) and all(len(one.actions) == 1 and one.over for one in whole)
         honest, table = float("-inf"), []
@@ -274,15 +275,14 @@ class Exam:
         whole = [one for one in self.episodes if not one.broken]
         if whole and all(len(one.actions) == 1 for one in whole) and self.first and not self.first.contract.actions:
             earnings.check_answer(self.probe, levels)
-        best = max([one.total for one in [*whole, *self.solved]] or [0.0])
-        earnings.check_leak(self.probe, levels, best if best > 0 else 1.0)
+        earnings.check_leak(self.probe, levels, earnings.full_return([*whole, *self.solved]))
         earnings.check_plan(self.log, self.solved)
 
     def look_back(self) -> None:
         """Look at all episodes that were played."""
         log, every = self.log, [*self.episodes, *self.solved, *self.others]
         played.describe(log, self.episodes)
-        played.check_spread(log, self.episodes)
+        played.check_spread(log, self.episodes, [*self.solved, *self.others])
         played.check_ends(log, every, self.limit)
         played.check_longest(log, every, self.limit)
         played.check_success(log, every)

@@ -19,14 +19,17 @@ _CHANCE = 1e-3  # that independent returns never differ within a seed
 _RARER = 0.2  # share of the rarer return from which its absence within seeds is no chance
 
 
-def check_spread(log: Log, episodes: Sequence[Play]) -> None:
-    """Look whether random episodes of a seed differ in what they earn."""
+def check_spread(log: Log, episodes: Sequence[Play], others: Sequence[Play]) -> None:
+    """Look whether random episodes of a seed differ in what they earn; else whether those of other policies do."""
     whole = [one for one in episodes if not one.broken and one.actions]
     returns = Counter(round(one.total, 9) for one in whole)
+    elsewhere = {round(one.total, 9) for one in others if not one.broken and one.actions} - set(returns)
     if len(whole) < 8:
         return
-    cut = len(returns) == 1 and all(one.seen[-1].truncated for one in whole)
-    if cut or set(returns) == {0.0}:
+    cut = all(one.seen[-1].truncated for one in whole)
+    failed = all(one.seen[-1].success is False for one in whole)
+    less = max(returns) <= max(elsewhere, default=-math.inf)
+    if set(returns) == {0.0} or (len(returns) == 1 and (cut or failed or less)):
         log.add("learn.floor", f"{len(whole)} random episodes earn {'nothing' if not whole[0].total else 'the same'}")
         return
     if len(returns) == 1 and all(one.seen[-1].success for one in whole):
@@ -64,6 +67,8 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
     lost = all(one.seen[-1].terminated and one.seen[-1].reward <= 0 and not one.seen[-1].success for one in last)
     if longest > 1 and lost and len(last) >= 8 and len({one.policy for one in last}) >= 2:
         said = f"{len(last)} episodes of several policies end terminated, without reward, after exactly {longest} turns"
+        if longest != limit:  # as many lives or questions end there as limits of turns
+            log.milder["ends.limit"] = "notice"
         log.add("ends.limit", said, last[0].seed, last[0].actions)
     early = [one for one in whole if one.seen[-1].truncated and len(one.actions) < (limit or longest)]
     for one in early:
@@ -73,8 +78,8 @@ def check_ends(log: Log, episodes: Sequence[Play], limit: int | None) -> None:
         elif limit is not None:
             said = f"the episode is truncated at turn {len(one.actions)}, and {limit} turns are declared"
             log.add("ends.early", said, one.seed, one.actions)
-    again = [one for one in whole if len(one.actions) > 1 and _moved(one)]
-    if len(again) >= 4 and _share(one.seen[-1].text == one.seen[0].text for one in again) > 0.8:
+    again = [one for one in whole if len(one.actions) > 1 and _moved(one) and not one.seen[-1].invalid]
+    if len(again) >= 4 and _share(one.seen[-1].state == one.seen[0].state for one in again) > 0.8:
         said = f"the last text of {len(again)} episodes is their first one again"
         log.add("ends.restart", said, again[0].seed, again[0].actions)
 
@@ -103,6 +108,7 @@ def check_success(log: Log, episodes: Sequence[Play]) -> None:
         if one.seen[-1].info.get("progression", 1) == 0:
             log.add("info.progression", "info['progression'] is 0 at a success", one.seed, one.actions)
     paid = [one for one in lost if one.seen[-1].terminated and one.seen[-1].reward > 0]
+    paid = [one for one in paid if not 0 < one.progression < 1]  # which is paid as the part that it is
     if len(paid) >= 3 and not won and len({round(one.total, 6) for one in whole}) > 1:
         richest = max(paid, key=lambda one: one.total)
         said = f"no episode is called a success, not even one that ends with a reward of {richest.seen[-1].reward:g}"
@@ -116,7 +122,7 @@ def check_texts(log: Log, episodes: Sequence[Play]) -> None:
         first = several[0]
         if not any(_moved(one) for one in several):
             log.add("text.constant", "the text never changes within an episode", first.seed, first.actions[:5])
-        elif all(one.seen[1].text == one.seen[0].text for one in several):
+        elif all(one.seen[1].state == one.seen[0].state for one in several):
             moving = _share(_moved(one) for one in several)
             if moving > _MOSTLY and _lags(several):
                 said = "the text after the first action is always the first text, and later texts come one turn late"
@@ -166,11 +172,11 @@ def check_memory_needed(log: Log, episodes: Sequence[Play]) -> None:
     visits: Counter[tuple[str, str]] = Counter()
     for one in episodes:
         for turn, action in enumerate(one.actions[: len(one.seen) - 1]):
-            place = one.seen[turn].prompt, action
+            place = f"{one.seen[turn].contract.system_prompt}\n{one.seen[turn].state}", action
             visits[place] += 1
             after = one.seen[turn + 1]
             followed[place].setdefault(
-                (after.text, after.reward, after.terminated), (one.seed, one.actions[: turn + 1])
+                (after.state, after.reward, after.terminated), (one.seed, one.actions[: turn + 1])
             )
     often = [place for place, count in visits.items() if count > 1]
     if not often:
@@ -213,7 +219,7 @@ def describe(log: Log, episodes: Sequence[Play]) -> None:
 
 
 def _moved(one: Play) -> bool:
-    return any(seen.text != one.seen[0].text for seen in one.seen[1:])
+    return any(seen.state != one.seen[0].state for seen in one.seen[1:])
 
 
 def _lags(episodes: Sequence[Play]) -> bool:

@@ -17,7 +17,7 @@ from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import Contract, read_contract, read_flag, read_metrics
-from lightning_agentrl.episodes.environment import Recipe, naming_errors
+from lightning_agentrl.episodes.environment import Recipe, naming_errors, read_observation, told_apart
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -46,6 +46,14 @@ class Seen:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
+    images: tuple[np.ndarray, ...] = ()
+    raw: Any = None
+    """The observation as it came, a text or a dictionary."""
+
+    @property
+    def state(self) -> str:
+        """What tells observations apart."""
+        return told_apart(self.text, self.images)
 
     @property
     def prompt(self) -> str:
@@ -81,7 +89,7 @@ class Seen:
         """Return what must be equal when an episode is played again."""
         told = tuple(self.info.get(name) for name in ("long_term_text", "short_term_text"))
         offered = self.contract.system_prompt, tuple(self.contract.actions), self.contract.examples
-        return self.text, self.reward, self.terminated, self.truncated, *offered, *told
+        return self.state, self.reward, self.terminated, self.truncated, *offered, *told
 
 
 @dataclass
@@ -101,6 +109,12 @@ class Play:
     @property
     def total(self) -> float:
         return sum(one.reward for one in self.seen)
+
+    @property
+    def progression(self) -> float:
+        """How much of the task the environment calls done at the end; 1 where it says nothing."""
+        value = self.seen[-1].info.get("progression") if self.seen else None
+        return float(value) if isinstance(value, int | float | np.number) else 1.0
 
 
 class Probe:
@@ -125,6 +139,8 @@ class Probe:
         self.last: Seen | None = None
         self.raises_as = "raises"
         """The check that an error of this instance belongs to."""
+        self.makes_as = ""
+        """The check that a failure to make it belongs to, if that is another one."""
         self._kept: tuple[Mapping[str, Any], str] | None = None  # info of the last answer, and how it looked
         self._calls = 0
         self._offer: list[Any] = []
@@ -133,7 +149,7 @@ class Probe:
     def made(self) -> gymnasium.Env:
         """Return the instance; it is made if there is none."""
         if self.env is None:
-            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS)
+            self.env = self.call("making it", "make", lambda: self.recipe.make(), MAKE_SECONDS, self.makes_as)
         return self.env
 
     def unwrapped(self) -> Any:
@@ -224,7 +240,7 @@ class Probe:
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
                 raise  # wrong input of the user
-            raise self._broken("contract.make", f"making it once more failed: {error}") from error
+            raise self._broken(check or "contract.make", f"making it once more failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
@@ -237,16 +253,21 @@ class Probe:
     def _note(self, check: str, said: str) -> None:
         self.log.add(check, said, self.seed, self.actions)
 
-    def _look(self, observation: Any, info: Any, reward: float = 0.0, *ends: bool) -> Seen:
-        if not isinstance(observation, str):
-            self._note("text.type", f"the observation is {_form(observation)}, not text")
-            observation = type(observation).__name__
+    def _look(
+        self, raw: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Seen:
+        images: tuple[np.ndarray, ...] = ()
+        try:
+            observation, images = read_observation(raw)
+        except EnvError as error:
+            self._note("text.type", str(error))
+            observation = type(raw).__name__
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
         self._info(info, observation)
         contract = self._contract()
-        seen = Seen(observation, contract, dict(info), reward, *ends)
+        seen = Seen(observation, contract, dict(info), reward, terminated, truncated, images, raw)
         self._texts(seen)
         self._kept = (info, repr(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen
@@ -286,9 +307,12 @@ class Probe:
         if found := CONTROL.search(whole):
             check = "text.echo" if found[0] in said and "text.control" not in self.log else "text.control"
             self._note(check, f"the text holds the character {found[0]!a}")
-        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text:
+        shown_before = self.last is not None and said[:_LONG_REPLY] in self.last.prompt
+        if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
-        if not seen.text.strip() and not seen.terminated and not (self.last is None and seen.contract.system_prompt):
+        if not (seen.text.strip() or seen.images or seen.terminated) and not (
+            self.last is None and seen.contract.system_prompt
+        ):
             self._note("text.empty", "the observation is empty")
         if len(said) < _LONG_REPLY and len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
             self._note("text.long", f"a prompt has about {length} tokens, more than {self.most_tokens}")

@@ -31,6 +31,8 @@ def difference(one: Seen, other: Seen) -> str:
         at = next((i for i, pair in enumerate(zip(one.text, other.text, strict=False)) if pair[0] != pair[1]), 0)
         at = max(at - 20, 0)
         return f"the text {shown(one.text[at:], 60)!r} against {shown(other.text[at:], 60)!r}"
+    if one.state != other.state:
+        return "the images"
     for name in ("reward", "terminated", "truncated"):
         if getattr(one, name) != getattr(other, name):
             return f"{name} {getattr(one, name)} against {getattr(other, name)}"

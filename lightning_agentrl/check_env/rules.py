@@ -115,6 +115,7 @@ RULES: dict[str, Rule] = {
     "hang": Rule("error", "bound every loop and every wait", "runtime.resource_bounds"),
     "died": Rule("error", "no reply may end the process", "runtime.resource_bounds"),
     "code": Rule("error", "never run a reply as code"),
+    "render.mode": Rule("warning", "take render_mode as an argument where metadata names render_modes, or name none"),
     "render.picture": Rule("warning", "render() returns uint8 of [height, width, 3]"),
     "time.step": Rule("warning", "make steps faster, or give the environment a process of its own"),
     "time.reset": Rule("warning", "make resets faster: prepare levels ahead, or make them smaller"),

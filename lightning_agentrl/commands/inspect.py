@@ -23,6 +23,7 @@ from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.looks import SeenEpisode, SeenTurn, look_at
 from lightning_agentrl.prompts.parser import normalise, split_reply
+from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout, Segment, input_of
@@ -161,8 +162,7 @@ def _turns(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> Iterato
         for segment in sample.segments:
             if segment.is_action:
                 turn, prompt = next(turns), input_of(before)
-                text = tokenizer.decode(list(prompt.ids), clean_up_tokenization_spaces=False)
-                yield SeenTurn(turn, str(text), said(turn.reply), len(prompt), len(segment))
+                yield SeenTurn(turn, shown(tokenizer, prompt), said(turn.reply), len(prompt), len(segment))
             before.append(segment)
 
 

@@ -27,6 +27,7 @@ from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageMo
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.prompts.renderer import ChatRenderer, Message
+from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
@@ -68,7 +69,7 @@ def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
     with data.first_session() as session:
         parts = prompt_parts(session, data.renderer)
     counts = ", ".join(f"{name} {count}" for name, count in parts.items() if count)
-    text = str(agent.tokenizer.decode(list(prompts[0].ids), clean_up_tokenization_spaces=False))
+    text = shown(agent.tokenizer, prompts[0])
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
     return "\n".join(lines[1:])
 
@@ -303,13 +304,14 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.observation,
         session.short_term,
         session.contract.actions,
+        session.images,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True)
+        return renderer.count_tokens(system + others, reply_follows=True, tools=session.contract.tool_schemas)
 
     whole = tokens(parts["system"])
-    counts = {"system": whole - tokens([{**message, "content": ""} for message in parts["system"]])}
+    counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}
     counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
     return {**counts, "current": whole - sum(counts.values())}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +18,18 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.commands.plan import prompt_parts
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.environment import png
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.episodes import succeeded
-from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
+from lightning_agentrl.models.language_model import load_tokenizer, read_context_length, read_images
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, Session, TurnInteraction
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.types import Turn
+from lightning_agentrl.types import ModelInput, Turn
+from lightning_agentrl.types.model_input import ImageReader
 
 
 class _InputEnded(Exception):
@@ -45,7 +49,8 @@ class Person(Engine):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> None:
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._read: tuple[int, ...] = ()  # the last prompt with its reply
+        self._read = ModelInput()  # the last prompt with its reply
+        self._folder: Path | None = None  # of the pictures that were seen
 
     async def generate(self, request: SamplingRequest) -> Reply:
         """Show a prompt and read a reply, as tokens; cut at the same length as one of the model.
@@ -53,10 +58,12 @@ class Person(Engine):
         Raises:
             _InputEnded: at the end of the input.
         """
-        ids, before = request.prompt.ids, self._read
-        grown = len(before) if before and ids[: len(before)] == before else 0
-        print(f"\n--- {self._told(len(ids), grown)} ---")
-        print(self.tokenizer.decode(list(ids[grown:]), clean_up_tokenization_spaces=False))
+        prompt, before = request.prompt, self._read
+        grown = len(before) if before and prompt.keys[: len(before)] == before.keys else 0
+        print(f"\n--- {self._told(len(prompt), grown)} ---")
+        print(shown(self.tokenizer, prompt.behind(grown)))
+        if self.session.images:
+            print(f"--- what is to be seen now: {self._picture()}")
         text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
         while text.endswith("\\"):  # a reply of several lines
             text = f"{text[:-1]}\n{_line('... ')}"
@@ -65,8 +72,15 @@ class Person(Engine):
         if not closed:
             print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")
         reply = reply[: request.max_tokens]
-        self._read = (*ids, *reply)
+        self._read = prompt + ModelInput.of_ids(reply)
         return Reply(reply, (0.0,) * len(reply), closed, policy_version=0)
+
+    def _picture(self) -> Path:
+        """Write the images of the observation to a file."""
+        self._folder = self._folder or Path(tempfile.mkdtemp(prefix="agentrl-play-"))
+        path = self._folder / f"episode{self.session.index}-turn{len(self.session.past)}.png"
+        path.write_bytes(png([c.pixels for one in self.session.images for c in one.images if c.pixels is not None]))
+        return path
 
     def _told(self, tokens: int, grown: int) -> str:
         if grown:
@@ -117,7 +131,7 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
         cli = PlayCLI(config)
         data, model = cast(RolloutDataModule, cli.datamodule), model or cast(Agent, cli.model).model
     model = model or "demo"
-    tokenizer, context = load_tokenizer(model), read_context_length(model)
+    tokenizer, context, image_reader = load_tokenizer(model), read_context_length(model), read_images(model)
     if data is None:
         interaction = TurnInteraction(max_reply_tokens=min(512, context // 2))
         prompt = PromptFormat(max_prompt_tokens=context - interaction.max_reply_tokens)
@@ -125,8 +139,8 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
     else:
         data = _with(data, env_id, kwargs)
     try:
-        data.check(tokenizer, context)
-        _Play(data, tokenizer, seed).go_on()
+        data.check(tokenizer, context, image_reader)
+        _Play(data, tokenizer, image_reader, seed).go_on()
     finally:
         data.pool.close()
 
@@ -142,8 +156,14 @@ def _with(data: RolloutDataModule, env_id: str, kwargs: Mapping[str, Any]) -> Ro
 class _Play:
     """Episodes one after the other, and what came of them."""
 
-    def __init__(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        self.renderer = ChatRenderer(tokenizer, data.prompt)
+    def __init__(
+        self,
+        data: RolloutDataModule,
+        tokenizer: PreTrainedTokenizerBase,
+        image_reader: ImageReader | None,
+        seed: int,
+    ) -> None:
+        self.renderer = ChatRenderer(tokenizer, data.prompt, image_reader)
         self.make = SessionMaker(data.pool, self.renderer, data.memory, seed)
         self.person = Person(tokenizer, self.renderer)
         self.player = Player(data.interaction, self.person, data.memory.grows, temperature=1.0, seed=seed)

@@ -40,15 +40,19 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
             "(key data.init_args.memory)"
         )
+    if contract.tool_schemas:
+        session.renderer.check_tools(contract.tool_schemas)
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action))
+    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action, images=session.images))
     if fullest and not contract.one_turn:
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts
         if cuts:
+            images = "" if form.max_images is None else f" and {form.max_images} images"
             raise ValueError(
                 f"{type(memory).__name__} shows up to {shown} turns, of which only {shown - cuts} fit into "
-                f"prompts of {form.max_prompt_tokens} tokens even without thoughts; shorten the memory "
+                f"prompts of {form.max_prompt_tokens} tokens{images} even without thoughts; shorten the memory "
                 "(key data.init_args.memory) or raise data.init_args.prompt.max_prompt_tokens"
+                f"{' or .max_images' if images else ''}"
             )
     return first

@@ -33,6 +33,9 @@ class Contract:
         system_prompt: rules and task.
         examples: worked examples, pairs of an observation and a reply.
         free_text: the whole reply is the action.
+        tool_schemas: functions that a reply may call, as JSON schemas; the chat template shows them in its own form.
+        observation_role: role of the messages with what follows an action, ``user`` or ``tool``. The first one of an
+            episode is the user's in any case.
         one_turn: every episode has one turn, so a memory has nothing to show.
         render_mode: with ``rgb_array`` each turn is drawn.
         worker: ``process`` needs a process of its own; ``inline`` runs in the event loop of the trainer, for steps of
@@ -47,6 +50,8 @@ class Contract:
     system_prompt: str = ""
     examples: tuple[tuple[str, str], ...] = ()
     free_text: bool = False
+    tool_schemas: tuple[Mapping[str, Any], ...] = ()
+    observation_role: Literal["user", "tool"] = "user"
     one_turn: bool = False
     render_mode: str | None = None
     worker: Literal["process", "inline"] | None = None
@@ -202,6 +207,20 @@ def _pairs(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((_text(observation), _text(reply)) for observation, reply in value)
 
 
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    _need(isinstance(value, list | tuple))
+    for tool in value:
+        _need(isinstance(tool, Mapping))
+        function = tool.get("function", tool)
+        _need(isinstance(function, Mapping) and isinstance(function.get("name"), str))
+    return tuple(value)
+
+
+def _role(value: Any) -> str:
+    _need(value in ("user", "tool"))
+    return value
+
+
 def _truth(value: Any) -> bool:
     _need(type(value).__name__ in ("bool", "bool_"))  # Python's and numpy's
     return bool(value)
@@ -223,6 +242,8 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "system_prompt": ("a text", _text),
     "examples": ("a list of pairs of texts, such as [('a wall on the left', 'right')]", _pairs),
     "free_text": ("true or false", _truth),
+    "tool_schemas": ("a list of JSON schemas of functions, each with a name", _tools),
+    "observation_role": ("'user' or 'tool'", _role),
     "one_turn": ("true or false", _truth),
     "render_mode": ("a text or None", _text_or_none),
     "worker": ("'process', 'inline' or None", _worker),

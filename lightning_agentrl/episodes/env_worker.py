@@ -113,25 +113,25 @@ class EnvWorker:
 
     # The same without an event loop
 
-    def reset_now(self, start: Start, actions: Sequence[str] = (), observation: str | None = None) -> Answer:
+    def reset_now(self, start: Start, actions: Sequence[str] = (), fingerprint: str | None = None) -> Answer:
         """Begin an episode, replay its actions and return the last answer.
 
         Args:
             start: of the episode.
             actions: those taken in it.
-            observation: the one that they led to; None: nothing is replayed. An answer of a wrong form is then not
-                asked for again, since that is how environments are checked before a run.
+            fingerprint: of the observation that they led to; None: nothing is replayed. An answer of a wrong form is
+                then not asked for again, since that is how environments are checked before a run.
 
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
         with _noting_where(start):
-            if observation is None:
+            if fingerprint is None:
                 answer = self._reset(start, checks=True)
                 if self.wording is not None:
                     check_wording(answer.contract, self.wording, self.wording_key)
                 return self._begun(start, (), answer)
-            replayed = partial(self._replayed, start, actions, observation)
+            replayed = partial(self._replayed, start, actions, fingerprint)
             return self._begun(start, actions, self._again(replayed, None, start))
 
     def wait(self) -> None:
@@ -211,7 +211,7 @@ class EnvWorker:
                     self._make_anew()
                     if action is not None:
                         assert self.answer is not None
-                        self._replayed(self._started, self.actions, self.answer.observation)
+                        self._replayed(self._started, self.actions, self.answer.fingerprint)
                 return ask()
             except ReplayDiffersError as error:
                 self._astray = True
@@ -241,19 +241,19 @@ class EnvWorker:
         if self._given_up:  # meanwhile
             self._environment.end()
 
-    def _replayed(self, start: Start, actions: Sequence[str], observation: str) -> Answer:
+    def _replayed(self, start: Start, actions: Sequence[str], fingerprint: str) -> Answer:
         """Replay an episode from its start and return the last answer.
 
         Raises:
-            ReplayDiffersError: it does not lead to ``observation``, since the environment draws randomness from
-                elsewhere than its seed, or says so.
+            ReplayDiffersError: it does not lead to the observation of this fingerprint, since the environment draws
+                randomness from elsewhere than its seed, or says so.
         """
         if not self.contract.deterministic:
             raise ReplayDiffersError(f"environment {start.env} declares that it cannot repeat an episode")
         answer = self._environment.reset(start.seed)
         for action in actions:
             answer = self._environment.step(action)
-        if answer.observation != observation:
+        if answer.fingerprint != fingerprint:
             raise ReplayDiffersError(
                 f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
                 "draw all its randomness from self.np_random, or declare the attribute `deterministic` as false"

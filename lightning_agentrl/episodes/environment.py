@@ -1,6 +1,6 @@
 """An environment in the thread or process that runs it: its answers are checked, its errors get a type.
 
-The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+The processes of environments import this file, so it imports nothing but gymnasium, numpy and the errors.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import io
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol, SupportsFloat
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
 from lightning_agentrl.episodes.contract import (
@@ -53,6 +55,12 @@ class Answer:
     metrics: Mapping[str, float] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     mended: bool = False  # its texts had lone surrogates
+    images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells observations apart: the text, and a hash of each image."""
+        return told_apart(self.observation, self.images)
 
 
 @dataclass(frozen=True)
@@ -167,19 +175,14 @@ class Environment:
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        import numpy as np
-        from PIL import Image
-
         with naming_errors():
             frame = np.asarray(self.env.render())
-            if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            if not _is_image(frame):
                 raise contract_error(
                     f"the environment draws {frame.dtype} {list(frame.shape)}; with render_mode 'rgb_array' its "
                     "render() must give uint8 [height, width, 3]"
                 )
-            file = io.BytesIO()
-            Image.fromarray(frame).save(file, "PNG")
-            return file.getvalue()
+            return png((frame,))
 
     def close(self) -> None:
         with naming_errors():
@@ -191,11 +194,7 @@ class Environment:
     def _answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
-        if not isinstance(observation, str):
-            raise contract_error(
-                f"the environment gave {_kind('an observation', observation)}; observations must be text (wrap the "
-                "environment)"
-            )
+        observation, images = read_observation(observation)
         if not isinstance(info, Mapping):
             raise contract_error(f"the environment gave {_kind('an info', info)}; it must be a dictionary")
         for name in _TEXTS:
@@ -216,6 +215,7 @@ class Environment:
             metrics=read_metrics(info),
             info={**info, **{name: text for name, text in texts.items() if name in info}},
             mended=texts != given,
+            images=images,
         )
 
 
@@ -265,6 +265,63 @@ def _values(call: str, answer: Any) -> tuple[Any, ...]:
         return answer
     got = f"{len(answer)} values" if isinstance(answer, tuple) else _kind("a value", answer)
     raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
+
+
+def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
+    """Return images, uint8 [height, width, 3], side by side as one PNG, which has at most ``longest`` pixels a side."""
+    from PIL import Image
+
+    canvas = Image.new("RGB", (sum(one.shape[1] for one in images), max(one.shape[0] for one in images)), "white")
+    left = 0
+    for one in images:
+        canvas.paste(Image.fromarray(one), (left, 0))
+        left += one.shape[1]
+    if longest is not None:
+        canvas.thumbnail((longest, longest))
+    file = io.BytesIO()
+    canvas.save(file, "PNG")
+    return file.getvalue()
+
+
+def told_apart(text: str, images: Sequence[np.ndarray]) -> str:
+    """Return a text that is equal where an observation is equal: its own, and a hash of each image."""
+    hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
+    return "\n".join([text, *(f"image {digest}" for digest in hashes)])
+
+
+def read_observation(observation: Any) -> tuple[str, tuple[np.ndarray, ...]]:
+    """Return text and images of an observation. Images are copied, since environments may draw into the same array.
+
+    Raises:
+        EnvError: it is neither text nor a dictionary of text and images.
+    """
+    if isinstance(observation, str):
+        return observation, ()
+    if not isinstance(observation, Mapping) or not set(observation) <= {"text", "images"}:
+        raise contract_error(
+            f"the environment gave {_kind('an observation', observation)}; observations must be text, or a dictionary "
+            "of 'text' and 'images' (wrap the environment)"
+        )
+    text, images = observation.get("text", ""), observation.get("images", ())
+    if not isinstance(text, str):
+        raise contract_error(f"the environment gave {_kind('the text of an observation', text)}; it must be text")
+    if not isinstance(images, list | tuple):
+        raise contract_error(
+            f"the environment gave {_kind('the images of an observation', images)}; they must be a list of arrays"
+        )
+    for image in images:
+        if not isinstance(image, np.ndarray):
+            raise contract_error(f"the environment gave {_kind('an image', image)}; it must be a numpy array")
+        if not _is_image(image):
+            raise contract_error(
+                f"the environment gave an image of {image.dtype} {list(image.shape)}; images must be uint8 "
+                "[height, width, 3], RGB, with at least one pixel"
+            )
+    return text, tuple(image.copy() for image in images)
+
+
+def _is_image(array: np.ndarray) -> bool:
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
 def _kind(what: str, value: Any) -> str:

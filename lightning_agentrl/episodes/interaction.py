@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
-from lightning_agentrl.episodes.contract import contract_error
+from lightning_agentrl.episodes.contract import check_reward, contract_error
+from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
@@ -116,7 +117,8 @@ class TurnInteraction(Interaction):
     async def _play(
         self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
     ) -> Turn:
-        observation, index = session.observation, len(session.past) + session.all_unread
+        observation, images, role = session.observation, session.images, session.role
+        index = len(session.past) + session.all_unread
         text = session.renderer.decode(reply.ids)
         contract = session.contract
         parser = RawParser() if contract.free_text else self.parser
@@ -132,8 +134,16 @@ class TurnInteraction(Interaction):
             result = await session.step(contract.default_action if parsed.action is None else parsed.action)
             executed = result.info.get("executed_action", parsed.action or contract.default_action)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
-            session.remember(PastTurn(observation, parsed.thought, executed, text), prompt, _action_segment(reply))
+            past = PastTurn(observation, parsed.thought, executed, text, images, role)
+            session.remember(past, prompt, _action_segment(reply))
         session.reply_tokens += len(reply.ids)
+        judged = 0.0
+        if session.judge is not None and not ask_again:
+            seen = JudgedTurn(
+                contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
+            )
+            judged = await session.judge.judge(seen)
+            check_reward("the judge", judged)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE
@@ -151,7 +161,7 @@ class TurnInteraction(Interaction):
             thought_tokens=session.renderer.tokens_before(reply.ids, parsed.action_start),
             valid=valid,
             env_reward=result.reward,
-            reward=self._reward(result.reward, valid),
+            reward=self._reward(result.reward, valid) + judged,
             episode_return=session.episode_return,
             terminated=result.terminated,
             truncated=truncated,
@@ -162,11 +172,12 @@ class TurnInteraction(Interaction):
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
-            metrics=dict(result.metrics),
+            metrics={**result.metrics, **({} if session.judge is None else {"judge": judged})},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,
             image=image,
+            seen=tuple(chunk.digest for one in images for chunk in one.images),
             bootstrap=bootstrap,
         )
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
-from lightning_agentrl.episodes.environment import Answer
+from lightning_agentrl.episodes.environment import Answer, png
+from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, PastTurn
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
-from lightning_agentrl.types.plain import segments_from_plain, segments_to_plain
+from lightning_agentrl.types.plain import (
+    PixelTable,
+    inputs_from_plain,
+    inputs_to_plain,
+    segments_from_plain,
+    segments_to_plain,
+)
 
+PICTURE_SIDE = 384  # pixels at most of a picture that people look at; models see all of it
 UNREAD = "Your last reply named no action."  # what the next prompt says of it
 
 
@@ -59,8 +68,9 @@ class Session:
         episode_seed: seed of the n-th episode.
         renderer: turns prompts into tokens.
         memory: what of the past a prompt shows.
-        pictures: keep a picture of each turn, where the environment draws itself.
+        pictures: keep a picture of each turn, where there is something to see.
         first_episode: number of the first episode.
+        judge: adds to the rewards of turns; None: the environment's reward is all.
     """
 
     def __init__(
@@ -72,6 +82,7 @@ class Session:
         memory: Memory,
         pictures: bool = True,
         first_episode: int = 0,
+        judge: Judge | None = None,
     ) -> None:
         self.index = index
         self.worker = worker
@@ -79,12 +90,14 @@ class Session:
         self.memory = memory
         self.pictures = pictures
         self.first_episode = first_episode
+        self.judge = judge
         self.episode = first_episode - 1  # none yet
         self.running = False  # the episode goes on
         self.lost: list[str] = []  # kinds of faults that ended an episode and are in no turn yet
         self.turns_taken = 0  # over all episodes of this session
         self.observation = ""  # long-term text
         self.short_term = ""
+        self.images: tuple[ModelInput, ...] = ()  # of the observation
         self.past: list[PastTurn] = []
         self.context: tuple[Segment, ...] = ()
         self.episode_return = 0.0  # environment rewards of this episode so far
@@ -105,6 +118,11 @@ class Session:
     @property
     def renderer(self) -> ChatRenderer:
         return self._renderer.free_text if self.contract.free_text else self._renderer
+
+    @property
+    def role(self) -> str:
+        """Role of the message with the current observation."""
+        return self.contract.observation_role if self.past or self.all_unread else "user"
 
     @property
     def begun(self) -> bool:
@@ -151,7 +169,13 @@ class Session:
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
 
     async def image(self) -> bytes | None:
-        """Return a PNG of the environment as it is, if its ``render_mode`` is ``rgb_array``."""
+        """Return a PNG of what the policy sees, or of the environment if it draws itself and shows no images.
+
+        It draws itself if its ``render_mode`` is ``rgb_array``.
+        """
+        if self.pictures and self.images:
+            seen = [pixels for one in self.images for chunk in one.images if (pixels := chunk.pixels) is not None]
+            return png(seen, PICTURE_SIDE)
         if not self.pictures or self.contract.render_mode != "rgb_array":
             return None
         return await self.worker.draw()
@@ -173,7 +197,7 @@ class Session:
         answer, past, unread = made_of = (self.worker.answer, len(self.past), self.all_unread)  # nothing else counts
         if self._prompt is None or self._made_of[0] is not answer or self._made_of[1:] != (past, unread):
             self._prompt, self._made_of = self._rendered(), made_of
-            if sum(len(segment) for segment in self._prompt.new) <= self.renderer.format.max_prompt_tokens:
+            if self.renderer.format.allows(input_of(self._prompt.new)):
                 self._readable = self._prompt
         return self._prompt
 
@@ -181,7 +205,7 @@ class Session:
     def fits(self) -> bool:
         """Whether the prompt for the current observation is within its limit."""
         try:
-            return len(self.prompt().input) <= self.renderer.format.max_prompt_tokens
+            return self.renderer.format.allows(self.prompt().input)
         except PromptTooLongError:
             return False
 
@@ -200,7 +224,14 @@ class Session:
         short_term = f"{UNREAD}\n{self.short_term}".strip() if self.unread else self.short_term
         if self.context:
             new = self.renderer.continuation(
-                contract.system_prompt, self.observation, short_term, contract.actions, self.closed
+                contract.system_prompt,
+                self.observation,
+                short_term,
+                contract.actions,
+                self.closed,
+                self.images,
+                contract.tool_schemas,
+                self.role,
             )
             return Prompt(self.context, new, history_cuts=0)
         rendered = self.renderer.render(
@@ -210,6 +241,9 @@ class Session:
             self.observation,
             short_term,
             contract.actions,
+            self.images,
+            contract.tool_schemas,
+            self.role,
         )
         return Prompt((), rendered.segments, rendered.history_cuts)
 
@@ -231,21 +265,23 @@ class Session:
             self.closed = action.ids[-1] == self.renderer.turn_close_id
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the episode as plain types; the environment itself as its seed and actions."""
+        """Return the episode as plain types and tensors; the environment itself as its seed and actions."""
+        images: PixelTable = {}
         return {
             "episode": self.episode,
             "running": self.running,
             "turns_taken": self.turns_taken,
-            "observation": self.observation,
-            "past": [asdict(turn) for turn in self.past],
+            "observation": "" if self.worker.answer is None else self.worker.answer.fingerprint,
+            "past": [past_to_plain(turn, images) for turn in self.past],
             "env_actions": list(self.worker.actions) if self.running else [],
-            "context": segments_to_plain(self.context),
+            "context": segments_to_plain(self.context, images),
             "closed": self.closed,
             "episode_return": self.episode_return,
             "reply_tokens": self.reply_tokens,
             "unread": [self.unread, self.all_unread],
             "env_errors": list(self.worker.errors),
             "lost": list(self.lost),
+            "images": images,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -271,8 +307,9 @@ class Session:
             self.leave()
             return
         self.running = True
-        self.past = [PastTurn(**turn) for turn in state["past"]]
-        self.context = segments_from_plain(state["context"])
+        images = state.get("images", {})
+        self.past = [past_from_plain(turn, images) for turn in state["past"]]
+        self.context = segments_from_plain(state["context"], images)
         self.closed = state["closed"]
         self.episode_return = state["episode_return"]
         self.reply_tokens = state.get("reply_tokens", 0)
@@ -285,3 +322,19 @@ class Session:
     def _see(self, answer: Answer) -> None:
         self.unread = 0
         self.observation, self.short_term = answer.observation, answer.short_term
+        try:
+            self.images = self._renderer.see(answer.images)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise contract_error(f"the environment shows an image that the model cannot read: {error}") from None
+
+
+def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
+    """Return a past turn as plain types, with the pixels of its images added to the table."""
+    return {f.name: getattr(turn, f.name) for f in fields(turn)} | {"images": inputs_to_plain(turn.images, images)}
+
+
+def past_from_plain(plain: Mapping[str, Any], images: PixelTable) -> PastTurn:
+    """Undo :func:`past_to_plain`."""
+    return PastTurn(**{**plain, "images": inputs_from_plain(plain.get("images", ()), images)})

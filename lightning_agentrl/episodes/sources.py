@@ -16,6 +16,7 @@ from lightning_agentrl.episodes.contract import checked_worker
 from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment, Hosted, Recipe
+from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
@@ -28,6 +29,7 @@ class Source(Protocol):
     """A maker of environments of one kind."""
 
     key: str  # the key of the config under which it was given
+    judge: Judge | None  # of its turns
 
     @property
     def share(self) -> float:
@@ -66,6 +68,7 @@ class EnvConfig:
         memory_mb: most megabytes of main memory that the process of an environment may hold. One that holds more is
             ended, which counts as an error of the environment. None: no limit. Needs a process, on Linux.
         wording: words of prompts and actions that replace those of the environment; None: none.
+        judge: adds to the reward of each turn; None: the environment's reward is all.
     """
 
     id: str
@@ -76,6 +79,7 @@ class EnvConfig:
     timeout_seconds: float | None = None
     memory_mb: float | None = None
     wording: Wording | None = None
+    judge: Judge | None = None
 
     def __post_init__(self) -> None:
         self.key = ENV
@@ -114,7 +118,10 @@ class EnvConfig:
         return f"{self.id} with {dict(sorted(self.kwargs.items()))}"
 
     def start(self, device: torch.device) -> None:
-        """Do nothing; see :class:`Source`."""
+        """Prepare the judge, if there is one."""
+        if self.judge is not None:
+            self.judge.key = f"{self.key}.judge"
+            self.judge.start(device)
 
     def make(self) -> gymnasium.Env:
         """Build the environment.

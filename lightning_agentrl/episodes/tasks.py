@@ -18,6 +18,7 @@ import torch
 from lightning_agentrl.episodes.contract import well_formed
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.judge import Judge
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class TaskSet:
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
+        self.judge: Judge | None = None  # its scorer says all
 
     @property
     def name(self) -> str:

@@ -162,7 +162,7 @@ def look_at(episodes: Sequence[SeenEpisode]) -> Look:
             ]
         ),
         actions=dict(Counter(turn.action for turn in turns if not turn.asked_again).most_common()),
-        no_ops=dict(Counter(now.action for now, then in followed if now.observation == then.observation).most_common()),
+        no_ops=dict(Counter(now.action for now, then in followed if now.state == then.state).most_common()),
         followed=len(followed),
         failures=dict(failures.most_common()),
         thoughts=thoughts([[(one.turn.thought, one.prompt) for one in episode.turns] for episode in episodes]),
@@ -183,7 +183,7 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
         return None
     if last.stop in _BY_STOP:
         return _BY_STOP[last.stop]
-    period = cycle([(turn.observation, turn.action) for turn in turns])
+    period = cycle([(turn.state, turn.action) for turn in turns])
     return {0: Failure.TIME_LIMIT, 1: Failure.STUCK}.get(period, Failure.LOOP)
 
 

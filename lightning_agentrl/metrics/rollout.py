@@ -22,11 +22,18 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
         **_per_turn(turns),
         "rollout/reply_tokens": Mean(float(rollout.action_mask.sum()), len(turns)),
         "rollout/prompt_tokens": Mean(prompts, len(turns)),
+        **_images(rollout),
         "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
         **_per_episode([turn for turn in turns if turn.done]),
         **_environments(turns),
         **group_numbers(rollout),
     }
+
+
+def _images(rollout: Rollout) -> dict[str, Number]:
+    """Return how many images a prompt shows, if there are any."""
+    images = sum(len(sample.input.images) for sample in rollout.samples)
+    return {"rollout/prompt_images": Mean(images, len(rollout.turns))} if images else {}
 
 
 def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:

@@ -101,7 +101,7 @@ class SeparateCritic(Critic):
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
         lm = load(self.model)
         self.backbone = lm
-        self.head = ValueHead(int(lm.config.hidden_size))
+        self.head = ValueHead(int(lm.config.get_text_config().hidden_size))
         output = lm.get_output_embeddings()
         if output is not None and output.weight is not lm.get_input_embeddings().weight:
             lm.set_output_embeddings(nn.Identity())  # the vocabulary projection of a critic is never used

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
 
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
 
 def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool = True) -> None:
     """Write weights, configuration and tokenizer with its chat template; the policy stays as it is.
+
+    Of a policy that reads images also the files of its image processor, as they are.
 
     Weights are written in the dtype of the policy. A critic is not part of a policy.
 
@@ -31,6 +37,11 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
     else:
         save_adapters(policy.lm, folder)
     tokenizer.save_pretrained(folder)
+    if policy.image_reader is not None:
+        for name in IMAGE_FILES:
+            file = cached_file(policy.image_reader.folder, name, _raise_exceptions_for_missing_entries=False)
+            if file is not None:
+                shutil.copyfile(file, folder / name)
 
 
 def save_adapters(lm: PreTrainedModel, folder: Path) -> None:

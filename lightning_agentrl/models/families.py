@@ -7,8 +7,12 @@ so; the list below holds the families that were tested. All others read their ro
 
 from __future__ import annotations
 
-from transformers import PreTrainedConfig
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from lightning_agentrl.models.image_reader import READERS
 
 # Each is compared with single rows in tests/models/test_families.py, with windows where the family has them.
 SHARING = frozenset(
@@ -20,6 +24,8 @@ SHARING = frozenset(
         *("opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2"),
     }
 )
+# Parts of models that read images; these are compared in tests/models/test_vision.py.
+SHARING_WITH_IMAGES = frozenset({"qwen2_5_vl_text", "qwen3_vl_text"})
 LAYERS = {"full_attention", "sliding_attention"}
 AS_PROJECTED = {  # with these values logits are the plain vocabulary projection, and attention scores plain products
     "logit_scale": 1.0,
@@ -30,18 +36,21 @@ AS_PROJECTED = {  # with these values logits are the plain vocabulary projection
 
 
 def check_family(model: str, config: PreTrainedConfig) -> None:
-    """Refuse families that are not text-only language models, or that change their logits after the projection.
+    """Refuse families that are neither text-only language models nor ones whose images can be read, and those that
+    change their logits after the projection.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")
-    if not name or name.endswith("ForConditionalGeneration"):
+    if config.model_type not in READERS and (not name or name.endswith("ForConditionalGeneration")):
         raise ValueError(
-            f"the model '{model}' is of the family {config.model_type}, which has no text-only language model; "
-            "choose another model (key model.init_args.model)"
+            f"the model '{model}' is of the family {config.model_type}, which has no text-only language model, and of "
+            f"those that read images only {', '.join(READERS)} are supported; choose another model (key "
+            "model.init_args.model)"
         )
-    changed = [name for name, value in AS_PROJECTED.items() if getattr(config, name, value) not in (value, None)]
+    text = config.get_text_config()
+    changed = [name for name, value in AS_PROJECTED.items() if getattr(text, name, value) not in (value, None)]
     if changed:
         raise ValueError(
             f"the model '{model}' changes its logits after the projections ({', '.join(changed)} in its "
@@ -49,10 +58,15 @@ def check_family(model: str, config: PreTrainedConfig) -> None:
         )
 
 
+def auto_class(config: PreTrainedConfig) -> Any:
+    """Return the class of transformers that makes models of this configuration."""
+    return AutoModelForImageTextToText if config.model_type in READERS else AutoModelForCausalLM
+
+
 def why_unshared(config: PreTrainedConfig) -> str:
     """Return why models of this configuration must read rows side by side; empty if they can read a prefix tree."""
     text = config.get_text_config()
-    if text.model_type not in SHARING:
+    if text.model_type not in SHARING | SHARING_WITH_IMAGES:
         return f"the family {text.model_type}, with which it was not tested"
     others = sorted(set(getattr(text, "layer_types", None) or ()) - LAYERS)
     return f"layers of the kind {', '.join(others)}" if others else ""
@@ -64,8 +78,8 @@ def without_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
     A policy must be trained as it sampled: with dropout its ratio to itself would not be 1, and rows that share a
     prefix would share its dropout mask.
     """
-    text = config.get_text_config()
-    for name, value in list(vars(text).items()):
-        if "drop" in name and isinstance(value, float):
-            setattr(text, name, 0.0)
+    for part in (config.get_text_config(), getattr(config, "vision_config", None)):
+        for name, value in list(vars(part).items()) if part else ():
+            if "drop" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
     return config

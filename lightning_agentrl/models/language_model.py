@@ -15,18 +15,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.demo import demo_model_folder
-from lightning_agentrl.models.families import check_family, why_unshared, without_dropout
+from lightning_agentrl.models.families import auto_class, check_family, why_unshared, without_dropout
+from lightning_agentrl.models.image_reader import READERS, FamilyReader, image_reader
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS, skip_unread
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.tree_attention import TREE, no_mask
+from lightning_agentrl.models.vision import read_tokens
 
 DEMO = "demo"  # the name of the bundled model in a config
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
@@ -70,26 +72,39 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
+def read_config(model: str) -> PreTrainedConfig:
+    with naming_model(model):
+        return cast(PreTrainedConfig, AutoConfig.from_pretrained(resolve_model(model)))
+
+
 def read_context_length(model: str) -> int:
     """Return how many tokens a model can read, from its config alone."""
+    return int(read_config(model).get_text_config().max_position_embeddings)
+
+
+def read_images(model: str) -> FamilyReader | None:
+    """Return what reads images for a model; None: it reads text only."""
     with naming_model(model):
-        config = AutoConfig.from_pretrained(resolve_model(model))
-    return int(config.get_text_config().max_position_embeddings)
+        return image_reader(read_config(model), resolve_model(model))
 
 
 def load_causal_lm(model: str) -> PreTrainedModel:
-    """Load a pretrained causal language model, with attention over prefix trees if its layers support it."""
+    """Load a pretrained causal language model, which may also read images.
+
+    Its text attends over prefix trees if its layers support it.
+    """
     _refuse_missing_folder(model)
     folder = resolve_model(model)
-    with naming_model(model):
-        config = without_dropout(AutoConfig.from_pretrained(folder))
+    config = without_dropout(read_config(model))
     check_family(model, config)
     unshared = why_unshared(config)
-    attention = None if unshared else TREE  # None: the default of transformers
+    attention: Any = None if unshared else TREE  # None: the default of transformers
+    if attention and config.model_type in READERS:
+        attention = {"text_config": TREE, "vision_config": "sdpa"}
     with naming_model(model):
         lm = cast(
             PreTrainedModel,
-            AutoModelForCausalLM.from_pretrained(
+            auto_class(config).from_pretrained(
                 folder, config=config, dtype=torch.get_default_dtype(), attn_implementation=attention
             ),
         )
@@ -151,7 +166,6 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
 
 def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
     """Return the last hidden states [R, H] at the logit positions."""
-    backbone = lm.base_model
     if packed.tree is None:
         masks: dict[str, Any] = {"attention_mask": packed.padding}
     else:
@@ -160,8 +174,8 @@ def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:
             "tree": packed.tree,
             UNIQUE_POSITIONS: packed.unique_positions,
         }
-    output = backbone(input_ids=packed.ids, position_ids=packed.positions, use_cache=False, **masks)
-    return output.last_hidden_state.flatten(0, 1)[packed.logit_positions]
+    hidden = read_tokens(lm, packed.ids, packed.positions, packed.images, use_cache=False, **masks)
+    return hidden.flatten(0, 1)[packed.logit_positions]
 
 
 class LanguageModel(nn.Module):
@@ -177,14 +191,15 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.lm = lm
         self.recompute_logits = recompute_logits
+        self.image_reader = image_reader(lm.config, lm.name_or_path)  # None: it reads text only
 
     @property
     def hidden_size(self) -> int:
-        return int(self.lm.config.hidden_size)
+        return int(self.lm.config.get_text_config().hidden_size)
 
     @property
     def context_length(self) -> int:
-        return int(self.lm.config.max_position_embeddings)
+        return int(self.lm.config.get_text_config().max_position_embeddings)
 
     @property
     def shares_prefixes(self) -> bool:

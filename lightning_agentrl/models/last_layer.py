@@ -11,13 +11,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from lightning_agentrl.models.parts import text_decoder
+
 UNIQUE_POSITIONS = "unique_positions"  # keyword of a model's forward pass: [U] of its one row
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated layers of the language models in a module, each a unit of compilation and sharding."""
+    """Return the repeated layers of the language model in a module, each a unit of compilation and sharding.
+
+    Those of a tower are none: a micro-batch without images leaves them out.
+    """
+    lm = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in names]
+    modules = [] if lm is None else text_decoder(lm).modules()
+    return [module for module in modules if type(module).__name__ in names]
 
 
 def skip_unread(lm: PreTrainedModel) -> None:

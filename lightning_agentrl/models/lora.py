@@ -15,10 +15,12 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lightning_agentrl.models.families import auto_class
 from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.models.parts import tower
 
 KEY = "model.init_args.lora"
 
@@ -34,7 +36,8 @@ class LoRA:
         rank: rank of the learned matrices.
         alpha: the adapters' output is scaled by alpha / rank; twice the rank when not given.
         dropout: dropout on the adapters' input in the update; sampling and scoring do without, so ratios differ from 1.
-        targets: names of linear layers, such as q_proj; ``all-linear`` is all but the output head.
+        targets: names of linear layers, such as q_proj; ``all-linear`` is all but the output head. What reads images
+            gets no adapters.
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class LoRA:
         if self.targets == "all-linear":
             return
         with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(resolve_model(model)))
+            config = AutoConfig.from_pretrained(resolve_model(model))
+            lm = auto_class(config).from_config(config)
         layers = linear_layers(lm)
         known = sorted({name.rpartition(".")[2] for name in layers})
         for target in self.targets:
@@ -105,10 +109,19 @@ class LoRA:
             lora_alpha=cast(int, self.alpha),  # only divided by the rank
             lora_dropout=self.dropout,
             target_modules=self.targets,
+            exclude_modules=self._excluded(lm),
             base_model_name_or_path=durable_name(str(base.name_or_path)),
         )
         peft.inject_adapter_in_model(config, lm, name)
         return lm
+
+    def _excluded(self, lm: PreTrainedModel) -> str | None:
+        """Return a pattern of the layers that get no adapters although they are called as a target is, if any are."""
+        parts = tower(lm)
+        names = [name for part in parts.values() for name, layer in part.named_modules() if _can_adapt(layer)]
+        if self.targets != "all-linear":
+            names = [name for name in names if name.rpartition(".")[2] in self.targets]
+        return rf"{lm.base_model_prefix}\.({'|'.join(parts)})\..*" if names else None
 
 
 def durable_name(model: str) -> str:
@@ -119,8 +132,12 @@ def durable_name(model: str) -> str:
 
 def linear_layers(lm: PreTrainedModel) -> list[str]:
     """Return the full names of the layers that can have adapters."""
-    head = lm.get_output_embeddings()
-    return [n for n, module in lm.named_modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
+    left_out = {lm.get_output_embeddings(), *(layer for part in tower(lm).values() for layer in part.modules())}
+    return [name for name, layer in lm.named_modules() if _can_adapt(layer) and layer not in left_out]
+
+
+def _can_adapt(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear | Conv1D)
 
 
 def share_weights(lm: PreTrainedModel) -> PreTrainedModel:

@@ -14,8 +14,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.models.images_in_rows import PackedImages, find_tokens
 from lightning_agentrl.models.prefix_tree import PrefixTree, common_prefix_length, lay_out
-from lightning_agentrl.types.model_input import ModelInput, check_text_only
+from lightning_agentrl.types.model_input import ImageChunk, ModelInput, check_text_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,24 @@ class Row:
         return self.input.keys[: self._length]
 
     @property
+    def images(self) -> list[ImageChunk]:
+        """Those that the model must read.
+
+        Raises:
+            ValueError: the last logit position is within an image.
+        """
+        found, start = [], 0
+        for chunk in self.input.chunks:
+            if start >= self._length:
+                break
+            start += len(chunk)
+            if isinstance(chunk, ImageChunk):
+                found.append(chunk)
+                if start > self._length:
+                    raise ValueError(f"a row is read up to position {self._length - 1}, which is within an image")
+        return found
+
+    @property
     def _length(self) -> int:
         return max(self.logit_positions, default=0) + 1
 
@@ -58,12 +78,13 @@ class Packed:
     """The tokens of one forward pass and its R logit positions, in row order: a prefix tree, or rows with padding."""
 
     ids: Tensor  # [1, N] int64; [B, L] without a tree
-    positions: Tensor  # of the same shape
+    positions: Tensor  # of the same shape, or [3, …] where images have rows and columns
     tree: PrefixTree | None
     logit_positions: Tensor  # [R] int64, index into the flat ids
     targets: Tensor  # [R] int64, the token after the logit position, -1 where the row ends there
     unique_positions: Tensor | None = None  # [U] the distinct logit positions; only with a tree
     padding: Tensor | None = None  # [B, L] 1 on tokens, 0 on padding; only without a tree
+    images: PackedImages | None = None
 
     @property
     def tokens(self) -> int:
@@ -76,14 +97,28 @@ class Packed:
         return 0 if self.padding is None else int((self.padding == 0).sum())
 
 
-def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = True) -> Packed:
+def pack(
+    rows: Sequence[Row],
+    device: torch.device | str = "cpu",
+    share: bool = True,
+    reader: FamilyReader | None = None,
+    feed_tower: bool = False,
+) -> Packed:
     """Pack rows into one, with common prefixes once; or side by side with padding, without ``share``.
 
+    Args:
+        rows: what is read.
+        device: of the tensors.
+        share: whether common prefixes are computed once.
+        reader: of the model's images; None: it reads text only.
+        feed_tower: give the tower a blank image where the rows have none, so that its weights have gradients.
+
     Raises:
-        ValueError: a row holds an image; its pixels are not available here.
+        ValueError: a row holds an image that the model cannot read, or whose pixels are missing.
     """
-    check_text_only((row.input for row in rows), "the trainer's model")
-    inputs = [row.input_keys for row in rows]  # of text, so these are the ids
+    if reader is None:
+        check_text_only((row.input for row in rows), "the trainer's model")
+    inputs = [row.input_keys for row in rows]
     targets = [
         ids[position + 1] if position + 1 < len(ids) else -1
         for ids, positions in ((row.ids, row.logit_positions) for row in rows)
@@ -92,31 +127,44 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu", share: bool = 
     if share:
         layout = lay_out(inputs, device)
         flat = [layout.place(k, position) for k, row in enumerate(rows) for position in row.logit_positions]
-        ids, positions, tree, padding = torch.tensor([layout.keys]), layout.tree.positions[None], layout.tree, None
+        keys, positions, ends, shape = layout.keys, layout.tree.positions, layout.tree.ends, (1, -1)
+        tree, padding = layout.tree, None
     else:
         width = max(len(ids) for ids in inputs)
         flat = [k * width + position for k, row in enumerate(rows) for position in row.logit_positions]
-        ids = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in inputs])
-        positions = torch.arange(width, device=device).expand(len(rows), width)
-        padding = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in inputs], device=device)
+        keys = [key for row in inputs for key in (*row, *[0] * (width - len(row)))]
+        positions = torch.arange(width, device=device).repeat(len(rows))
+        ends, shape = torch.arange(1, len(rows) + 1).repeat_interleave(width) * width, (len(rows), width)
+        padding = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in inputs], device=device)
         tree = None
+    tokens = find_tokens(keys, positions, ends, (row.images for row in rows), reader, feed_tower)
     return Packed(
-        ids=ids.to(device),
-        positions=positions,
+        ids=tokens.ids.view(shape),
+        positions=tokens.positions.view(*tokens.positions.shape[:-1], *shape),
         tree=tree,
         logit_positions=torch.tensor(flat, dtype=torch.int64, device=device),
         targets=torch.tensor(targets, dtype=torch.int64, device=device),
         unique_positions=torch.tensor(sorted(set(flat)), dtype=torch.int64, device=device) if share else None,
         padding=padding,
+        images=tokens.images,
     )
 
 
-def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[int]]:
+def plan_micro_batches(
+    rows: Sequence[Row], max_tokens: int, share: bool = True, patches_per_token: int = 0
+) -> list[list[int]]:
     """Group row indices into micro-batches of at most ``max_tokens`` packed tokens, balanced, similar rows together.
 
-    Rows that do not share are grouped by length, to keep padding small.
+    Rows that do not share are grouped by length, to keep padding small. The patches of different images count as
+    tokens.
 
     A single row longer than ``max_tokens`` forms its own micro-batch.
+
+    Args:
+        rows: to be grouped.
+        max_tokens: of a micro-batch.
+        share: whether common prefixes are computed once.
+        patches_per_token: that a tower reads of an image.
     """
     if not rows:
         return []
@@ -129,9 +177,10 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True)
         order = sorted(range(len(rows)), key=lambda i: len(inputs[i]))
         common = []
     lengths = [len(inputs[i]) for i in order]
+    patches = [_patches(rows[i], patches_per_token) for i in order]
 
     def cut(budget: int) -> list[range]:
-        return list(_fill_tree(lengths, common, budget) if share else _fill_padded(lengths, budget))
+        return list(_fill_tree(lengths, common, patches, budget) if share else _fill_padded(lengths, patches, budget))
 
     count = len(cut(max_tokens))
     low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
@@ -144,22 +193,40 @@ def plan_micro_batches(rows: Sequence[Row], max_tokens: int, share: bool = True)
     return [[order[place] for place in places] for places in cut(high)]
 
 
-def _fill_tree(lengths: Sequence[int], common: Sequence[int], budget: int) -> Iterator[range]:
+Patches = dict[str, int]  # of each different image, by its digest
+
+
+def _patches(row: Row, per_token: int) -> Patches:
+    return {image.digest: image.tokens * per_token for image in row.images} if per_token else {}
+
+
+def _fill_tree(
+    lengths: Sequence[int], common: Sequence[int], patches: Sequence[Patches], budget: int
+) -> Iterator[range]:
     """Yield runs of sorted rows that take at most ``budget`` tokens each."""
     first = total = 0
+    seen = Patches()
     for place, (length, shared) in enumerate(zip(lengths, common, strict=True)):
-        if place > first and total + length - shared > budget:
+        if place > first and total + length - shared + _new(patches[place], seen) > budget:
             yield range(first, place)
-            first, total = place, 0
-        total += length if place == first else length - shared
+            first, total, seen = place, 0, {}
+        total += (length if place == first else length - shared) + _new(patches[place], seen)
+        seen |= patches[place]
     yield range(first, len(lengths))
 
 
-def _fill_padded(lengths: Sequence[int], budget: int) -> Iterator[range]:
+def _fill_padded(lengths: Sequence[int], patches: Sequence[Patches], budget: int) -> Iterator[range]:
     """Yield runs of rows, sorted by length, that take at most ``budget`` tokens each, padding included."""
-    first = 0
+    first = total = 0  # patches
+    seen = Patches()
     for place, length in enumerate(lengths):
-        if place > first and (place + 1 - first) * length > budget:
+        if place > first and (place + 1 - first) * length + total + _new(patches[place], seen) > budget:
             yield range(first, place)
-            first = place
+            first, total, seen = place, 0, {}
+        total += _new(patches[place], seen)
+        seen |= patches[place]
     yield range(first, len(lengths))
+
+
+def _new(patches: Patches, seen: Patches) -> int:
+    return sum(count for digest, count in patches.items() if digest not in seen) if patches else 0

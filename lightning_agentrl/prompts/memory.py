@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lightning_agentrl.types.model_input import ModelInput
+
 
 @dataclass(frozen=True)
 class PastTurn:
@@ -19,6 +21,8 @@ class PastTurn:
     thought: str  # empty: not shown
     action: str  # the action that was executed
     reply: str = ""  # all that the policy wrote
+    images: tuple[ModelInput, ...] = ()  # of the observation, as a model reads them
+    role: str = "user"  # of the message with the observation
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Rollouts: collecting episodes, and the stream of mini-batches made of them."""
 
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
 from lightning_agentrl.episodes.reward_model import RewardModel
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sides import SidesInteraction
@@ -29,12 +30,16 @@ __all__ = [
     "FullMemory",
     "GroupRollout",
     "Interaction",
+    "Judge",
+    "JudgedTurn",
     "Memory",
     "MiniBatch",
+    "ModelJudge",
     "NotebookMemory",
     "OnPolicy",
     "OneStepOffPolicy",
     "OneTurn",
+    "PatternJudge",
     "PatternMatch",
     "Phase",
     "Prepared",

@@ -43,6 +43,7 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig,
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.model_input import ImageReader
 
 T = TypeVar("T")
 Prove = Literal["stop", "warn", "off"]
@@ -210,17 +211,20 @@ class RolloutDataModule(L.LightningDataModule):
                 worker.wait()
                 self.pool.give_back(kind, worker)
 
-    def check(self, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+    def check(
+        self, tokenizer: PreTrainedTokenizerBase, context_length: int, image_reader: ImageReader | None = None
+    ) -> None:
         """Refuse prompts that cannot work. The agent calls it in its own setup, before it reads weights.
 
         Args:
             tokenizer: of the policy.
             context_length: tokens that the policy can read.
+            image_reader: what the policy makes of images; None: it reads text only.
 
         Raises:
             ValueError: one sentence with the key to change.
         """
-        make = self._make_sessions(tokenizer)
+        make = self._make_sessions(tokenizer, image_reader)
         self.first_inputs = []
         for kind in range(len(self.pool.sources)):
             session = make.session(kind, 0, lambda _episode: 0)
@@ -329,7 +333,7 @@ class RolloutDataModule(L.LightningDataModule):
             return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
-        self._session_maker = make = self._make_sessions(learner.tokenizer)
+        self._session_maker = make = self._make_sessions(learner.tokenizer, learner.image_reader)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = learner.policy_handle(make.renderer.stop_token_ids)
         handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
@@ -351,8 +355,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.stream.iteration = self._saved.iteration
         self._learner = learner  # last: what is refused on the way leaves nothing connected
 
-    def _make_sessions(self, tokenizer: PreTrainedTokenizerBase) -> SessionMaker:
-        return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt), self.memory, self.seed)
+    def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
+        return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt, image_reader), self.memory, self.seed)
 
     @contextmanager
     def _keeping_the_beginning(self) -> Iterator[None]:

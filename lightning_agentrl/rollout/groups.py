@@ -23,6 +23,7 @@ from lightning_agentrl.rollout.seats import Part, play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples_to_plain
+from lightning_agentrl.types.plain import PixelTable
 
 TRIES = 2  # that an episode has if its environment fails
 
@@ -52,9 +53,11 @@ class Member:
             self.recorder = EpisodeRecorder(self.recorder.group, self.recorder.grows)
 
     def state_dict(self) -> dict[str, Any]:
+        images: PixelTable = {}
         return {
             "session": None if self.session is None else self.session.state_dict(),
-            "samples": samples_to_plain(self.samples),
+            "samples": samples_to_plain(self.samples, images),
+            "images": images,
             "lost": list(self.lost),
             "turns_taken": self.turns_taken,
         }
@@ -219,7 +222,8 @@ class WholeGroups:
                 self._members[group] = [self._loaded(group, i, saved) for i, saved in enumerate(members)]
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:
-        member = Member(EpisodeRecorder(group, self.make.memory.grows, samples_from_plain(saved["samples"])))
+        samples = samples_from_plain(saved["samples"], saved.get("images", {}))
+        member = Member(EpisodeRecorder(group, self.make.memory.grows, samples))
         member.lost, member.turns_taken = list(saved.get("lost", ())), saved.get("turns_taken", 0)
         if saved["session"] is not None:
             session = member.session = self._new_session(group, number)

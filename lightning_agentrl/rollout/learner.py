@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.types import Rollout
+from lightning_agentrl.types.model_input import ImageReader
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Learner(Protocol):
 
     clock: StageClock
     tokenizer: PreTrainedTokenizerBase
+    image_reader: ImageReader | None  # None: it reads text only
     temperature: float  # of sampling
 
     @property

@@ -35,7 +35,7 @@ class SessionMaker:
             kind: of the environment, its place in the list of sources.
             index: number of the session over all ranks.
             episode_seed: seed of the n-th episode.
-            pictures: keep a picture of each turn, where the environment draws itself.
+            pictures: keep a picture of each turn, where there is something to see.
             first_episode: number of the first episode.
             held_out: whether it plays what validation plays.
         """
@@ -47,6 +47,7 @@ class SessionMaker:
             self.memory,
             pictures=pictures,
             first_episode=first_episode,
+            judge=self.pool.sources[kind].judge,
         )
 
     def end(self, session: Session, kind: int, held_out: bool = False) -> None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from itertools import groupby
+from typing import Protocol
+
+import numpy as np
 
 KEY_BYTES = 16  # of an image's hash: among a billion images, two collide with a probability of 2e-21
 
@@ -42,6 +45,8 @@ class ImageChunk:
         digest: hash of what a model is given of the image: its final pixels and how they are cut into patches.
         placeholder: the id that stands for an image token.
         tokens: how many tokens the image takes.
+        pixels: uint8 [height, width, 3], RGB, as they are cut into patches; None where only the identity of the image
+            is needed. They are no part of it, the digest stands for them.
 
     Raises:
         ValueError: when one of them is empty or out of range.
@@ -50,6 +55,7 @@ class ImageChunk:
     digest: str
     placeholder: int
     tokens: int
+    pixels: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.digest or self.placeholder < 0 or self.tokens < 1:
@@ -85,6 +91,27 @@ class ImageChunk:
 
 
 Chunk = TextChunk | ImageChunk
+
+
+class ImageReader(Protocol):
+    """What a vision-language model makes of an image before it is read."""
+
+    placeholder: int
+    """Id of the token that the chat template writes for an image."""
+
+    def read(self, pixels: np.ndarray) -> ModelInput:
+        """Return what takes the place of the template's placeholder: the image, and the tokens that mark it, if any.
+
+        Args:
+            pixels: uint8 [height, width, 3], RGB, of any size.
+
+        Returns:
+            An input with one image chunk, whose pixels have their final size: no reader resizes them again.
+
+        Raises:
+            ValueError: one sentence about pixels that no image has, or a size that the model cannot read.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +160,27 @@ class ModelInput:
     @property
     def images(self) -> tuple[ImageChunk, ...]:
         return tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
+
+    def behind(self, tokens: int) -> ModelInput:
+        """Return what follows the first tokens; an image that they cut in two is left out."""
+        chunks: list[Chunk] = []
+        for chunk in self.chunks:
+            if tokens < len(chunk):
+                whole = tokens <= 0
+                chunks += [chunk] if whole else [TextChunk(chunk.ids[tokens:])] if isinstance(chunk, TextChunk) else []
+            tokens -= len(chunk)
+        return ModelInput(tuple(chunks))
+
+    def head(self, length: int) -> ModelInput:
+        """Return the first ``length`` tokens, or fewer where an image would be cut."""
+        kept: list[Chunk] = []
+        for chunk in self.chunks:
+            if len(chunk) > length:
+                kept += [TextChunk(chunk.ids[:length])] if isinstance(chunk, TextChunk) else []
+                break
+            kept.append(chunk)
+            length -= len(chunk)
+        return ModelInput(tuple(kept))
 
     def __len__(self) -> int:
         return len(self.ids)

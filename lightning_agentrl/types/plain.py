@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import groupby
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from lightning_agentrl.types.model_input import Chunk, ImageChunk, ModelInput, TextChunk
@@ -16,6 +17,7 @@ from lightning_agentrl.types.turn import Sample, StopReason, Turn
 
 PlainImage = tuple[str, int, int]  # digest, placeholder, tokens
 PlainItem = int | PlainImage  # text is its ids
+PixelTable = dict[str, Tensor]  # digest -> pixels; a checkpoint holds each image once
 PlainSegment = tuple[str, list[PlainItem], list[float]]  # kind, what was read, log-probs
 
 RENAMED = {"trajectory": "episode"}  # from the names of fields in older checkpoints
@@ -23,8 +25,10 @@ RENAMED = {"trajectory": "episode"}  # from the names of fields in older checkpo
 
 def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
     """Return a rollout as dictionaries, lists, numbers, strings and tensors."""
+    images: PixelTable = {}
     return {
-        "samples": samples_to_plain(rollout.samples),
+        "samples": samples_to_plain(rollout.samples, images),
+        "images": images,
         "tensors": {f.name: x for f in fields(Rollout) if isinstance(x := getattr(rollout, f.name), Tensor)},
         "scores": {f.name: x for f in fields(Scores) if (x := getattr(rollout.scores, f.name)) is not None},
     }
@@ -32,70 +36,90 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 def rollout_from_plain(plain: dict[str, Any]) -> Rollout:
     """Undo :func:`rollout_to_plain`."""
-    samples = samples_from_plain(plain["samples"])
+    samples = samples_from_plain(plain["samples"], plain.get("images", {}))
     tensors = {RENAMED.get(name, name): tensor for name, tensor in plain["tensors"].items()}
     return Rollout(samples=samples, scores=Scores(**plain["scores"]), **tensors)
 
 
-def samples_to_plain(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return samples as :func:`rollout_to_plain` does those of a rollout."""
+def samples_to_plain(samples: Sequence[Sample], images: PixelTable) -> list[dict[str, Any]]:
+    """Return samples as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
     return [
         {
-            "segments": segments_to_plain(sample.segments),
-            "turns": [_turn_to_plain(turn) for turn in sample.turns],
+            "segments": segments_to_plain(sample.segments, images),
+            "turns": [_turn_to_plain(turn, images) for turn in sample.turns],
         }
         for sample in samples
     ]
 
 
-def samples_from_plain(plain: Sequence[dict[str, Any]]) -> tuple[Sample, ...]:
+def samples_from_plain(plain: Sequence[dict[str, Any]], images: PixelTable) -> tuple[Sample, ...]:
     """Undo :func:`samples_to_plain`."""
     return tuple(
-        Sample(segments_from_plain(sample["segments"]), tuple(_turn_from_plain(turn) for turn in sample["turns"]))
+        Sample(
+            segments_from_plain(sample["segments"], images),
+            tuple(_turn_from_plain(turn, images) for turn in sample["turns"]),
+        )
         for sample in plain
     )
 
 
-def segments_to_plain(segments: Sequence[Segment]) -> list[PlainSegment]:
-    """Return segments as :func:`rollout_to_plain` does those of a rollout."""
-    return [(segment.kind.value, _input_to_plain(segment.input), list(segment.logps)) for segment in segments]
+def segments_to_plain(segments: Sequence[Segment], images: PixelTable) -> list[PlainSegment]:
+    """Return segments as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
+    return [(segment.kind.value, _input_to_plain(segment.input, images), list(segment.logps)) for segment in segments]
 
 
-def segments_from_plain(plain: Sequence[PlainSegment]) -> tuple[Segment, ...]:
+def segments_from_plain(plain: Sequence[PlainSegment], images: PixelTable) -> tuple[Segment, ...]:
     """Undo :func:`segments_to_plain`."""
-    return tuple(Segment(SegmentKind(kind), _input_from_plain(items), tuple(logps)) for kind, items, logps in plain)
+    return tuple(
+        Segment(SegmentKind(kind), _input_from_plain(items, images), tuple(logps)) for kind, items, logps in plain
+    )
 
 
-def _input_to_plain(model_input: ModelInput) -> list[PlainItem]:
+def inputs_to_plain(inputs: Sequence[ModelInput], images: PixelTable) -> list[list[PlainItem]]:
+    """Return model inputs as :func:`rollout_to_plain` does those of a rollout; the pixels of images go to the table."""
+    return [_input_to_plain(one, images) for one in inputs]
+
+
+def inputs_from_plain(plain: Sequence[Sequence[PlainItem]], images: PixelTable) -> tuple[ModelInput, ...]:
+    """Undo :func:`inputs_to_plain`."""
+    return tuple(_input_from_plain(items, images) for items in plain)
+
+
+def _input_to_plain(model_input: ModelInput, images: PixelTable) -> list[PlainItem]:
     plain: list[PlainItem] = []
     for chunk in model_input.chunks:
         if isinstance(chunk, ImageChunk):
             plain.append((chunk.digest, chunk.placeholder, chunk.tokens))
+            if chunk.pixels is not None and chunk.digest not in images:
+                images[chunk.digest] = torch.tensor(chunk.pixels)
         else:
             plain += chunk.ids
     return plain
 
 
-def _input_from_plain(plain: Sequence[PlainItem]) -> ModelInput:
+def _input_from_plain(plain: Sequence[PlainItem], images: PixelTable) -> ModelInput:
     chunks: list[Chunk] = []
     for is_image, run in groupby(plain, lambda item: isinstance(item, tuple)):
         if is_image:
-            chunks += [ImageChunk(*image) for image in cast(Iterator[PlainImage], run)]
+            for digest, placeholder, tokens in cast(Iterator[PlainImage], run):
+                pixels = images[digest].numpy() if digest in images else None
+                chunks.append(ImageChunk(digest, placeholder, tokens, pixels))
         else:
             chunks.append(TextChunk(tuple(cast(Iterator[int], run))))
     return ModelInput(tuple(chunks))
 
 
-def _turn_to_plain(turn: Turn) -> dict[str, Any]:
+def _turn_to_plain(turn: Turn, images: PixelTable) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
     plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
+    plain["seen"] = list(turn.seen)
     plain["image"] = None  # for display only
     plain["stop"] = None if turn.stop is None else turn.stop.value
-    plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap)
+    plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap, images)
     return plain
 
 
-def _turn_from_plain(plain: dict[str, Any]) -> Turn:
+def _turn_from_plain(plain: dict[str, Any], images: PixelTable) -> Turn:
     stop, bootstrap = plain["stop"], plain["bootstrap"]
     return Turn(
         **{
@@ -103,6 +127,7 @@ def _turn_from_plain(plain: dict[str, Any]) -> Turn:
             "stop": None if stop is None else StopReason(stop),
             "env_errors": tuple(plain["env_errors"]),
             "lost": tuple(plain.get("lost", ())),
-            "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap),
+            "seen": tuple(plain.get("seen", ())),
+            "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap, images),
         }
     )

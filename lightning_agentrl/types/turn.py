@@ -59,7 +59,8 @@ class Turn:
     env_errors: tuple[str, ...] = ()  # kinds of environment errors that were recovered from on the way to this turn
     lost: tuple[str, ...] = ()  # kinds of faults that ended an episode: at this turn, or on the way to it
     asked_again: bool = False  # the reply could not be read, so nothing was executed, and it is asked for once more
-    image: bytes | None = None  # PNG of what was observed, if the environment renders
+    image: bytes | None = None  # PNG of what was observed, if there is something to see
+    seen: tuple[str, ...] = ()  # digests of the images that the observation showed
     bootstrap: tuple[Segment, ...] | None = None
     group: int | None = None  # label of the episodes that began in the same state, where they are collected in groups
 
@@ -72,6 +73,11 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What was observed, text and images: turns that are equal in it are in one state, as far as one can tell."""
+        return (self.observation, *self.seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lightning_agentrl.agents.proof import EngineProof, parts_of
 from lightning_agentrl.agents.scoring import Reader
-from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, read_images
 from lightning_agentrl.models.last_layer import skip_unread
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.tree_attention import TREE
+from lightning_agentrl.types import ImageChunk, ModelInput
 from tests.engines.plain import PlainEngine, as_is, colder, presence_penalty, top_k, top_p
 from tests.inputs import text
-from tests.tiny import tiny_tokenizer
+from tests.models.seen import picture
+from tests.tiny import tiny_tokenizer, tiny_vision_folder
 
 Make = Callable[[PreTrainedModel], Engine]
 
@@ -65,19 +69,24 @@ def evaluating(policy: LanguageModel) -> Iterator[None]:
 
 @contextmanager
 def proving(
-    engine: Engine, lm: PreTrainedModel, temperature: float = 1.0, window: int = 256, **of_handle: Any
+    engine: Engine,
+    lm: PreTrainedModel,
+    temperature: float = 1.0,
+    window: int = 256,
+    prompts: Sequence[ModelInput] = (text(*range(5, 60)),),
+    **of_handle: Any,
 ) -> Iterator[EngineProof]:
     """The proof of an engine that is started; afterwards each weight is as it was, bit for bit."""
     policy = LanguageModel(lm)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     handle = PolicyHandle(policy, (2,), torch.no_grad, max_model_len=window, **of_handle)
     engine.start(handle)
-    reader = Reader(temperature, 4096, torch.device("cpu"), policy.shares_prefixes)
+    reader = Reader(temperature, 4096, torch.device("cpu"), policy.shares_prefixes, images=policy.image_reader)
     try:
         yield EngineProof(
             engine,
             handle,
-            [text(*range(5, 60))],
+            prompts,
             tiny_tokenizer(),
             reader,
             lambda: evaluating(policy),
@@ -220,6 +229,31 @@ def test_a_right_engine_goes_on(right: str) -> None:
     kind, make, settings = RIGHT[right]
     with proving(make(), model(kind), **settings) as proof:
         assert proof.at_start(0) == ""
+
+
+class Blind(TransformersEngine):
+    """Shows a black image in place of each."""
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        chunks = tuple(
+            replace(chunk, digest="black", pixels=0 * chunk.pixels)
+            if isinstance(chunk, ImageChunk) and chunk.pixels is not None
+            else chunk
+            for chunk in request.prompt.chunks
+        )
+        return await super().generate(replace(request, prompt=ModelInput(chunks)))
+
+
+@pytest.mark.parametrize(("engine", "told"), [(TransformersEngine, ""), (Blind, "does not sample from the policy")])
+def test_what_an_engine_sees_is_proven(tmp_path: Path, engine: type[Engine], told: str) -> None:
+    folder = str(tiny_vision_folder(tmp_path, "qwen3_vl"))
+    reader = read_images(folder)
+    assert reader is not None
+    prompts = [text(5, 6) + reader.read(picture(seed)) + text(*range(5, 30)) for seed in range(3)]
+    with proving(engine(), load_causal_lm(folder), prompts=prompts) as proof:
+        found = proof.at_start(0)
+    assert told in found
+    assert bool(told) == bool(found)
 
 
 def test_parts_are_tensors_kinds_and_modules_each_once() -> None:

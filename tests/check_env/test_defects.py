@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import gymnasium
 import pytest
 
 from lightning_agentrl.check_env.certificate import Certificate, certify
@@ -12,15 +13,16 @@ from lightning_agentrl.check_env.exam import Exam, run
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import listen_to_alarms
 from lightning_agentrl.episodes.environment import Recipe
-from tests.check_env.defects import ASKED, ELSEWHERE, FOUND
+from tests.check_env.defects import ASKED, ELSEWHERE, FOUND, Mine
 
 MINE, QUESTION, TOYS = (f"tests.check_env.{name}" for name in ("defects:Mine-v0", "defects:Question-v0", "toys"))
 QUICK = ("seed 0 is none", "win as cut", "reward for words")
 SOUND = (
     *("agentrl_envs:Bandit-v0", "agentrl_envs:GuessNumber-v0"),
     *(f"{TOYS}:Toy{name}-v0" for name in ("Lake", "FixedLake", "Cliff", "Blackjack", "Taxi", "CartPole", "Car")),
+    *(f"{TOYS}:Toy{name}-v0" for name in ("Quiz", "Trap", "Board")),
 )
-OURS_AGAIN = [pytest.param(name, marks=() if "Guess" in name else pytest.mark.slow) for name in SOUND]
+OURS_AGAIN = [pytest.param(name, marks=() if "Guess" in name or "Quiz" in name else pytest.mark.slow) for name in SOUND]
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +60,20 @@ def test_a_defect_of_a_question_is_found(defect: str) -> None:
 def test_sound_games_are_left_alone(env_id: str) -> None:
     log = examined(env_id)
     assert loud(log) == []
+
+
+def test_a_limit_that_is_declared_is_no_end_of_a_game() -> None:
+    """What ends after as many turns without having declared them may be a game of so many lives or questions."""
+    assert "ends.limit" in loud(examined(MINE, defect="limit as end"))
+    assert examined(f"{TOYS}:ToyQuiz-v0").findings["ends.limit"].severity == "notice"
+
+
+def test_pictures_that_cannot_be_asked_for_are_a_warning() -> None:
+    gymnasium.register("Undrawn-v0", lambda: Mine())  # takes no render_mode
+    try:
+        assert loud(examined("Undrawn-v0")) == ["render.mode"]
+    finally:
+        del gymnasium.registry["Undrawn-v0"]
 
 
 @pytest.fixture(scope="module")

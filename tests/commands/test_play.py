@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.models.language_model import load_tokenizer
@@ -18,6 +19,7 @@ from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, Session, TurnInteraction, WindowMemory
 from lightning_agentrl.rollout.player import Player
 from tests.cli import Config, changed, run_command
+from tests.tiny import tiny_vision_folder
 
 GUESS = "agentrl_envs:GuessNumber-v0"
 Play = Callable[..., tuple[int, str, str]]
@@ -30,8 +32,10 @@ def play(
     """Play with some typed lines; gives exit code, standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
-    def run(typed: str, *arguments: str, config: Config | None = None) -> tuple[int, str, str]:
-        given = ["--model", str(tiny_folder)] if config is None else ["--config", "given.yaml"]
+    def run(
+        typed: str, *arguments: str, config: Config | None = None, model: Path = tiny_folder
+    ) -> tuple[int, str, str]:
+        given = ["--model", str(model)] if config is None else ["--config", "given.yaml"]
         if config is not None:
             (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
@@ -119,3 +123,14 @@ def test_wrong_input_is_told_in_a_sentence(arguments: list[str], part: str, play
     assert (code, out) == (2, "")
     assert "Traceback" not in err
     assert part in err
+
+
+def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> None:
+    model = tiny_vision_folder(tmp_path, "qwen3_vl")
+    code, out, err = play("lower left\n", "tests.seen_game:Corner-v0", model=model)
+    assert (code, err) == (0, "")
+    assert "[image of 9 tokens]" in out
+    pictures = re.findall(r"what is to be seen now: (\S+)", out)
+    assert len(pictures) == 2
+    with Image.open(pictures[0]) as picture:
+        assert picture.size == (48, 48)

@@ -14,10 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.engines.transformers.prefill import TreePrefill
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.types import ModelInput
 from tests.inputs import image, text
 from tests.tiny import VOCABULARY
 
@@ -239,19 +237,6 @@ def test_a_kept_prefix_serves_only_those_who_share_it(engine):
         alone.append(serve(engine, group))
     for group, expected in zip(groups, alone, strict=True):
         assert_same(serve(engine, group), expected)
-
-
-def test_a_kept_prefix_is_told_from_one_with_another_image_of_equal_length(policy):
-    def prompts(name: str) -> list[ModelInput]:
-        return [text(*PREFIX) + image(name) + text(own, own) for own in (3, 4)]
-
-    prefill, whole = TreePrefill(policy), len(PREFIX) + 4
-    with batches_of(policy) as shapes, torch.no_grad():
-        for name in ("cat", "cat", "dog", "dog", "cat"):
-            prefill.keep_common_prefix(prompts(name))
-        assert shapes == [(1, whole)] * 3  # for each image anew, and the same one only once
-        prefill.keep_common_prefix([prompts("cat")[0], prompts("dog")[0]])
-    assert shapes[3:] == [(1, len(PREFIX))]
 
 
 def test_images_are_refused_where_their_pixels_would_be_needed(engine):

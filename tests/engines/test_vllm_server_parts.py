@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import math
 import random
@@ -16,7 +17,6 @@ from safetensors.torch import load_file
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
-from lightning_agentrl.engines.vllm.start import check_request
 from lightning_agentrl.engines.vllm_server.answers import Lost, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.engine import check_precision
 from lightning_agentrl.engines.vllm_server.pool import back_off
@@ -58,10 +58,10 @@ def test_a_block_with_another_image_of_equal_length_is_another_block() -> None:
     assert len(set(cat) | set(dog)) == 5
 
 
-def test_images_are_refused_where_vllm_would_need_their_pixels() -> None:
+def test_servers_refuse_images() -> None:
     asked = SamplingRequest(text(1) + image("cat", 3) + text(2), 4, 1.0, 0)
-    with pytest.raises(ValueError, match="vLLM engine reads text only, and got an image of 3 tokens"):
-        check_request(asked, 100, "fit")
+    with pytest.raises(ValueError, match="VLLMServerEngine reads text only, and got an image of 3 tokens"):
+        asyncio.run(VLLMServerEngine(["http://127.0.0.1:1"]).generate(asked))
 
 
 def test_a_growing_episode_stays_where_it_was_read_unless_that_server_is_much_busier() -> None:

@@ -117,6 +117,9 @@ def test_numbers_success_and_ends_are_those_of_the_game() -> None:
     env = counting(solved_at=2)
     env.reset(seed=0)
     assert [env.step("stay")[4]["success"] for _ in range(3)] == [False, True, True]
+    env = counting(solved_at=-1, max_turns=2)
+    assert env.reset(seed=0)[1]["success"] is False
+    assert [env.step("stay")[4]["success"] for _ in range(2)] == [False, True]
 
 
 def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 from agentrl_envs import baselines
 from agentrl_envs.frozen_lake.env import FrozenLake
 from agentrl_envs.frozen_lake.lake import Lake, draw_lake
+from agentrl_envs.grids.world import shortest
 
-LAKE = Lake(3, frozenset({(0, 1), (2, 0)}), start=(0, 0), goal=(2, 2))
+LAKE = Lake(3, frozenset({(0, 1), (2, 0)}), goal=(2, 2), player=(0, 0))
 
 
 def on_the_lake() -> FrozenLake:
     env = FrozenLake(size=3, render_mode="rgb_array")
     env.reset(seed=0)
-    env._lake, env._cell = LAKE, LAKE.start
+    env._world = LAKE
     return env
 
 
@@ -48,7 +49,7 @@ def test_a_picture_shows_every_symbol() -> None:
     env = on_the_lake()
     first = env.render()
     assert first is not None
-    assert (first.shape, first.dtype) == ((72, 72, 3), np.uint8)
+    assert (first.shape, first.dtype) == ((96, 96, 3), np.uint8)
     env.step("down")
     assert (first != env.render()).any()
     env.step("down")  # the player in a hole
@@ -66,16 +67,18 @@ def test_a_picture_shows_every_symbol() -> None:
 def test_every_lake_can_be_crossed_within_the_limit(seed, size, frozen, placement) -> None:
     limit = FrozenLake(size, frozen, placement).max_turns
     lake = draw_lake(np.random.default_rng(seed), size, frozen, placement, limit)
-    assert lake.start != lake.goal
-    assert not lake.holes & {lake.start, lake.goal}
-    cell = lake.start
-    way = lake.way(cell)
+    assert not lake.solved
+    assert not lake.holes & {lake.player, lake.goal}
+    way = shortest(lake)
     assert way is not None
-    assert len(way) <= limit
-    for action in way:
-        cell = lake.after(cell, action)
-        assert cell not in lake.holes
-    assert cell == lake.goal
+    assert way.length <= limit
+    for left in reversed(range(way.length)):
+        lake = lake.after(way.first[-1])
+        assert not lake.lost
+        way = shortest(lake)
+        assert way is not None
+        assert way.length == left
+    assert lake.solved
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"size": 3, "placement": "random"}])
@@ -105,6 +108,9 @@ def test_random_play_succeeds_as_often_as_it_is_known_to(kwargs, band) -> None:
         ({"frozen": 0}, "above 0 and at most 1, not 0"),
         ({"frozen": float("nan")}, "not nan"),
         ({"placement": "left"}, "not 'left'"),
+        ({"holes": [3, 2]}, r"from 0 to 14 for size 4, not \[3, 2\]"),
+        ({"holes": [1, 15]}, "from 0 to 14"),
+        ({"reward": "dense"}, "not 'dense'"),
         ({"render_mode": "human"}, "not 'human'"),
     ],
 )
@@ -114,5 +120,5 @@ def test_wrong_arguments(kwargs, sentence) -> None:
 
 
 def test_a_limit_that_no_way_keeps_is_said() -> None:
-    with pytest.raises(ValueError, match="none had a way of at most 3 actions"):
+    with pytest.raises(ValueError, match="none had a shortest way of 1 to 3 actions"):
         FrozenLake(size=4, max_turns=3).reset(seed=0)

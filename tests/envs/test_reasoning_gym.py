@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym", reason="of an extra")
 
-from agentrl_envs.reasoning_gym.env import BROKEN
+from agentrl_envs.reasoning_gym.env import BROKEN, EVALUATED, harmless
 from tests.envs.hostile import REPLIES
 
 # Of these, questions or answers change with the hash seed, or the first question of a process differs.
@@ -72,6 +72,35 @@ def test_a_scorer_that_raises_gives_nothing_and_is_counted(dataset, reply):
         assert reward == 0.0
         failed += info["metrics"]["scorer_errors"]
     assert failed > 0
+
+
+CODE = (
+    "__import__('os').environ.__setitem__('RAN', '1')",
+    "[].__class__",
+    "exec(chr(49))",
+    "ｅｘｅｃ(chr(49))",
+    "S('e'+'x'+'e'+'c'+'(1)')",
+    'S("\\145")',
+    "(lambda: 0)()",
+)
+
+
+@pytest.mark.parametrize(
+    "dataset", [EVALUATED[0], *(pytest.param(one, marks=pytest.mark.slow) for one in EVALUATED[1:])]
+)
+def test_no_reply_is_run_as_code(dataset, monkeypatch):
+    """Their scorers run an answer as Python; what is no value or formula does not reach them."""
+    monkeypatch.delenv("RAN", raising=False)
+    env = make(dataset)
+    for seed in range(20):
+        env.reset(seed=seed)
+        answer = str(env.unwrapped._question["answer"])
+        assert harmless(answer)
+        assert env.step(answer)[1] >= 0.99
+    for reply in CODE:
+        env.reset(seed=0)
+        _, reward, _, _, info = env.step(reply)
+        assert (reward, info["metrics"]["scorer_errors"], "RAN" in os.environ) == (0.0, 1.0, False)
 
 
 @pytest.mark.parametrize("dataset", ["leg_counting", "prime_factorization", "number_sorting"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl_envs import baselines
+from agentrl_envs.grids.world import MOVES, shortest
 from agentrl_envs.sokoban.env import Sokoban
-from agentrl_envs.sokoban.level import MOVES, Level, draw_level
+from agentrl_envs.sokoban.level import Level, draw_level
 
 
 def room(text: str) -> Level:
@@ -27,7 +30,7 @@ def in_the_room(text: str, **kwargs) -> Sokoban:
     level = room(text)
     env = Sokoban(size=level.size, boxes=len(level.boxes), render_mode="rgb_array", **kwargs)
     env.reset(seed=0)
-    env._level = level
+    env._world = level
     assert env._observe()[0] == text
     return env
 
@@ -52,12 +55,12 @@ def test_walls_and_boxes_hold_back_and_a_corner_is_the_end_of_a_box() -> None:
             0.0,
             False,
             0.0,
-            {"stuck": 0},
+            {"stuck": 1},  # two boxes at a wall with no target
         )
     env = in_the_room("# # # # #\n# _ X P #\n# _ O _ #\n# _ _ _ #\n# # # # #")
     *_, info = env.step("left")
     assert info["metrics"] == {"stuck": 1}
-    assert env._level.solution() is None
+    assert shortest(env._world) is None
     assert env.solver()() == "up"
 
 
@@ -85,12 +88,33 @@ def test_every_level_is_unsolved_and_its_solution_solves_it(seed, size, boxes, p
     assert not level.solved
     assert len(level.boxes) == len(level.targets) == boxes
     assert level.player not in level.boxes
-    solution = level.solution()
-    assert solution is not None
-    assert 0 < len(solution) <= limit
-    for action in solution:
-        level = level.after(action)
+    way = shortest(level)
+    assert way is not None
+    assert 0 < way.length <= limit
+    while way.length:
+        level = level.after(way.first[0])
+        way = shortest(level)
+        assert way is not None
     assert level.solved
+
+
+def test_a_lost_box_is_one_that_no_play_can_save() -> None:
+    inner = [(row, column) for row in range(1, 5) for column in range(1, 5)]
+    for target in ((1, 1), (1, 2), (2, 2)):
+        for box, player in itertools.permutations(inner, 2):
+            level = Level(6, frozenset({target}), frozenset({box}), player)
+            assert level.lost == (not solvable(level))
+
+
+def solvable(level: Level) -> bool:
+    """Whether any play solves a level, tried without leaving out those that seem lost."""
+    seen, todo = {level}, [level]
+    while todo and not todo[-1].solved:
+        new = {todo[-1].after(action) for action in MOVES} - seen
+        todo.pop()
+        seen |= new
+        todo += new
+    return bool(todo)
 
 
 @given(st.lists(st.sampled_from(list(MOVES)), max_size=30))
@@ -107,7 +131,7 @@ def test_a_picture() -> None:
     env = in_the_room(ONE)
     first = env.render()
     assert first is not None
-    assert (first.shape, first.dtype) == ((120, 120, 3), np.uint8)
+    assert (first.shape, first.dtype) == ((160, 160, 3), np.uint8)
     env.step("right")
     assert (first != env.render()).any()
 

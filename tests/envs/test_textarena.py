@@ -71,7 +71,7 @@ def test_a_new_episode_tells_nothing_of_the_last_one():
     assert "between 1 and 20" in env.unwrapped.system_prompt
 
 
-@pytest.mark.parametrize("game", ["GuessTheNumber", "TicTacToe", "2048"])
+@pytest.mark.parametrize("game", ["GuessTheNumber", "TicTacToe", 2048])
 def test_hostile_replies_are_played(game):
     env = make(game)
     for reply in REPLIES:
@@ -113,6 +113,8 @@ def test_wins_losses_limits_and_invalid_replies_are_told_apart():
         assert not ends["limit"][-1]["success"]
         assert ends["invalid"][2:4] == (True, False)
         assert ends["invalid"][-1]["invalid_action"]
+        assert [ends[how][-1]["progression"] for how in ("won", "limit")] == [1.0, ends["limit"][1]]
+        assert 0 < ends["limit"][1] < 1  # the nearest guess is a part of the task
 
 
 def first_free(told: list[str], draw: random.Random) -> str:

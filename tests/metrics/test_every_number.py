@@ -31,6 +31,7 @@ from tests.agents.test_not_finite import COUNTED
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW_EXPECTED
 from tests.metrics.test_group_numbers import EXPECTED as GROUPS_EXPECTED
 from tests.metrics.test_group_numbers import OF_FILTER
+from tests.metrics.test_images import OF_IMAGES
 from tests.metrics.test_mismatch import EXPECTED as MISMATCH_EXPECTED
 from tests.metrics.test_mismatch import OF_CORRECTION, OF_STALENESS
 from tests.metrics.test_rollout_numbers import EXPECTED as ROLLOUT_EXPECTED
@@ -53,6 +54,7 @@ TESTED = set().union(
     MISMATCH_EXPECTED,
     OF_CORRECTION,
     OF_STALENESS,
+    OF_IMAGES,
     TEXT_EXPECTED,
     VALUES_EXPECTED,
     STAGES_EXPECTED,
@@ -166,8 +168,9 @@ def test_every_logged_number_is_documented(fit):
 def test_every_documented_number_is_logged(fit):
     logged = all_names(fit.logged)
     missing = {pattern for pattern in documented() if not any(matches(name, pattern) for name in logged)}
-    of_groups = {*GROUPS_EXPECTED, *OF_FILTER}  # this fit has none, collects nothing ahead, and no environment fails
-    of_ahead = {*OF_STALENESS, "time/collect_beside_seconds"}
+    # This fit has no groups and no images, collects nothing ahead, and no environment fails.
+    of_groups = {*GROUPS_EXPECTED, *OF_FILTER}
+    of_ahead = {*OF_IMAGES, *OF_STALENESS, "time/collect_beside_seconds"}
     of_faults = {"env/errors/<kind>", "env/lost/<kind>"}
     of_sources = {"rollout/source/<name>", "val/source/<name>", *OF_ALL_SOURCES}
     assert missing == {*NO_SCALARS, *of_faults, *of_groups, *of_ahead, *of_sources}

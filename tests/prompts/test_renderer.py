@@ -281,3 +281,43 @@ def test_close_ids_and_decode():
 def test_unfit_templates_are_refused(template, message):
     with pytest.raises(ValueError, match=message):
         ChatRenderer(make_tokenizer(template, bos_token="<|endoftext|>"))
+
+
+# Tools
+
+TOOLS = (  # their schemas below the rules, and the answers of neighbouring tools in one block, as many templates do
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.previtem.role != 'tool' %}<|im_start|>user{% endif %}{{ '\n' }}<answer>\n{{ m.content }}\n</answer>"
+    "{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if loop.first and tools %}{{ '\n' }}Tools: {{ tools | map(attribute='name') | join(', ') }}{% endif %}"
+    "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}}
+
+
+def test_tools_are_in_the_prompt_and_their_answers_have_their_role():
+    chat = ChatRenderer(make_tokenizer(TOOLS), PromptFormat(instruction="")).free_text
+    chat.check_tools([SEARCH])
+    first = chat.render(SYSTEM, (), Recollection(), "Where is the key?", "", {}, tools=[SEARCH])
+    assert text_of(first.segments) == (
+        "<|im_start|>system\nReach the green door.\nTools: search<|im_end|>\n"
+        "<|im_start|>user\nWhere is the key?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    called = '{"name": "search", "arguments": {"query": "key"}}'
+    reply = TOKENIZER.encode(called + "<|im_end|>", add_special_tokens=False)
+    added = chat.continuation(SYSTEM, "In the box. </answer>", "", {}, tools=[SEARCH], role="tool")
+    grown = TOKENIZER.decode([*input_of(first.segments).ids, *reply, *input_of(added).ids], skip_special_tokens=False)
+    past = Recollection((PastTurn("Where is the key?", "", called),))
+    again = chat.render(SYSTEM, (), past, "In the box. </answer>", "", {}, tools=[SEARCH], role="tool")
+    assert grown == text_of(again.segments)
+    assert grown.endswith(
+        "<|im_start|>user\n<answer>\nIn the box. < /answer>\n</answer><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("template", [CHATML, TOOLS.replace("{{ m.content }}\n</answer>", "</answer>")])
+def test_a_template_without_tools_is_refused_where_they_are_needed(template):
+    chat = ChatRenderer(make_tokenizer(template))
+    with pytest.raises(ValueError, match="leaves out the tools"):
+        chat.check_tools([SEARCH])

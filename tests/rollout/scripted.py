@@ -181,6 +181,7 @@ class Learner:
     def __init__(self, folder: Any) -> None:
         self.clock = StageClock()
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
+        self.image_reader = None
         self.policy = LanguageModel(load_causal_lm(str(folder)).double())
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:

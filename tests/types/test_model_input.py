@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.types import ImageChunk, ModelInput, Segment, SegmentKind, TextChunk
 from lightning_agentrl.types.model_input import Chunk
-from lightning_agentrl.types.plain import segments_from_plain, segments_to_plain
+from lightning_agentrl.types.plain import PixelTable, segments_from_plain, segments_to_plain
 from tests.inputs import PLACEHOLDER, image, text
 
 texts = st.lists(st.sampled_from((1, 2, PLACEHOLDER)), max_size=3).map(lambda ids: TextChunk(tuple(ids)))
@@ -72,6 +73,17 @@ def test_inputs_begin_alike_as_far_as_their_contents_and_never_within_an_image(
     assert common_prefix_length([one.keys, other.keys]) == expected
 
 
+@given(inputs, st.integers(0, 20))
+def test_a_head_is_as_long_as_it_can_be_without_cutting_an_image(one: ModelInput, length: int) -> None:
+    head = one.head(length)
+    assert len(head) <= length
+    assert common_prefix_length([head.keys, one.keys]) == len(head)
+    following = next((c for c in one.chunks[len(head.chunks) :]), None)
+    assert len(head) in (length, len(one)) or isinstance(following, ImageChunk)
+    if isinstance(following, ImageChunk):
+        assert len(head) + len(following) > length
+
+
 @given(inputs)
 def test_images_stand_below_all_ids(one: ModelInput) -> None:
     for key, token in zip(one.keys, one.ids, strict=True):
@@ -107,9 +119,31 @@ def test_text_alone_is_not_copied() -> None:
 @given(inputs.filter(len))
 def test_plain_types_hold_images_and_text_as_ever(one: ModelInput) -> None:
     segment = Segment(SegmentKind.OBSERVATION, one)
-    assert segments_from_plain(segments_to_plain([segment])) == (segment,)
+    assert segments_from_plain(segments_to_plain([segment], {}), {}) == (segment,)
     if not one.images:
-        assert segments_to_plain([segment]) == [("observation", list(one.ids), [])]
+        assert segments_to_plain([segment], {}) == [("observation", list(one.ids), [])]
+
+
+def test_plain_types_hold_the_pixels_of_an_image_once() -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    cat = ModelInput((ImageChunk("cat", PLACEHOLDER, 2, pixels),))
+    segments = [Segment(SegmentKind.PROMPT, text(1) + cat + text(2) + cat), Segment(SegmentKind.GLUE, cat)]
+    images: PixelTable = {}
+    plain = segments_to_plain(segments, images)
+    assert list(images) == ["cat"]
+    again = segments_from_plain(plain, images)
+    assert again == tuple(segments)
+    for chunk in (chunk for segment in again for chunk in segment.input.images):
+        assert np.array_equal(chunk.pixels, pixels)
+
+
+@given(inputs, st.data())
+def test_what_is_behind_some_tokens_completes_them(one: ModelInput, data: st.DataObject) -> None:
+    borders = {0, len(one)} | {
+        i for i in range(1, len(one)) if one.keys[i - 1] >= 0 or one.keys[i] >= 0 or one.keys[i] != one.keys[i - 1]
+    }
+    cut = data.draw(st.sampled_from(sorted(borders)))
+    assert one.behind(cut).keys == one.keys[cut:]
 
 
 @pytest.mark.parametrize("fields", [{"digest": ""}, {"placeholder": -1}, {"tokens": 0}])

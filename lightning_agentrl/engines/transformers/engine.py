@@ -18,11 +18,10 @@ import torch
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
 from lightning_agentrl.engines.transformers.batch import Batch, Draft
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
+from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, check_prompt
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.types.model_input import check_text_only
 
 
 class TransformersEngine(Engine):
@@ -128,8 +127,9 @@ class TransformersEngine(Engine):
         self._handle = self._trained = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        check_text_only([request.prompt], "TransformersEngine")
         desk = self._started
+        if self._handle is not None:
+            check_prompt(self._handle.policy, request.prompt)
         asked = desk.ask(Waiting.for_reply(request))
         try:
             return await asked.waiting.future

@@ -10,17 +10,31 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.transformers.rows import Rows, read
+from lightning_agentrl.models.images_in_rows import find_tokens
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
-from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.model_input import ModelInput, check_text_only
+
+
+def check_prompt(policy: LanguageModel, prompt: ModelInput) -> None:
+    """Refuse a prompt that the policy cannot read.
+
+    Raises:
+        ValueError: it has an image, and the policy reads text only or other images.
+    """
+    if policy.image_reader is None:
+        check_text_only([prompt], "TransformersEngine")
+    else:
+        for image in prompt.images:
+            policy.image_reader.grid(image)
 
 
 class TreePrefill:
     """Prefill as a prefix tree: a common prefix is computed once, that of all prompts once for many batches.
 
-    Prefixes are compared by keys. What is read is ids alone, so the engine refuses prompts with images before.
+    Prefixes are compared by keys, so prompts with different images share nothing behind the first of them.
     """
 
     whole_rows: ClassVar[bool] = True  # are in the cache, so rows can join and leave
@@ -28,11 +42,12 @@ class TreePrefill:
     def __init__(self, policy: LanguageModel) -> None:
         self.policy = policy
         self._prefix: Keys = ()
+        self._next = 0  # position behind the prefix; an image takes fewer than it has tokens
         self._prefix_cache = DynamicCache()
 
     def forget(self) -> None:
         """Drop the kept prefix, as the weights have changed."""
-        self._prefix, self._prefix_cache = (), DynamicCache()
+        self._prefix, self._next, self._prefix_cache = (), 0, DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
         """Read prompts.
@@ -46,16 +61,19 @@ class TreePrefill:
         """
         self.keep_common_prefix([*prompts, *beside])
         past, device = len(self._prefix), self.policy.lm.device
-        layout = lay_out([prompt.keys[past:] for prompt in prompts], device)  # of text, so these are the ids
+        layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
         cache = DynamicCache()  # of whole rows, even if layers have windows: a tree is not a row
         for index, layer in enumerate(self._prefix_cache.layers):  # copied, since the model appends to it
             cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
+        positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
+        tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(
             self.policy,
-            input_ids=torch.tensor([layout.keys], device=device),
+            tokens.ids[None],
+            tokens.positions[..., None, :],
+            tokens.images,
             attention_mask=no_mask(device),
-            position_ids=past + layout.tree.positions[None],
             past_key_values=cache,
             tree=layout.tree,
             **{UNIQUE_POSITIONS: torch.tensor(sorted(set(ends)), device=device)},
@@ -69,7 +87,7 @@ class TreePrefill:
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
             rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
         seen = torch.arange(width, device=device) >= width - lengths[:, None]
-        return hidden_N[ends], Rows(rows, seen.to(torch.int64), lengths[:, None] - 1)
+        return hidden_N[ends], Rows(rows, seen.to(torch.int64), _last(tokens.positions)[ends][:, None])
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
@@ -78,14 +96,24 @@ class TreePrefill:
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
+        common = len(prompts[0].head(common))
         kept = self._prefix
         if kept and common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
             return
         self.forget()
         if common:
             self._prefix = rows[0][:common]
-            ids = torch.tensor([prompts[0].ids[:common]], device=self.policy.lm.device)
-            read(self.policy, input_ids=ids, past_key_values=self._prefix_cache)
+            order = torch.arange(common, device=self.policy.lm.device)
+            ends, reader = torch.full_like(order, common), self.policy.image_reader
+            tokens = find_tokens(self._prefix, order, ends, [prompts[0].images], reader)
+            positions = tokens.positions[..., None, :]
+            read(self.policy, tokens.ids[None], positions, tokens.images, past_key_values=self._prefix_cache)
+            self._next = int(_last(tokens.positions)[-1]) + 1
+
+
+def _last(positions: Tensor) -> Tensor:
+    """Return [N]: for each token the position that the next text token follows."""
+    return positions if positions.dim() == 1 else positions.amax(0)
 
 
 class PaddedPrefill:
@@ -109,7 +137,11 @@ class PaddedPrefill:
         width = int(lengths.max())
         columns = torch.arange(width, device=device)
         seen = (columns >= width - lengths[:, None]).to(torch.int64)
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt.ids) for prompt in prompts], device=device)
+        keys = [key for prompt in prompts for key in (*[0] * (width - len(prompt)), *prompt.keys)]
         positions = (columns - (width - lengths[:, None])).clamp_min(0)
-        hidden = read(self.policy, input_ids=ids, attention_mask=seen, position_ids=positions, past_key_values=cache)
-        return hidden[:, -1], Rows(cache, seen, positions[:, -1:])
+        ends = torch.arange(1, len(prompts) + 1, device=device).repeat_interleave(width) * width
+        images, reader = (prompt.images for prompt in prompts), self.policy.image_reader
+        tokens = find_tokens(keys, positions.flatten(), ends, images, reader)
+        ids, positions = tokens.ids.view(seen.shape), tokens.positions.unflatten(-1, seen.shape)
+        hidden = read(self.policy, ids, positions, tokens.images, attention_mask=seen, past_key_values=cache)
+        return hidden[:, -1], Rows(cache, seen, _last(tokens.positions).view(seen.shape)[:, -1:])

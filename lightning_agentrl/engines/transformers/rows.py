@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from lightning_agentrl.models.images_in_rows import PackedImages
 from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.vision import read_tokens
 
 
 @dataclass
@@ -20,7 +22,7 @@ class Rows:
 
     cache: DynamicCache
     seen: Tensor  # [B, L] int64, 1 on tokens
-    positions: Tensor  # [B, 1] int64, of the last tokens
+    positions: Tensor  # [B, 1] int64, of the last tokens, which are text
 
     def read_on(self, policy: LanguageModel, tokens_B: Sequence[int]) -> Tensor:
         """Read one more token of each row and return hidden states [B, H]."""
@@ -28,9 +30,9 @@ class Rows:
         self.positions = self.positions + 1
         return read(
             policy,
-            input_ids=torch.tensor(tokens_B, device=self.seen.device)[:, None],
+            torch.tensor(tokens_B, device=self.seen.device)[:, None],
+            self.positions,
             attention_mask=self.seen,
-            position_ids=self.positions,
             past_key_values=self.cache,
         )[:, -1]
 
@@ -38,7 +40,7 @@ class Rows:
         """Drop all other rows, and the columns that only they needed. The caches of all layers must hold whole rows."""
         places = torch.tensor(rows, device=self.seen.device)
         self.positions = self.positions[places]
-        first = self.seen.shape[1] - 1 - int(self.positions.max())
+        first = self.seen.shape[1] - int(self.seen[places].sum(1).max())
         self.seen = self.seen[places, first:]
         for layer in cast(Any, self.cache).layers:
             layer.keys, layer.values = layer.keys[places, :, first:], layer.values[places, :, first:]
@@ -55,6 +57,8 @@ class Rows:
             )
 
 
-def read(policy: LanguageModel, **inputs: Any) -> Tensor:
+def read(
+    policy: LanguageModel, ids: Tensor, positions: Tensor, images: PackedImages | None = None, **arguments: Any
+) -> Tensor:
     """Return the last hidden states of one forward pass, which extends ``past_key_values``."""
-    return policy.lm.base_model(**inputs, use_cache=True).last_hidden_state
+    return read_tokens(policy.lm, ids, positions, images, **arguments, use_cache=True)

@@ -14,6 +14,7 @@ from torch import nn
 
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
+from lightning_agentrl.engines.vllm.images import engine_input
 from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     KEY,
@@ -119,6 +120,7 @@ class VLLMEngine(Engine):
             kv_cache_gb=self.kv_cache_gb,
             sleeps=self._sleeps,
             lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
+            image_reader=handle.policy.image_reader,
             group=group,
         )
         self._handle = handle
@@ -215,10 +217,10 @@ class VLLMEngine(Engine):
     def _forget_prefixes(self, engine: Any) -> None:
         if not engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache, with keys and values of the old weights")
+        engine.reset_encoder_cache()  # its scheduler counts on features that its workers drop with the old weights
 
     def _add(self, engine: Any, name: str, request: SamplingRequest) -> None:
         from vllm import SamplingParams
-        from vllm.inputs.engine import tokens_input
 
         _, handle = self._started()
         params = SamplingParams(
@@ -230,7 +232,8 @@ class VLLMEngine(Engine):
             logprobs=0,  # of the sampled token only
             detokenize=False,
         )
-        engine.add_request(name, tokens_input(list(request.prompt.engine_ids)), params, lora_request=self._adapter)
+        prompt = engine_input(request.prompt, handle.policy.image_reader)
+        engine.add_request(name, prompt, params, lora_request=self._adapter)
 
     def _read(self, output: Any) -> Reply:
         """Return the reply in a finished output; an incomplete one must not be trained on."""

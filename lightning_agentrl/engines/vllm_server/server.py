@@ -162,7 +162,7 @@ class VLLMServer:
             "detokenize": False,
         }
         answer = await self._post(
-            "/inference/v1/generate", {"token_ids": list(request.prompt.engine_ids), "sampling_params": params}
+            "/inference/v1/generate", {"token_ids": list(request.prompt.ids), "sampling_params": params}
         )
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 

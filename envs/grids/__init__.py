@@ -1,0 +1,1 @@
+"""Games on a grid of cells: what FrozenLake and Sokoban share."""

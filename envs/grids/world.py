@@ -1,0 +1,83 @@
+"""Worlds of cells: moves, the search for the shortest way, and rewards by step. Pure."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+Cell = tuple[int, int]
+"""Row and column, from the top left."""
+
+MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+class World(Hashable, Protocol):
+    """A state of a game. Equal states have equal futures."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the task is done."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether it can never be done any more; may be false where that is hard to see."""
+
+    def after(self, action: str) -> Self:
+        """Return the state after an action; one that is not possible changes nothing."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """The shortest ways from a state to a solved one.
+
+    Args:
+        length: actions of each of them.
+        first: the actions with which they begin, in the order of `MOVES`; none where the state is solved already.
+    """
+
+    length: int
+    first: tuple[str, ...]
+
+
+def beside(cell: Cell, action: str) -> Cell:
+    """Return the next cell in the direction of an action."""
+    return cell[0] + MOVES[action][0], cell[1] + MOVES[action][1]
+
+
+def shortest(world: World) -> Way | None:
+    """Return the shortest ways that solve a world, found breadth first; None if nothing does."""
+    layer: dict[World, set[str]] = {world: set()}  # states so far away -> first actions of the shortest ways to them
+    seen = {world}
+    length = 0
+    while layer:
+        first = [begun for there, begun in layer.items() if there.solved]
+        if first:
+            return Way(length, tuple(action for action in MOVES if any(action in begun for begun in first)))
+        following: dict[World, set[str]] = {}
+        for here, begun in layer.items():
+            for action in MOVES:
+                there = here.after(action)
+                if there not in seen and not there.lost:
+                    following.setdefault(there, set()).update(begun or {action})
+        seen.update(following)
+        layer = following
+        length += 1
+    return None
+
+
+def step_reward(after: World) -> float:
+    """Return 1 for a turn that solves the world, 0 for one that loses it, -0.01 for any other."""
+    return 1.0 if after.solved else 0.0 if after.lost else -0.01
+
+
+def potential(world: World, horizon: int) -> float:
+    """Return how near a state is to a solved one: 0.5 beside it, less with each action more, 0 at every end.
+
+    With the discount `g` of the training, `g * potential(after) - potential(before)` can be added to each reward
+    without changing which policies are best. For that, every state in which episodes terminate must have the same 0.
+
+    Args:
+        world: the state.
+        horizon: actions from which on nothing is near.
+    """
+    way = None if world.solved or world.lost else shortest(world)
+    return 0.5 * max(1 - way.length / horizon, 0.0) if way is not None else 0.0

@@ -1,0 +1,39 @@
+"""The space of pictures whose size varies."""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+
+class PictureSpace(spaces.Space[NDArray[np.uint8]]):
+    """RGB pictures, uint8 [height, width, 3], whose sides have 1 to `most` pixels."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(shape=None, dtype=np.uint8)
+        self.most = most
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def sample(self, mask: Any = None, probability: Any = None) -> NDArray[np.uint8]:
+        """Return a small picture of noise."""
+        height, width = (int(side) for side in self.np_random.integers(1, min(self.most, 64) + 1, size=2))
+        return self.np_random.integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+
+    def contains(self, x: Any) -> bool:
+        return (
+            isinstance(x, np.ndarray)
+            and x.dtype == np.uint8
+            and x.ndim == 3
+            and x.shape[2] == 3
+            and all(1 <= side <= self.most for side in x.shape[:2])
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PictureSpace) and other.most == self.most
+
+    def __repr__(self) -> str:
+        return f"PictureSpace({self.most})"

@@ -1,0 +1,69 @@
+"""Tool calls and answers in a reply: the last tag counts, a call is JSON, and nothing is ever evaluated."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_TAGS = ("tool_call", "answer")
+_MOST_CHARS = 1000  # of what stands in a tag; also keeps JSON from nesting too deep
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool's name and its arguments."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A final answer, without the blanks and quotes round it."""
+
+    text: str
+
+
+class CallError(ValueError):
+    """What is wrong with a reply, in a sentence for the agent."""
+
+
+def last_tag(reply: str) -> str:
+    """Return the last whole tag of a reply with what stands in it, such as `<answer>7</answer>`; empty if none."""
+    found = ""
+    place = -1
+    for tag in _TAGS:
+        end = reply.rfind(f"</{tag}>")
+        begin = reply.rfind(f"<{tag}>", 0, max(end, 0))
+        if begin >= 0 and end > place:
+            found, place = reply[begin : end + len(tag) + 3], end
+    return found
+
+
+def read_tag(tag: str) -> Call | Answer:
+    """Read what `last_tag` found.
+
+    Raises:
+        CallError: there is no tag, or it cannot be read.
+    """
+    name = next((name for name in _TAGS if tag.startswith(f"<{name}>")), None)
+    if name is None:
+        raise CallError("The reply has neither a tool call nor an answer in tags.")
+    inside = tag[len(name) + 2 : -len(name) - 3].strip()
+    if len(inside) > _MOST_CHARS:
+        raise CallError(f"What stands in a tag may have {_MOST_CHARS} characters, not {len(inside)}.")
+    if name == "answer":
+        text = inside.strip("\"'").strip()
+        if not text:
+            raise CallError("The answer is empty.")
+        return Answer(text)
+    try:
+        call = json.loads(inside)
+    except (ValueError, RecursionError):
+        raise CallError("What stands in the tool call is not JSON.") from None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise CallError('A tool call is a JSON object with "name" and "arguments".')
+    arguments = call.get("arguments")
+    if not isinstance(arguments, dict):
+        raise CallError('The "arguments" of a tool call are a JSON object.')
+    return Call(call["name"], arguments)

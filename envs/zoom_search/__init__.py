@@ -1,0 +1,1 @@
+"""ZoomSearch: find something small in a large picture with a zoom tool."""

@@ -1,0 +1,101 @@
+"""Boxes of a picture: what an agent says, made sound; and what a box shows. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from agentrl_envs.tags import CallError
+
+Box = tuple[int, int, int, int]
+"""Left, top, right and bottom in pixels of the picture; right and bottom are not in it."""
+
+_AROUND = (128, 128, 128)  # beside a view that is not square
+
+
+def sound_box(said: object, scale: float, size: tuple[int, int], min_side: int, max_ratio: float) -> Box:
+    """Return the box of a picture that four numbers mean.
+
+    It is clamped to the picture, its sides are whole pixels, and it is enlarged around its centre, and moved back into
+    the picture, where a side is shorter than `min_side`. Its ratio is looked at after that.
+
+    Args:
+        said: left, top, right, bottom, as a reply has them.
+        scale: pixels of the picture for each of their units.
+        size: width and height of the picture.
+        min_side: the least pixels of a side.
+        max_ratio: the most that the longer side may be of the shorter one.
+
+    Raises:
+        CallError: it is no box of the picture.
+    """
+    if not (isinstance(said, Sequence) and len(said) == 4 and all(_finite(number) for number in said)):
+        raise CallError("A box is a list of four finite numbers: left, top, right, bottom.")
+    low, high = [], []
+    for axis, most in enumerate(size):
+        begin, end = (min(max(float(said[place]) * scale, 0.0), float(most)) for place in (axis, axis + 2))
+        if begin >= end:
+            raise CallError(
+                "Within the picture, a box must have its left before its right and its top above its bottom."
+            )
+        first, last = round(begin), round(end)
+        side = min(max(last - first, min_side), most)
+        first = min(max(first - (side - (last - first)) // 2, 0), most - side)
+        low.append(first)
+        high.append(first + side)
+    sides = high[0] - low[0], high[1] - low[1]
+    if max(sides) > max_ratio * min(sides):
+        raise CallError(f"One side of a box may be at most {max_ratio:g} times as long as the other.")
+    return low[0], low[1], high[0], high[1]
+
+
+def _finite(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return abs(number) <= 1e9  # false for NaN, too
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Return the area that two boxes share, as a part of the area that they cover together."""
+    wide = min(one[2], other[2]) - max(one[0], other[0])
+    high = min(one[3], other[3]) - max(one[1], other[1])
+    shared = max(wide, 0) * max(high, 0)
+    return shared / (_area(one) + _area(other) - shared)
+
+
+def _area(box: Box) -> int:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def holds(box: Box, inner: Box) -> bool:
+    """Return whether a box holds the whole of another one."""
+    return box[0] <= inner[0] and box[1] <= inner[1] and box[2] >= inner[2] and box[3] >= inner[3]
+
+
+def view(picture: Image.Image, box: Box, detail: int, side: int) -> NDArray[np.uint8]:
+    """Return what a box of a picture shows, as a square.
+
+    The box is resized to `detail` pixels of its longer side, and then shown as large as asked for, so that larger views
+    tell no more. What is left of the square is grey.
+
+    Args:
+        picture: the original.
+        box: the part.
+        detail: pixels of the longer side that are told apart.
+        side: pixels of a side of the square, at least `detail`.
+    """
+    wide, high = box[2] - box[0], box[3] - box[1]
+    longer = max(wide, high)
+
+    def sides(most: int) -> tuple[int, int]:
+        return max(round(wide * most / longer), 1), max(round(high * most / longer), 1)
+
+    part = picture.crop(box)
+    if part.size != sides(detail):
+        part = part.resize(sides(detail), Image.Resampling.BICUBIC if longer < detail else Image.Resampling.BOX)
+    if side != detail:
+        part = part.resize(sides(side), Image.Resampling.BICUBIC)
+    square = Image.new("RGB", (side, side), _AROUND)
+    square.paste(part, ((side - part.width) // 2, (side - part.height) // 2))
+    return np.asarray(square)

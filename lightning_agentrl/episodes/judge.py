@@ -1,0 +1,168 @@
+"""Judges: a reward for a turn beside that of the environment, from a rule or from another model."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
+from lightning_agentrl.types import ModelInput
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class JudgedTurn:
+    """What a judge is told of a turn."""
+
+    task: str  # the rules of the environment
+    observation: str
+    images: tuple[ModelInput, ...]  # of the observation, as the policy reads them
+    reply: str
+    thought: str
+    action: str  # that was executed
+    valid: bool  # the reply named an action
+    reward: float  # of the environment
+
+
+class Judge(ABC):
+    """Strategy object: what a turn is worth beside the environment's reward. One judges all turns of a source."""
+
+    key = "judge"  # of the config, once it belongs to a source
+
+    @abstractmethod
+    async def judge(self, turn: JudgedTurn) -> float:
+        """Return what is added to the reward of a turn."""
+
+    def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
+        """Prepare for judging; called before the first turn, with the device of the policy."""
+
+
+class PatternJudge(Judge):
+    """A rule: turns whose reply matches a pattern get a reward.
+
+    Args:
+        pattern: regular expression, searched for in the whole reply.
+        reward: of a turn in which it is found; below 0 for what is not wanted.
+        ignore_case: treat upper and lower case as equal.
+    """
+
+    def __init__(self, pattern: str, reward: float, ignore_case: bool = True) -> None:
+        try:
+            self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+        except re.error as error:
+            raise ValueError(f"PatternJudge: the pattern '{pattern}' is not a regular expression ({error})") from error
+        self.reward = reward
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        return self.reward if self.pattern.search(turn.reply) else 0.0
+
+
+class ModelJudge(Judge):
+    """Another model that is asked about each turn and answers with a number.
+
+    It runs in the trainer's process, once in each. Its answer is the most likely one, so equal turns are judged alike.
+
+    Args:
+        model: hub id or local folder.
+        question: what it is asked, below the turn; it should say which numbers mean what.
+        scale: the reward is the last number of the answer, within ``lowest`` and ``highest``, times this.
+        lowest: least number.
+        highest: greatest number.
+        missing: number that counts where an answer has none.
+        max_reply_tokens: most tokens of an answer.
+        device: where it runs, such as ``cpu`` or ``cuda:1``; the device of the policy when not given.
+        max_batch: most answers sampled at a time. From 2 on, time decides which share a batch, and so the last bits of
+            their probabilities.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        question: str,
+        scale: float = 0.1,
+        lowest: float = 0.0,
+        highest: float = 10.0,
+        missing: float = 0.0,
+        max_reply_tokens: int = 64,
+        device: str | None = None,
+        max_batch: int = 1,
+    ) -> None:
+        if not lowest <= missing <= highest:
+            raise ValueError(
+                f"ModelJudge: missing must lie from lowest to highest, got {missing} outside {lowest} to {highest}"
+            )
+        if max_reply_tokens < 1 or max_batch < 1:
+            raise ValueError(
+                f"ModelJudge: max_reply_tokens and max_batch must be at least 1, got {max_reply_tokens} and {max_batch}"
+            )
+        self.model, self.question, self.scale = model, question, scale
+        self.lowest, self.highest, self.missing = lowest, highest, missing
+        self.max_reply_tokens, self.device, self.max_batch = max_reply_tokens, device, max_batch
+        self._engine: Engine | None = None
+        self._chat: ChatRenderer | None = None
+
+    def start(self, device: torch.device) -> None:
+        """Load the model, unless it is loaded.
+
+        Raises:
+            ValueError: it cannot be loaded, or its context has no room.
+        """
+        if self._engine is not None:
+            return
+        policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(self.device or device)
+        room = policy.context_length - self.max_reply_tokens
+        if room < 1:
+            raise ValueError(
+                f"the context of the judge '{self.model}' has {policy.context_length} tokens, and its answers may have "
+                f"{self.max_reply_tokens}; lower {self.key}.init_args.max_reply_tokens"
+            )
+        words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
+        self._chat = ChatRenderer(load_tokenizer(self.model), words, read_images(self.model)).free_text
+        engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come", gather_seconds=0.0)
+        engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
+        engine.sync(0)
+        self._engine = engine
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        """Return the number of the model's answer, scaled."""
+        assert self._engine is not None
+        assert self._chat is not None
+        prompt = self._prompt(turn)
+        reply = await self._engine.generate(SamplingRequest(prompt, self.max_reply_tokens, temperature=0.0, seed=0))
+        numbers = _NUMBER.findall(self._chat.decode(reply.ids))
+        number = float(numbers[-1]) if numbers else self.missing
+        return self.scale * min(max(number, self.lowest), self.highest)
+
+    def _prompt(self, turn: JudgedTurn) -> ModelInput:
+        """Return the question below the turn. What is too long for the model's context is cut in the middle."""
+        assert self._chat is not None
+        images = self._chat.see([c.pixels for one in turn.images for c in one.images if c.pixels is not None])
+        most = max(len(turn.observation), len(turn.reply))
+        while True:
+            shown = "\n\n".join(
+                (
+                    f"Observation:\n{_middle_cut(turn.observation, most)}",
+                    f"Reply:\n{_middle_cut(turn.reply, most)}",
+                    f"Action: {turn.action}",
+                    self.question,
+                )
+            )
+            try:
+                rendered = self._chat.render(turn.task, (), Recollection(), shown, "", {}, images)
+                return rendered.segments[0].input
+            except PromptTooLongError:
+                if most < 2:
+                    raise
+                most //= 2
+
+
+def _middle_cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 2 :]}"

@@ -1,0 +1,42 @@
+"""vLLM reads images as the trainer does: the same ids, patches and positions, before and after updates."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_vision_folder
+
+pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).resolve().parents[2]
+TORCHVISION = ROOT / "build" / "torchvision"  # made by `make test-vllm`
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_logps_of_replies_to_images_are_the_trainers(family, tmp_path):
+    assert (TORCHVISION / "torchvision").is_dir(), "`make test-vllm` puts torchvision there"
+    folder = tiny_vision_folder(tmp_path / family, family, hidden_size=128, head_dim=32)
+    path = os.pathsep.join([str(TORCHVISION), str(ROOT)])
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.engines.images_in_vllm", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    versions = json.loads(ran.stdout.splitlines()[-1])
+    assert len(versions) == 3
+    for version, told in enumerate(versions):
+        for name, reply in told.items():
+            assert reply["gap"] < 2e-4, f"{name}, weights {version}"
+    seen = [[reply["ids"] for reply in told.values()] for told in versions]
+    assert seen[0] != seen[1] != seen[2]
+    assert versions[0]["image"]["ids"] != versions[0]["equal ids, another image"]["ids"]

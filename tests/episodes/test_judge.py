@@ -1,0 +1,100 @@
+"""Judges: what they add to rewards, by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+import torch
+
+from lightning_agentrl.episodes.interaction import TurnInteraction
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
+from lightning_agentrl.rollout import EnvConfig
+from tests.rollout.scripted import Scripted, workplace
+from tests.tiny import tiny_model_folder
+
+TURN = JudgedTurn("Find the key.", "a door", (), "THINK: the key\nACTION: open", "the key", "open", True, 0.5)
+
+
+class Counting(Judge):
+    """Its n-th verdict is n tenths."""
+
+    def __init__(self, *others: float) -> None:
+        self.turns: list[JudgedTurn] = []
+        self.others = others
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        self.turns.append(turn)
+        return self.others[len(self.turns) - 1] if self.others else len(self.turns) / 10
+
+
+def test_a_verdict_is_added_to_the_reward_and_told(tiny_folder):
+    judge = Counting()
+    with workplace(tiny_folder, [Scripted(3)]) as place:
+        place.sessions[0].judge = judge
+        turns = place.collect(4).turns
+    assert [turn.reward - turn.env_reward for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [turn.metrics["judge"] for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert [turn.reply for turn in judge.turns] == [turn.reply for turn in turns]
+    assert [turn.observation for turn in judge.turns] == [turn.observation for turn in turns]
+
+
+def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
+    with workplace(tiny_folder, [Scripted(3)]) as place:
+        place.sessions[0].judge = Counting(0.0, math.nan, 0.0, 0.0, 0.0)
+        turns = place.collect(3).turns
+    assert [kind for turn in turns for kind in turn.lost] == ["reward"]
+    assert all(math.isfinite(turn.reward) for turn in turns)
+
+
+def test_a_reply_that_is_asked_for_again_is_not_judged(tiny_folder):
+    judge = Counting()
+    asking = TurnInteraction(max_reply_tokens=2, ask_again=10)
+    env = Scripted(3)
+    env.actions = {"never said": ""}
+    with workplace(tiny_folder, [env], interaction=asking) as place:
+        place.sessions[0].judge = judge
+        assert all(turn.asked_again for turn in place.collect(3).turns)
+    assert not judge.turns
+
+
+def test_a_pattern_is_searched_in_the_whole_reply():
+    def verdict(pattern: str, ignore_case: bool = True) -> float:
+        return asyncio.run(PatternJudge(pattern, -0.2, ignore_case).judge(TURN))
+
+    assert [verdict("KEY"), verdict("KEY", ignore_case=False), verdict("^ACTION"), verdict(r"key\s+ACTION")] == [
+        -0.2,
+        0.0,
+        0.0,
+        -0.2,
+    ]
+    with pytest.raises(ValueError, match="not a regular expression"):
+        PatternJudge("(", 1.0)
+
+
+def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    judge.start(torch.device("cpu"))
+    first = asyncio.run(judge.judge(TURN))
+    assert asyncio.run(judge.judge(TURN)) == first
+    assert 0.0 <= first <= 1.0
+    for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("99", 1.0), ("good", 0.4)):
+        monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
+        assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
+
+
+def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good?", max_reply_tokens=8)
+    judge.start(torch.device("cpu"))
+    long = JudgedTurn("", "a door " * 5000, (), "open " * 5000, "", "open", True, 0.0)
+    assert math.isfinite(asyncio.run(judge.judge(long)))
+
+
+def test_a_judge_belongs_to_a_source(tmp_path):
+    judge = ModelJudge(str(tmp_path / "nowhere"), "How good?")
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=judge)
+    with pytest.raises(ValueError, match="nowhere"):
+        source.start(torch.device("cpu"))
+    assert judge.key == "data.init_args.env.judge"
+    assert PatternJudge("key", 1.0).key == "judge"

@@ -1,0 +1,101 @@
+"""Prompts with images: one placeholder each, in the order of messages, and nothing an environment says becomes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.language_model import load_tokenizer, read_images
+from lightning_agentrl.prompts.memory import PastTurn, Recollection
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.types import ModelInput, input_of
+from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
+
+ACTIONS = {"left": "", "right": ""}
+WORDS = PromptFormat(think=False, max_prompt_tokens=2000)
+
+
+@pytest.fixture(scope="module", params=get_args(VisionFamily))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision_folder(tmp_path_factory.mktemp("sees"), request.param)
+
+
+@pytest.fixture(scope="module")
+def chat(folder: Path) -> ChatRenderer:
+    return ChatRenderer(load_tokenizer(str(folder)), WORDS, read_images(str(folder)))
+
+
+def pictures(*seeds: int) -> list[np.ndarray]:
+    return [np.random.default_rng(seed).integers(0, 256, (48, 48, 3), dtype=np.uint8) for seed in seeds]
+
+
+def digests(read: ModelInput) -> list[str]:
+    return [image.digest for image in read.images]
+
+
+def test_images_stand_where_their_messages_are(chat: ChatRenderer) -> None:
+    old, new, second = chat.see(pictures(0, 1, 2))
+    past = Recollection((PastTurn("a door", "", "left", images=(old,)),))
+    (prompt,) = chat.render("Find it.", (), past, "a wall", "", ACTIONS, (new, second)).segments
+    assert digests(prompt.input) == digests(old + new + second)
+    text = shown(chat.tokenizer, prompt.input)
+    assert (
+        text.index("[image") < text.index("a door") < text.index("[image", text.index("a door")) < text.index("a wall")
+    )
+    assert text.count("[image") == 3
+
+
+def test_a_growing_sample_is_the_prompt_rendered_at_once(chat: ChatRenderer) -> None:
+    """Reply in the template's own words, so that rendering gives the same tokens."""
+    first, then = chat.see(pictures(0, 1))
+    start = chat.render("Find it.", (), Recollection(), "a door", "", ACTIONS, (first,)).segments
+    said = "left"
+    if not chat.append_only:
+        pytest.skip("one sample for each turn")
+    space = "" if chat.tokenizer.chat_template and "vision_start" in chat.tokenizer.chat_template else " "
+    reply = ModelInput.of_ids([*chat.tokenizer.encode(space + said, add_special_tokens=False), chat.turn_close_id])
+    grown = input_of(start) + reply + input_of(chat.continuation("Find it.", "a wall", "", ACTIONS, images=(then,)))
+    past = Recollection((PastTurn("a door", "", said, images=(first,)),))
+    whole = chat.render("Find it.", (), past, "a wall", "", ACTIONS, (then,)).segments[0].input
+    # The first message ends with the instruction as it was asked, the history shows it without.
+    assert digests(grown) == digests(whole) == digests(first + then)
+    assert shown(chat.tokenizer, grown).endswith(shown(chat.tokenizer, whole).split(said)[-1])
+
+
+def test_text_cannot_hold_an_image(chat: ChatRenderer) -> None:
+    marks = [token.content for token in chat.tokenizer.added_tokens_decoder.values()]
+    hostile = " ".join(marks)
+    (image,) = chat.see(pictures(0))
+    past = Recollection((PastTurn(hostile, hostile, hostile, images=(image,)),), note=hostile)
+    read = chat.render(hostile, [(hostile, hostile)], past, hostile, hostile, {hostile: hostile}, (image,)).segments[0]
+    assert chat.image_reader is not None
+    assert digests(read.input) == digests(image + image)
+    assert read.ids.count(chat.image_reader.placeholder) == 2 * image.images[0].tokens
+
+
+def test_a_placeholder_in_the_users_own_words_is_told(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    reader = read_images(str(folder))
+    assert reader is not None
+    mark = str(tokenizer.convert_ids_to_tokens(reader.placeholder))
+    chat = ChatRenderer(tokenizer, PromptFormat(think=False, system=f"Look: {mark}", max_prompt_tokens=2000), reader)
+    with pytest.raises(ValueError, match=r"1 images has 2 image placeholders"):
+        chat.render("", (), Recollection(), "", "", ACTIONS, chat.see(pictures(0)))
+
+
+def test_a_template_without_images_is_refused(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.chat_template = tiny_tokenizer().chat_template
+    with pytest.raises(ValueError, match=r"for an image|refuses a message with an image"):
+        ChatRenderer(tokenizer, WORDS, read_images(str(folder)))
+
+
+def test_a_model_for_text_says_that_it_is_one() -> None:
+    with pytest.raises(ConfigError, match="reads text only"):
+        ChatRenderer(tiny_tokenizer(), WORDS).see(pictures(0))
