@@ -19,8 +19,8 @@ class PictureSpace(spaces.Space[NDArray[np.uint8]]):
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> NDArray[np.uint8]:
-        """Return a picture of noise."""
-        height, width = (int(side) for side in self.np_random.integers(1, self.most + 1, size=2))
+        """Return a small picture of noise."""
+        height, width = (int(side) for side in self.np_random.integers(1, min(self.most, 64) + 1, size=2))
         return self.np_random.integers(0, 256, size=(height, width, 3), dtype=np.uint8)
 
     def contains(self, x: Any) -> bool:

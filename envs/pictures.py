@@ -38,6 +38,17 @@ class _Pen:
         return left * self._side, top * self._side, right * self._side - 1, bottom * self._side - 1
 
 
+def checked_cell_px(cell_px: int) -> int:
+    """Return the side of a cell in pixels.
+
+    Raises:
+        ValueError: it is not a whole number from 8 to 128.
+    """
+    if isinstance(cell_px, bool) or not (isinstance(cell_px, int) and 8 <= cell_px <= 128):
+        raise ValueError(f"cell_px must be a whole number of pixels from 8 to 128, not {cell_px!r}.")
+    return cell_px
+
+
 def draw_grid(rows: Sequence[Sequence[str]], looks: Mapping[str, tuple[str, ...]], cell_px: int) -> NDArray[np.uint8]:
     """Return a picture of a grid as RGB [height, width, 3].
 

@@ -38,6 +38,7 @@ _ENVS: dict[str, tuple[str, dict[str, Any]]] = {
     "SokobanText-v0": ("agentrl_envs.sokoban.env:Sokoban", {}),
     **_GRID_WORLDS,
     "ZoomSearch-v0": ("agentrl_envs.zoom_search.env:ZoomSearch", {}),
+    "DrawnGeometry-v0": ("agentrl_envs.geometry.drawn:DrawnGeometry", {}),
     "Search-v0": ("agentrl_envs.search.env:Search", {}),
     **{f"BabyAIText-{level}-v0": (_BABYAI, {"level": level}) for level in _BABYAI_LEVELS},
     "CrafterText-v0": ("agentrl_envs.crafter.env:CrafterText", {}),
@@ -51,6 +52,7 @@ _ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "OpenEnv-v0": ("agentrl_envs.openenv.client:OpenEnv", {}),
     "TextArena-v0": ("agentrl_envs.textarena.env:TextArena", {}),
     "ReasoningGym-v0": ("agentrl_envs.reasoning_gym.env:ReasoningGym", {}),
+    "GeometryTasks-v0": ("agentrl_envs.geometry.dataset:GeometryTasks", {}),
     "TextWorld-v0": ("agentrl_envs.textworld.generated:TextWorld", {}),
     "TextWorldExpress-v0": ("agentrl_envs.textworld.express:TextWorldExpress", {}),
 }

@@ -24,6 +24,7 @@ import gymnasium
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from benchmarks.intervals import T_QUANTILES
 from lightning_agentrl.advantages import DualDiscountGAE
@@ -138,8 +139,9 @@ def data_module(env: str, seed: int) -> RolloutDataModule:
     return RolloutDataModule(
         env=EnvConfig(env, dict(ARGUMENTS), worker="thread"),
         num_envs=32,
-        turns_per_env=8,
-        mini_batch_turns=32,
+        turns_per_env=16,
+        mini_batch_turns=64,
+        update_epochs=2,
         memory=WindowMemory(0),
         prompt=FORMAT,
         interaction=TurnInteraction(max_reply_tokens=6),
@@ -152,7 +154,8 @@ def trainer_for(iterations: int, *callbacks: L.Callback) -> L.Trainer:
     return L.Trainer(
         accelerator="cpu",
         max_epochs=iterations,
-        logger=False,
+        logger=CSVLogger(RUNS / "logs") if callbacks else False,
+        log_every_n_steps=1,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -189,20 +192,27 @@ def run(seed: int, iterations: int, minutes: float) -> None:
     folder = RUNS / f"seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    told: dict[str, Any] = {"seed": seed, "warm_start_seconds": warm_start(folder / "shown", seed)}
-    told["warm"] = held_out(str(folder / "shown"), GAME, seed)
-    told["warm_shuffled"] = held_out(str(folder / "shown"), "GridWorldShuffled-v0", seed)
+    shown = folder / "shown.json"  # a run that was broken off goes on from there
+    if shown.exists():
+        told: dict[str, Any] = json.loads(shown.read_text())
+    else:
+        told = {"seed": seed, "warm_start_seconds": warm_start(folder / "shown", seed)}
+        told["warm"] = held_out(str(folder / "shown"), GAME, seed)
+        told["warm_shuffled"] = held_out(str(folder / "shown"), "GridWorldShuffled-v0", seed)
+        told["minutes"] = (time.monotonic() - started) / 60
+        shown.write_text(json.dumps(told))
     print(told, flush=True)
     agent = PPOAgent(
         str(folder / "shown"),
         critic=SeparateCritic(),
         advantage=DualDiscountGAE(gamma_step=0.95, lam_step=0.95),
-        optim=Optim(lr_actor=1e-4, lr_critic=1e-3),
+        optim=Optim(lr_actor=2e-4, lr_critic=1e-3),
         kl=KL(reward=0.0),
         entropy_bonus=0.0,
     )
+    tried = time.monotonic()
     curve = Curve(minutes)
-    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=4, rounds=2, fraction=0.5))
+    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=3, rounds=3, fraction=1.0))
     trainer.fit(agent, data_module(GAME, seed))
     policy = agent.models.actor
     policy.lm.save_pretrained(folder / "tried")
@@ -211,7 +221,7 @@ def run(seed: int, iterations: int, minutes: float) -> None:
     told["curve"] = curve.points
     told["trained"] = held_out(str(folder / "tried"), GAME, seed)
     told["trained_shuffled"] = held_out(str(folder / "tried"), "GridWorldShuffled-v0", seed)
-    told["minutes"] = (time.monotonic() - started) / 60
+    told["minutes"] = told["minutes"] + (time.monotonic() - tried) / 60
     (folder / "told.json").write_text(json.dumps(told, indent=1) + "\n")
     print(json.dumps(told, indent=1))
 

@@ -10,10 +10,13 @@ from agentrl_envs.baba.render import draw
 from agentrl_envs.baba.solver import player
 from agentrl_envs.baba.text import active_rules, describe
 from agentrl_envs.baba.world import MOVES, Outcome, World
-from agentrl_envs.text_env import TextEnv
+from agentrl_envs.picture_space import PictureSpace
+from agentrl_envs.pictures import checked_cell_px
+from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.baba")
+_MOST_PX = 2**16  # of a side of a picture
 _LEVEL = "goto_win"  # where neither a level nor a map is named
 
 
@@ -27,6 +30,8 @@ class BabaIsAIEnv(TextEnv):
         reward: "binary" gives 1 for a win and 0 else; "native" gives 1 - 0.9 * turns / max_turns for a win and -1 for
             a loss.
         max_turns: turns after which an episode is truncated.
+        observation: what is seen: "text", "image" (the map) or "both".
+        cell_px: side of a cell in such an image, in pixels, 8 to 128; words can be read from 28 on.
         render_mode: "rgb_array" makes `render` draw the map.
     """
 
@@ -41,6 +46,8 @@ class BabaIsAIEnv(TextEnv):
         map: str | None = None,
         reward: Literal["binary", "native"] = "binary",
         max_turns: int = 100,
+        observation: Shown = "text",
+        cell_px: int = 32,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
@@ -52,6 +59,8 @@ class BabaIsAIEnv(TextEnv):
             raise ValueError(f'reward must be "binary" or "native", not {reward!r}.')
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f'render_mode must be "rgb_array" or None, not {render_mode!r}.')
+        self.cell_px = checked_cell_px(cell_px)
+        self._show(observation, PictureSpace(_MOST_PX))
         self.actions = dict(_WORDING.actions)
         self.aliases = dict(_WORDING.aliases)
         self.level = None if map is not None else level or _LEVEL
@@ -68,7 +77,8 @@ class BabaIsAIEnv(TextEnv):
     def system_prompt(self) -> str:
         """The game, the actions and some hints; the same for all episodes."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
-        return _WORDING.system_prompt.format(actions=listed)
+        told = _WORDING.system_prompt.format(actions=listed)
+        return told if self.observation == "text" else f"{told}\n{_WORDING.texts['picture']}"
 
     def render(self) -> np.ndarray | None:
         """Return the map as RGB [height, width, 3], uint8; None without `render_mode`."""
@@ -99,6 +109,9 @@ class BabaIsAIEnv(TextEnv):
             reward *= 1 - 0.9 * (self.turn + 1) / self.max_turns
             reward -= self._outcome == "lose"
         return reward, bool(self._outcome)
+
+    def _images(self) -> tuple[np.ndarray, ...]:
+        return (draw(self._world, self.cell_px),)
 
     def _observe(self) -> tuple[str, str]:
         return describe(self._world), ""

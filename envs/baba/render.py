@@ -19,7 +19,7 @@ _RGB = {
 _GROUND, _EDGE, _PLATE, _INK = (18, 20, 26), (58, 62, 74), (40, 44, 56), (236, 226, 196)
 
 
-def draw(world: World) -> np.ndarray:
+def draw(world: World, cell_px: int = _TILE) -> np.ndarray:
     """Return the map as RGB [height, width, 3], uint8; of a stack, what lies below shows where the top leaves room."""
     height = len(world.cells) // world.width
     picture = Image.new("RGB", (world.width * _TILE, height * _TILE), _GROUND)
@@ -28,6 +28,8 @@ def draw(world: World) -> np.ndarray:
         x, y = world.place(cell)
         for element in stack:
             _draw_element(pen, element, x * _TILE, y * _TILE)
+    if cell_px != _TILE:
+        picture = picture.resize((world.width * cell_px, height * cell_px), Image.Resampling.LANCZOS)
     return np.asarray(picture)
 
 

@@ -6,12 +6,14 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+from gymnasium import spaces
 
 from agentrl_envs.babyai import words
 from agentrl_envs.babyai.levels import find_level
 from agentrl_envs.babyai.player import scripted_player
-from agentrl_envs.babyai.text import describe_view
-from agentrl_envs.text_env import TextEnv, normalise
+from agentrl_envs.babyai.text import CARRIED, describe_view
+from agentrl_envs.pictures import checked_cell_px
+from agentrl_envs.text_env import Shown, TextEnv, normalise
 
 _FORWARD = 2
 _TILE = 16  # pixels of a cell in a picture
@@ -32,6 +34,8 @@ class BabyAIEnv(TextEnv):
             the mission in some levels of Minigrid's.
         num_dists: number of distracting objects, for the five goals GoTo, PickUp, Open, PutNext and PickUpSeqGoTo
             (default 0).
+        observation: what is seen: "text", "image" (the agent's view of 7 by 7 cells) or "both".
+        cell_px: side of a cell in such an image, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw the room from above, with the agent's view highlighted.
     """
 
@@ -45,6 +49,8 @@ class BabyAIEnv(TextEnv):
         actions: Sequence[str] | Literal["goal"] | None = None,
         max_turns: int | None = None,
         num_dists: int | None = None,
+        observation: Shown = "text",
+        cell_px: int = 32,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
@@ -72,6 +78,9 @@ class BabyAIEnv(TextEnv):
         if self._limit_varies:
             self._level.reset(seed=0)
         self.max_turns = self._level.max_steps
+        self.cell_px = checked_cell_px(cell_px)
+        side = self._level.agent_view_size * cell_px
+        self._show(observation, spaces.Box(0, 255, (side, side, 3), np.uint8))
         if actions is None:
             actions = words.SHORT_ACTIONS if spec.small else words.FULL_ACTIONS
         self._numbers = _action_numbers(spec.table if actions == "goal" else actions)
@@ -103,13 +112,18 @@ class BabyAIEnv(TextEnv):
         told_here = words.MISSION_LINE.format(mission=self.mission) if self.mission_in == "system" else ""
         if max(self._numbers.values()) <= _FORWARD:
             short = words.SHORT_PROMPT.format(names=", ".join(self.actions))
+            if self.observation != "text":
+                short = f"{short} {words.SIGHT['image']}"
             return f"{short}\n{told_here}" if told_here else short
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
-        return words.LONG_PROMPT.format(mission=told_here or words.MISSION_IN_OBSERVATION, actions=listed)
+        mission = told_here or words.MISSION_IN_OBSERVATION
+        return words.LONG_PROMPT.format(sight=words.SIGHT[self.observation], mission=mission, actions=listed)
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:
-        """Examples of the go-to levels. If the mission is in the system prompt, they are about its target."""
+        """Examples of the go-to levels in text. If the mission is in the system prompt, they are about its target."""
+        if self.observation != "text":
+            return ()
         mission = re.fullmatch(r"go to (?:the|a) (\w+ \w+)", self.mission)
         if not mission:
             return ()
@@ -169,8 +183,16 @@ class BabyAIEnv(TextEnv):
         self._bumps += self._numbers[action] == _FORWARD and tuple(self._level.agent_pos) == before
         return float(native if self.reward == "native" else native > 0), bool(terminated)
 
+    def _images(self) -> tuple[np.ndarray, ...]:
+        return (np.asarray(self._level.get_pov_render(self.cell_px), np.uint8),)
+
+    def _caption(self) -> tuple[str, str]:
+        return self._told([line for line in self._view if line.startswith(CARRIED)])
+
     def _observe(self) -> tuple[str, str]:
-        lines = self._view
+        return self._told(self._view)
+
+    def _told(self, lines: list[str]) -> tuple[str, str]:
         if self.mission_in == "observation":
             lines = [words.MISSION_LINE.format(mission=self.mission), *lines]
         return "\n".join(lines), ""

@@ -9,6 +9,8 @@ _COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
 _DOOR_STATES = ("open", "closed", "locked")
 _UNSEEN, _EMPTY, _WALL, _DOOR = 0, 1, 2, 4
 
+CARRIED = "You carry"
+
 
 def describe_view(view: NDArray[np.integer]) -> list[str]:
     """Return the lines of an observation: what is carried, the walls ahead, left and right, then all visible objects.
@@ -20,7 +22,7 @@ def describe_view(view: NDArray[np.integer]) -> list[str]:
     column, row = view.shape[0] // 2, view.shape[1] - 1
     lines = []
     if int(view[column, row, 0]) in _TYPES:
-        lines.append(f"You carry {_name(view[column, row])}")
+        lines.append(f"{CARRIED} {_name(view[column, row])}")
     lines += _walls(view, column, row)
     for x in range(view.shape[0]):
         for y in range(view.shape[1]):

@@ -29,11 +29,17 @@ DESCRIPTIONS: tuple[str, ...] = (
 
 MISSION_LINE = "Mission: {mission}"
 
+SIGHT = {
+    "text": "Each observation lists what the agent sees in front of it and at its sides, with the distance in steps.",
+    "image": "Each observation shows a picture of what the agent sees: the agent is the red triangle in the middle of "
+    "the bottom row and looks up; what is dark is out of sight.",
+}
+SIGHT["both"] = f"{SIGHT['text']} {SIGHT['image']}"
+
 SHORT_PROMPT = "Walk to the object named in the mission until it is 1 step forward. Reply with one word: {names}."
 
 LONG_PROMPT = """\
-You control an agent in a world of rooms made of square cells. Each observation lists what the agent sees in front of \
-it and at its sides, with the distance in steps.
+You control an agent in a world of rooms made of square cells. {sight}
 
 {mission}
 

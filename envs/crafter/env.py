@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
+from gymnasium import spaces
 
 from agentrl_envs.crafter.game import ACHIEVEMENTS, ACTIONS, Game
 from agentrl_envs.crafter.player import Player
 from agentrl_envs.crafter.text import describe
-from agentrl_envs.text_env import TextEnv
+from agentrl_envs.pictures import checked_cell_px
+from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording(__package__)
@@ -32,6 +34,8 @@ class CrafterText(TextEnv):
             Otherwise it is one frame, and so are the turns after it, which sleep on whatever they say.
         goals: the system prompt lists the achievements that are still "open", or always "all".
         max_turns: turns after which an episode is truncated.
+        observation: what is seen: "text", "image" (the game's own view, 9 by 9 cells with the inventory) or "both".
+        cell_px: side of a cell in such an image, in pixels, 8 to 128.
         render_mode: "rgb_array" makes `render` draw what the player sees, and the inventory.
     """
 
@@ -45,6 +49,8 @@ class CrafterText(TextEnv):
         sleep_until_awake: bool = True,
         goals: Literal["open", "all"] = "open",
         max_turns: int = 2000,
+        observation: Shown = "text",
+        cell_px: int = 32,
         render_mode: Literal["rgb_array"] | None = None,
     ) -> None:
         super().__init__()
@@ -58,6 +64,8 @@ class CrafterText(TextEnv):
         self.goals = goals
         self.max_turns = max_turns
         self.render_mode = render_mode
+        self.cell_px = checked_cell_px(cell_px)
+        self._show(observation, spaces.Box(0, 255, (9 * cell_px, 9 * cell_px, 3), np.uint8))
         self._game = Game(area)
         self._coin = np.random.default_rng(0)
         self.aliases: Mapping[str, str] = self._draw_aliases()
@@ -69,7 +77,8 @@ class CrafterText(TextEnv):
         names = [name for name in _GOALS if _key(name) not in unlocked]
         goals = "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
-        return _WORDING.system_prompt.format(achievements=goals, actions=listed)
+        sight = _WORDING.texts[f"sight_{self.observation}"]
+        return _WORDING.system_prompt.format(achievements=goals, actions=listed, sight=sight)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names without what stands in brackets; "Sleep" while nothing else works."""
@@ -109,6 +118,9 @@ class CrafterText(TextEnv):
             reward += self._game.frame(_NOOP)
         self.aliases = self._draw_aliases()
         return reward, self._game.dead
+
+    def _images(self) -> tuple[np.ndarray, ...]:
+        return (np.asarray(self._game.render((9 * self.cell_px, 9 * self.cell_px))),)
 
     def _observe(self) -> tuple[str, str]:
         player = self._game.player

@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium import spaces
 
 from agentrl_envs.text_env import TextEnv
+from agentrl_envs.tools import find_function
 
 Describe = Callable[[Any], str]
 
@@ -54,7 +55,7 @@ class Discrete(TextEnv):
         super().__init__()
         if isinstance(actions, str):
             raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
-        self._describe = _function(describe) if isinstance(describe, str) else describe
+        self._describe = find_function(describe, "describe") if isinstance(describe, str) else describe
         self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
         self._first = _first_action(game, self._inner.action_space, len(actions))
         self.actions = actions if isinstance(actions, Mapping) else dict.fromkeys(actions, "")
@@ -116,20 +117,6 @@ class Discrete(TextEnv):
         if not isinstance(text, str):
             raise TypeError(f"describe returned {text!r} for an observation; it must return a text.")
         return text, ""
-
-
-def _function(path: str) -> Describe:
-    """Import a function that is named as `module:function`."""
-    module, _, name = path.partition(":")
-    if not (module and name):
-        raise ValueError(f"describe must name a function as module:function, and {path!r} does not.")
-    try:
-        found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"describe names {path!r}, whose module cannot be imported: {error}.") from error
-    if not callable(found):
-        raise ValueError(f"describe names {path!r}, but {module} has no function {name}.")
-    return found
 
 
 def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl_envs.grids.world import World, potential, shortest, step_reward
-from agentrl_envs.pictures import draw_grid
+from agentrl_envs.pictures import checked_cell_px, draw_grid
 from agentrl_envs.text_env import Shown, TextEnv
 from agentrl_envs.wording import Wording
 
@@ -52,11 +52,9 @@ class GridEnv(TextEnv, Generic[W]):
                 f'shaping is the discount of the training, above 0 and at most 1, beside reward "steps", not {shaping} '
                 f'beside "{reward}".'
             )
-        if not (isinstance(cell_px, int) and 8 <= cell_px <= 128):
-            raise ValueError(f"cell_px must be a whole number of pixels from 8 to 128, not {cell_px!r}.")
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f'render_mode must be "rgb_array" or None, not {render_mode!r}.')
-        side = cells * cell_px
+        side = cells * checked_cell_px(cell_px)
         self._show(observation, spaces.Box(0, 255, (side, side, 3), np.uint8))
         self.remarks = self.remarks or reward == "steps"
         self.reward = reward

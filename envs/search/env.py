@@ -1,7 +1,8 @@
 """The Search environment: a question, a search tool, an answer."""
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from agentrl_envs.search.archive import Archive, Fact, write_archive
 from agentrl_envs.search.bm25 import scores, words
 from agentrl_envs.text_env import TextEnv
+from agentrl_envs.tools import ToolError, find_function, tried
 from agentrl_envs.wording import read_wording
 
 _WORDING = read_wording("agentrl_envs.search")
@@ -29,6 +31,10 @@ class Search(TextEnv):
         hops: facts that lead from the question to the answer, 1 to 4; each is on a page of its own.
         pages: pages that a search shows, at most.
         fixed: the same facts in every episode; false draws new ones for each, which cannot be learnt by heart.
+        rank: a search of your own in place of BM25, as `module:function`: it is given the words and the texts of all
+            pages, and returns a score for each text, 0 for those that do not fit. Such an environment says that it
+            cannot repeat its episodes.
+        tries: how often a search that raises is tried before the agent is told that it failed, 1 or more.
         max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
     """
 
@@ -36,12 +42,28 @@ class Search(TextEnv):
     actions = _WORDING.actions
     default_action = _WORDING.default_action
 
-    def __init__(self, hops: int = 2, pages: int = 2, fixed: bool = True, max_turns: int | None = None) -> None:
+    def __init__(
+        self,
+        hops: int = 2,
+        pages: int = 2,
+        fixed: bool = True,
+        max_turns: int | None = None,
+        rank: str | None = None,
+        tries: int = 3,
+    ) -> None:
         super().__init__()
         if not 1 <= hops <= 4:
             raise ValueError(f"A question needs 1 to 4 hops, not {hops}.")
         if pages < 1:
             raise ValueError(f"A search shows at least 1 page, not {pages}.")
+        if tries < 1:
+            raise ValueError(f"A search is tried at least once, not {tries} times.")
+        self._rank: Callable[[str, Sequence[str]], Sequence[float]] = (
+            scores if rank is None else find_function(rank, "rank")
+        )
+        self.deterministic = rank is None
+        self.tries = tries
+        self._failed = 0
         self.hops = hops
         self.pages = pages
         self.fixed = fixed
@@ -73,8 +95,9 @@ class Search(TextEnv):
         return "", False
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of the pages that lead to the answer which have been found."""
-        return {"pages_found": len(self._needed & self._shown) / self.hops}
+        """Return the share of needed pages that were found, and how often a search of your own has failed."""
+        found = {"pages_found": len(self._needed & self._shown) / self.hops}
+        return found if self.deterministic else {**found, "failed_searches": float(self._failed)}
 
     def extra_info(self) -> dict[str, Any]:
         """Return the question."""
@@ -98,6 +121,7 @@ class Search(TextEnv):
         chains = list(self._archive.chains(self.hops))
         self._chain = chains[int(self.np_random.integers(len(chains)))]
         self._shown = set()
+        self._failed = 0
         self._text = _WORDING.texts["begin"]
 
     def _act(self, action: str) -> tuple[float, bool]:
@@ -111,7 +135,11 @@ class Search(TextEnv):
 
     def _found(self, query: str) -> str:
         names, texts = list(self._archive.pages), list(self._archive.pages.values())
-        fits = scores(query, texts)
+        try:
+            fits = tried(lambda: self._fits(query, texts), self.tries)
+        except ToolError:
+            self._failed += 1
+            return _WORDING.texts["failed"]
         best = sorted((place for place, fit in enumerate(fits) if fit > 0), key=lambda place: (-fits[place], place))
         shown = [names[place] for place in best[: self.pages]]
         self._shown |= set(shown)
@@ -119,6 +147,12 @@ class Search(TextEnv):
             return _WORDING.texts["no_results"]
         pages = "\n".join(f"{number}. {self._archive.pages[name]}" for number, name in enumerate(shown, start=1))
         return _WORDING.texts["results"].format(pages=pages)
+
+    def _fits(self, query: str, texts: list[str]) -> list[float]:
+        fits = [float(fit) for fit in self._rank(query, texts)]
+        if len(fits) != len(texts) or not all(map(math.isfinite, fits)):
+            raise ValueError(f"a search must give a finite score for each of {len(texts)} pages")
+        return fits
 
     def _observe(self) -> tuple[str, str]:
         return self._text, ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,3 +171,50 @@ def test_wrong_arguments(kwargs, sentence) -> None:
 def test_free_text_has_no_random_agent() -> None:
     with pytest.raises(ValueError, match="free text"):
         baselines.random_agent("Search-v0", range(1))
+
+
+def rank_of(failures: int):
+    """A search that fails so often before it works."""
+    calls = []
+
+    def rank(query, texts):
+        calls.append(query)
+        if len(calls) <= failures:
+            raise ConnectionError("gone")
+        return scores(query, texts)
+
+    return rank, calls
+
+
+@pytest.mark.parametrize(("failures", "tries", "told"), [(0, 1, False), (2, 3, False), (3, 3, True), (1, 1, True)])
+def test_a_search_that_fails_is_tried_again_and_then_told(monkeypatch, failures, tries, told) -> None:
+    own, calls = rank_of(failures)
+    monkeypatch.setitem(sys.modules, "my_search", SimpleNamespace(rank=own))
+    env = Search(rank="my_search:rank", tries=tries)
+    assert not env.deterministic
+    env.reset(seed=0)
+    search = env.solver()()
+    text, reward, terminated, _, info = env.step(search)
+    assert (reward, terminated, info["invalid_action"]) == (0.0, False, False)
+    assert info["metrics"] == {"pages_found": 0.0 if told else 0.5, "failed_searches": float(told)}
+    assert ("1. " in text) != told
+    assert len(calls) == min(failures + 1, tries)
+    if told:
+        assert env.step(search)[4]["metrics"] == {"pages_found": 0.5, "failed_searches": 1.0}
+
+
+@pytest.mark.parametrize("scored", [[1.0], [float("nan")] * len(ARCHIVE.pages), None, ["a"] * len(ARCHIVE.pages)])
+def test_a_search_that_gives_nonsense_has_failed(monkeypatch, scored) -> None:
+    monkeypatch.setitem(sys.modules, "my_search", SimpleNamespace(rank=lambda query, texts: scored))
+    env = Search(rank="my_search:rank")
+    env.reset(seed=0)
+    assert env.step(env.solver()())[4]["metrics"]["failed_searches"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [({"tries": 0}, "not 0 times"), ({"rank": "bm25"}, "rank must name"), ({"rank": "math:rank"}, "no function rank")],
+)
+def test_a_search_of_ones_own_must_be_there(kwargs, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Search(**kwargs)

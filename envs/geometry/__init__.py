@@ -1,0 +1,1 @@
+"""Geometry: a picture, a question, an answer with a number or a choice."""

@@ -1,0 +1,112 @@
+"""Whether an answer is right: numbers as schoolbooks write them, read without evaluating anything, and choices."""
+
+import math
+import re
+from collections.abc import Sequence
+
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|frac|sqrt|pi|[-+*/(){}]")
+_DROPPED = re.compile(
+    r"\\(?:left|right|text|mathrm|,|;|!| )|\^?\s*\{?\s*\\circ\s*\}?|[\s$°,\\]|(?:degrees?|units?|square|cm|mm|m)\b"
+)
+_LETTERS = "ABCDEFGH"
+_MOST_CHARS = 100
+
+
+def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = ()) -> bool:
+    """Return whether an answer is right.
+
+    * With choices, the answer is the letter of the right one, such as `B`, `(b)` or `B. 12`, or its text.
+    * Else, where the right answer is a number, the answer is one that differs from it by at most `tolerance` times the
+      right one (times 1, where that is smaller).
+    * Else it is the same text, blanks and case aside.
+
+    Args:
+        said: the answer.
+        right: the right answer; with choices the letter of one of them.
+        tolerance: as a part of the right answer.
+        choices: what there is to choose from.
+    """
+    if choices:
+        return _letter(said, choices) == right
+    expected = number(right)
+    if expected is None:
+        return "".join(said.casefold().split()) == "".join(right.casefold().split())
+    given = number(said)
+    return given is not None and abs(given - expected) <= tolerance * max(abs(expected), 1.0)
+
+
+def number(text: str) -> float | None:
+    r"""Return the number that a text is, such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
+
+    A name and a sign before it, as in `x = 5`, and units behind it are left out. None if it is no number.
+    """
+    if len(text) > _MOST_CHARS:
+        return None
+    plain = text.replace("π", "pi").replace("√", "sqrt").replace("·", "*").replace("×", "*").replace("\\cdot", "*")
+    plain = _DROPPED.sub("", re.sub(r"^\s*\w+\s*=", "", plain))
+    tokens = _TOKEN.findall(plain)
+    if not tokens or "".join(tokens) != plain:
+        return None
+    reader = _Reader(tokens)
+    try:
+        value = reader.sum()
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return value if not reader.tokens and math.isfinite(value) else None
+
+
+def _letter(said: str, choices: Sequence[str]) -> str | None:
+    letters = _LETTERS[: len(choices)]
+    texts = ["".join(choice.casefold().split()) for choice in choices]
+    plain = "".join(said.casefold().split())
+    if plain in texts:
+        return letters[texts.index(plain)]
+    match = re.match(rf"\(?([{letters}])\b", said.strip(), re.IGNORECASE)
+    return match[1].upper() if match else None
+
+
+class _Reader:
+    """Reads sums of products of numbers, roots and fractions from the left."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens = tokens
+
+    def sum(self) -> float:
+        sign = -1.0 if self._next("-") else 1.0
+        value = sign * self._product()
+        while self.tokens and self.tokens[0] in "+-":
+            value += (1.0 if self.tokens.pop(0) == "+" else -1.0) * self._product()
+        return value
+
+    def _product(self) -> float:
+        value = self._factor()
+        while self.tokens and self.tokens[0] not in "+-)}":
+            if self._next("/"):
+                value /= self._factor()
+            else:
+                self._next("*")
+                value *= self._factor()
+        return value
+
+    def _factor(self) -> float:
+        if not self.tokens:
+            raise ValueError("the number stops in the middle")
+        token = self.tokens.pop(0)
+        if token == "frac":
+            return self._factor() / self._factor()
+        if token == "sqrt":
+            return math.sqrt(self._factor())
+        if token == "pi":
+            return math.pi
+        if token in "({":
+            value = self.sum()
+            if not self._next(")" if token == "(" else "}"):
+                raise ValueError("a bracket stays open")
+            return value
+        return float(token)  # a ValueError for a sign in the wrong place
+
+    def _next(self, token: str) -> bool:
+        if self.tokens and self.tokens[0] == token:
+            self.tokens.pop(0)
+            return True
+        return False

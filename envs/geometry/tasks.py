@@ -1,0 +1,136 @@
+"""Tasks with pictures from files or from a hub: what is read, what is refused, and pictures made fit to be seen."""
+
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from agentrl_envs.geometry.env import PictureTask
+
+QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # names of columns, the first that is there
+_LETTERS = "ABCDEFGH"
+_LEAST_PX, _MOST_RATIO = 32, 100
+
+
+def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a data set.
+
+    Args:
+        source: a folder with `<split>.jsonl` or `<split>.parquet`, such a file itself, or the id of a data set for the
+            package `datasets`.
+        split: which part of it.
+
+    Raises:
+        ValueError: it cannot be read; with what is missing.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        found = [path / f"{split}.{kind}" for kind in ("jsonl", "parquet") if (path / f"{split}.{kind}").is_file()]
+        if not found:
+            raise ValueError(f"The folder {source!r} has neither {split}.jsonl nor {split}.parquet.")
+        path = found[0]
+    if path.suffix == ".jsonl" and path.is_file():
+        return list(_lines(path))
+    if path.suffix == ".parquet" and path.is_file():
+        table = _package("pyarrow.parquet").read_table(path)
+        return [{**row, _FOLDER: str(path.parent)} for row in table.to_pylist()]
+    if path.suffix in (".jsonl", ".parquet") or source.startswith((".", "/", "~")):
+        raise ValueError(f"There is no folder or file {source!r}.")
+    try:
+        rows: Sequence[Mapping[str, Any]] = _package("datasets").load_dataset(source, split=split)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"The data set {source!r} ({split}) cannot be loaded: {error}") from error
+    return rows
+
+
+_FOLDER = "folder of the file"  # a key of rows that come from a file
+
+
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    for count, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"Line {count} of {path} is not JSON: {error}.") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"Line {count} of {path} is not a JSON object.")
+        yield {**row, _FOLDER: str(path.parent)}
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.split(".")[0]
+        raise ValueError(f"{package} is not installed; install it with pip install {package}.") from error
+
+
+def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
+    """Return the task of a row.
+
+    Args:
+        row: has a question, an answer and an image, perhaps choices.
+        name: of the row, for errors.
+        most_px: pixels of the longest side of the picture.
+
+    Raises:
+        ValueError: something is missing, or has a form that cannot be used.
+    """
+    question = next((row[key] for key in QUESTION if row.get(key)), None)
+    picture = next((row[key] for key in PICTURE if row.get(key)), None)
+    answer = row.get("answer")
+    choices = tuple(str(choice) for choice in row.get("choices") or ())
+    for key, value in (("question", question), ("answer", answer), ("image", picture)):
+        if value is None or value == "":
+            raise ValueError(f"{name} has no {key}.")
+    if isinstance(picture, list):
+        if len(picture) != 1:
+            raise ValueError(f"{name} has {len(picture)} images; one is expected.")
+        picture = picture[0]
+    right = str(answer).strip()
+    if choices:
+        if len(choices) > len(_LETTERS):
+            raise ValueError(f"{name} has {len(choices)} choices; at most {len(_LETTERS)} can be named.")
+        right = _LETTERS[choices.index(right)] if right in choices else right.upper()
+        if right not in _LETTERS[: len(choices)]:
+            raise ValueError(f"{name} has the answer {answer!r}, which is neither a choice nor the letter of one.")
+    asked = str(question).replace("<image>", "").strip()
+    return PictureTask(asked, right, _open(picture, row, name, most_px), choices)
+
+
+def _open(picture: Any, row: Mapping[str, Any], name: str, most_px: int) -> Image.Image:
+    if isinstance(picture, Mapping):  # as the package `datasets` writes images to parquet
+        picture = picture.get("bytes") or picture.get("path")
+    try:
+        if isinstance(picture, Image.Image):
+            return fit(picture, most_px)
+        source = io.BytesIO(picture) if isinstance(picture, bytes) else Path(row.get(_FOLDER, ".")) / str(picture)
+        with Image.open(source) as opened:
+            return fit(opened, most_px)
+    except (OSError, Image.DecompressionBombError, SyntaxError) as error:
+        raise ValueError(f"The image of {name} cannot be read: {error}.") from error
+
+
+def fit(picture: Image.Image, most_px: int) -> Image.Image:
+    """Return a picture as RGB whose longest side has at most `most_px` pixels.
+
+    White is added where a side would have less than 32 pixels, or less than a hundredth of the other one.
+    """
+    plain = picture.convert("RGBA")
+    flat = Image.new("RGBA", plain.size, "white")
+    flat.alpha_composite(plain)
+    shown = flat.convert("RGB")
+    shown.thumbnail((most_px, most_px), Image.Resampling.LANCZOS)
+    least = max(_LEAST_PX, math.ceil(max(shown.size) / _MOST_RATIO))
+    if min(shown.size) >= least:
+        return shown
+    padded = Image.new("RGB", (max(shown.width, least), max(shown.height, least)), "white")
+    padded.paste(shown, ((padded.width - shown.width) // 2, (padded.height - shown.height) // 2))
+    return padded

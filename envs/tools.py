@@ -1,0 +1,55 @@
+"""Tools that may fail: they are tried again, and what they cannot do is told to the agent."""
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ToolError(RuntimeError):
+    """A tool failed as often as it was tried."""
+
+
+def tried(tool: Callable[[], T], tries: int) -> T:
+    """Return what a tool returns, trying again when it raises.
+
+    Args:
+        tool: is called without arguments.
+        tries: how often, 1 or more.
+
+    Raises:
+        ToolError: it raised each time; from the last of its errors.
+    """
+    for number in range(1, tries + 1):
+        try:
+            return tool()
+        except Exception as error:  # noqa: BLE001 - a tool of the user's may raise anything
+            _log.warning("A tool failed in try %d of %d: %s: %s", number, tries, type(error).__name__, error)
+            last = error
+    raise ToolError(f"The tool failed {tries} times.") from last
+
+
+def find_function(path: str, argument: str) -> Callable[..., Any]:
+    """Import a function that is named as `module:function`.
+
+    Args:
+        path: the name.
+        argument: which argument of an environment has it, for errors.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    module, _, name = path.partition(":")
+    if not (module and name):
+        raise ValueError(f"{argument} must name a function as module:function, and {path!r} does not.")
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{argument} names {path!r}, whose module cannot be imported: {error}.") from error
+    if not callable(found):
+        raise ValueError(f"{argument} names {path!r}, but {module} has no function {name}.")
+    return found
