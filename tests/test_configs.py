@@ -64,7 +64,7 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     data["prompt"]["max_prompt_tokens"] = 1900  # a tiny tokenizer needs many tokens
     data["interaction"]["init_args"]["max_reply_tokens"] = 8
     data["validation"] |= {"episodes": 2, "num_envs": 2}
-    for env in data.get("envs") or [data["env"]]:
+    for env in environments(config):
         env["kwargs"] = env.get("kwargs", {}) | _short_episodes(env["id"])
     trainer = config["trainer"]
     trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
@@ -90,6 +90,11 @@ def drawn_tasks(folder: Path) -> Path:
         rows.append({"question": "How long is AB?", "answer": str(number), "image": f"{number}.png"})
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return folder
+
+
+def environments(config: dict[str, Any]) -> list[dict[str, Any]]:
+    data = config["data"]["init_args"]
+    return data.get("envs") or [data["env"]]
 
 
 def _short_episodes(env_id: str) -> dict[str, Any]:
@@ -226,9 +231,9 @@ def test_a_config_runs(
     config = made_small(yaml.safe_load(path.read_text()), model)
     if family is not None:
         config["data"]["init_args"].pop("engine", None)
-    kwargs = config["data"]["init_args"]["env"]["kwargs"]
-    if "source" in kwargs:
-        kwargs["source"] = str(drawn_tasks(tmp_path / "tasks"))
+    for env in environments(config):
+        if "source" in env["kwargs"]:
+            env["kwargs"]["source"] = str(drawn_tasks(tmp_path / "tasks"))
     if server is not None:
         config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
