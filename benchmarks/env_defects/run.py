@@ -33,7 +33,7 @@ from env_defects.catalogue import DEFECTS, SOUND, Defect  # noqa: E402
 
 LEVELS = ("error", "warning", "notice")
 UNREAD = ("severity", "level", "mend", "hint", "fix", "advice", "remedy", "env", "environment")  # of a finding
-LIMIT = 400.0  # seconds for one environment, after which it counts as hanging
+LIMIT = 900.0  # seconds for one environment, after which it counts as hanging
 
 
 def check(env_id: str, kwargs: Mapping[str, Any] | None = None, *options: str) -> dict[str, Any]:

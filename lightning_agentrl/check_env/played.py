@@ -26,8 +26,10 @@ def check_spread(log: Log, episodes: Sequence[Play], others: Sequence[Play]) -> 
     elsewhere = {round(one.total, 9) for one in others if not one.broken and one.actions} - set(returns)
     if len(whole) < 8:
         return
-    cut = len(returns) == 1 and all(one.seen[-1].truncated for one in whole)
-    if cut or set(returns) == {0.0} or (len(returns) == 1 and max(returns) <= max(elsewhere, default=-math.inf)):
+    cut = all(one.seen[-1].truncated for one in whole)
+    failed = all(one.seen[-1].success is False for one in whole)
+    less = max(returns) <= max(elsewhere, default=-math.inf)
+    if set(returns) == {0.0} or (len(returns) == 1 and (cut or failed or less)):
         log.add("learn.floor", f"{len(whole)} random episodes earn {'nothing' if not whole[0].total else 'the same'}")
         return
     if len(returns) == 1 and all(one.seen[-1].success for one in whole):

@@ -40,7 +40,11 @@ commands
   agentrl fit --quiet         warnings and results only
   agentrl --version
 """
-FLAGS = {"--dry-run": "--dry_run=true", "--quiet": "--quiet=true"}  # flags as the parser takes them
+FLAGS = {
+    "--dry-run": "--dry_run=true",
+    "--quiet": "--quiet=true",
+    "--train": "--train=true",
+}  # flags as the parser takes them
 
 
 def view(run: str, out: str | None = None, last: int | None = None) -> None:
@@ -269,7 +273,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     if OPTIONS in inspect.signature(function).parameters and "--" in own:
         at = own.index("--")
         own, options = own[:at], {OPTIONS: own[at + 1 :]}
-    settings = parser.parse_args(own)
+    settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own])
     try:
         function(**settings.as_dict(), **options)
     except (ValueError, OSError, ImportError) as error:

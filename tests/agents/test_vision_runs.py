@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents.scoring import action_rows
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import (
@@ -59,12 +60,16 @@ def weights(agent: PPOAgent) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("critic", "settings"),
     [
-        (SharedCritic(), {"memory": WindowMemory(1)}),
-        (SharedCritic(), {"memory": FullMemory(), "mini_batch_turns": 16}),
-        (SeparateCritic(), {"memory": WindowMemory(0)}),
-        (SharedCritic(), {"groups": GroupRollout(2, 2, 1), "memory": WindowMemory(1)}),
+        pytest.param(SharedCritic(), {"memory": FullMemory(), "mini_batch_turns": 16}, id="growing"),
+        pytest.param(SharedCritic(), {"memory": WindowMemory(1)}, id="window", marks=pytest.mark.slow),
+        pytest.param(SeparateCritic(), {"memory": WindowMemory(0)}, id="critic of its own", marks=pytest.mark.slow),
+        pytest.param(
+            SharedCritic(),
+            {"groups": GroupRollout(2, 2, 1), "memory": WindowMemory(1)},
+            id="groups",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["window", "growing", "critic of its own", "groups"],
 )
 def test_a_policy_is_trained_on_what_it_saw(critic, settings, folder, tmp_path):
     agent = Keeping(str(folder), critic=critic)
@@ -83,6 +88,7 @@ def test_a_policy_is_trained_on_what_it_saw(critic, settings, folder, tmp_path):
     assert seen >= 16
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_sees_what_the_whole_one_saw(folder, tmp_path):
     """Also the images of the history, of a growing sample, and of a rollout that was collected ahead."""
     for name, settings in {
@@ -119,6 +125,7 @@ def test_a_history_with_more_images_than_a_prompt_may_have_is_told(folder, tmp_p
         make_trainer(tmp_path, 1).fit(make_agent(folder), data(**settings))
 
 
+@pytest.mark.slow
 def test_an_episode_ends_where_no_image_more_has_room(folder, tmp_path):
     """In a growing sample, which cannot leave the oldest out."""
     agent = Keeping(str(folder), critic=SharedCritic())
@@ -132,11 +139,36 @@ def test_an_episode_ends_where_no_image_more_has_room(folder, tmp_path):
 
 @pytest.mark.slow
 def test_sources_with_and_without_images_are_one_batch(folder, tmp_path):
-    """Text, images and one-turn tasks: each is trained as it would be alone."""
+    """Text, images and one-turn tasks are trained together, and each has the gradient that it has alone."""
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "What is 1 + 1?", "answer": "2"}\n')
     sources = [EnvConfig(GAME), EnvConfig(GAME, {"images": 0}), TaskSet(str(tasks))]
     agent = Keeping(str(folder), critic=SharedCritic())
-    make_trainer(tmp_path, 2).fit(agent, data(env=None, envs=sources, num_envs=6))
-    counts = {len(sample.input.images) > 0 for rollout in agent.rollouts for sample in rollout.samples}
-    assert counts == {True, False}
+    module = data(env=None, envs=sources, num_envs=6)
+    make_trainer(tmp_path, 2).fit(agent, module)
+    rollout = agent.rollouts[0]
+    kinds = [module.pool.kind(sample.turns[0].env) for sample in rollout.samples]
+    parts = [[row for row, kind in enumerate(kinds) if kind == one] for one in range(len(sources))]
+    assert all(parts)
+    assert {kind for kind, sample in zip(kinds, rollout.samples, strict=True) if sample.input.images} == {0}
+    whole = gradients(agent, rollout, list(range(len(kinds))))
+    alone = [gradients(agent, rollout, part) for part in parts]
+    largest = max(float(x.abs().max()) for x in whole.values())
+    for name, x in whole.items():  # norms round to float32 in any precision
+        torch.testing.assert_close(sum(part[name] for part in alone), x, rtol=0, atol=1e-6 * largest)
+    assert all(any(x.abs().max() > 1e-3 for x in part.values()) for part in alone)
+
+
+def gradients(agent: PPOAgent, rollout: Rollout, rows: list[int]) -> dict[str, torch.Tensor]:
+    """Of a fixed weighting of log-probs and values, with the micro-batches that the rows have by themselves."""
+    agent.zero_grad()
+    reader, models = agent.reader(), agent.models
+    own = action_rows(rollout)
+    for index in reader.micro_batches([own[row] for row in rows]):
+        packed = reader.pack([own[rows[i]] for i in index])
+        hidden = models.actor.hidden(packed)
+        logps = models.actor.token_scores(hidden, packed.targets, 1.0).logps
+        weights = torch.cat([torch.linspace(-1, 2, len(own[rows[i]].logit_positions)) * (1 + rows[i]) for i in index])
+        assert models.shared_critic is not None
+        ((logps + models.shared_critic(packed, hidden)) * weights).sum().backward()
+    return {n: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for n, p in agent.named_parameters()}

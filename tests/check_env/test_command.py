@@ -15,7 +15,7 @@ QUESTION = "tests.check_env.defects:Question-v0"
 def test_errors_are_the_exit_code_and_files_hold_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = ["--json", str(tmp_path / "told.json"), "--html", str(tmp_path / "told.html"), "--seconds", "5"]
+    files = ["--json", str(tmp_path / "told.json"), "--html", str(tmp_path / "told.html"), "--seconds", "5", "--train"]
     assert run_command(monkeypatch, "check-env", QUESTION, "--kwargs", '{"defect": "wrong answer"}', *files) == 1
     told = json.loads((tmp_path / "told.json").read_text())
     found = {one["check"]: one for one in told["findings"]}
@@ -25,6 +25,13 @@ def test_errors_are_the_exit_code_and_files_hold_them(
     assert told["cut"] == {}
     assert "oracle.max" in (tmp_path / "told.html").read_text()
     assert "oracle.max" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_small_policy_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["agentrl_envs:Bandit-v0", "--train", "--json", str(tmp_path / "told.json")]
+    assert run_command(monkeypatch, "check-env", *given) == 0
+    assert json.loads((tmp_path / "told.json").read_text())["train"]["verdict"] == "climbs"
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_missing_package_or_file_is_said(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match="pip install datasets"):
         GeometryTasks("somebody/geometry")
-    with pytest.raises(ValueError, match="neither a folder nor a file"):
+    with pytest.raises(ValueError, match="does not exist"):
         GeometryTasks("./nowhere")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "train.parquet").write_bytes(b"")
