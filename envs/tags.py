@@ -5,7 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_TAGS = ("tool_call", "answer")
+_CALLS = (
+    "call",
+    "tool_call",
+)  # prompts show the first; the second is a token of some models, which a prompt must break
+_TAGS = (*_CALLS, "answer")
 _MOST_CHARS = 1000  # of what stands in a tag; also keeps JSON from nesting too deep
 
 

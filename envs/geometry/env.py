@@ -39,7 +39,7 @@ class PictureTask:
 class PictureQuestion(TextEnv):
     """Answer a question about a picture: 1 for a right answer, 0 for a wrong one, which both end the episode.
 
-    The reply is free text; its last `<answer>` or `<tool_call>` counts. A check says whether an answer is right and
+    The reply is free text; its last `<answer>` or `<call>` counts. A check says whether an answer is right and
     costs 0.1. A reply that cannot be used is told so; it takes a turn, as a check does.
 
     Args:

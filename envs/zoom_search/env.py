@@ -27,7 +27,7 @@ class ZoomSearch(TextEnv):
     """Answer a question about something small in a large picture.
 
     The first observation shows the whole picture, made smaller by `downscale`; a zoom shows a part of the original in
-    as many pixels. The reply is free text; its last `<tool_call>` or `<answer>` counts.
+    as many pixels. The reply is free text; its last `<call>` or `<answer>` counts.
 
     A right answer pays 1, and 0.2 more if a zoom has shown all of the target; a wrong one pays 0. A turn that cannot be
     used (no tag, no JSON, no box of the picture) is answered by an observation that says why and costs 0.05, four times
@@ -163,7 +163,7 @@ class ZoomSearch(TextEnv):
                 return f"<answer>{self._scene.answer}</answer>"
             box = [round(side / self._scale, 3) for side in unseen[0]]
             call = json.dumps({"name": "zoom", "arguments": {"box": box}})
-            return f"<tool_call>{call}</tool_call>"
+            return f"<call>{call}</call>"
 
         return player
 
@@ -211,7 +211,7 @@ class ZoomSearch(TextEnv):
 
     def _act(self, action: str) -> tuple[float, bool]:
         self._new, self._error = (), ""
-        self._calls += action.startswith("<tool_call>")
+        self._calls += action.startswith(("<call>", "<tool_call>"))
         reward, ended = 0.0, False
         try:
             meant = self._read(action)

@@ -20,8 +20,8 @@ from agentrl_envs.zoom_search.scene import COLOURS, NUMBERS, Level, draw_scene
 SMALL = {"canvas_px": 512}
 
 
-def zoom(*box: float | str) -> str:
-    return f"<tool_call>{json.dumps({'name': 'zoom', 'arguments': {'box': list(box)}})}</tool_call>"
+def zoom(*box: float | str, tag: str = "call") -> str:
+    return f"<{tag}>{json.dumps({'name': 'zoom', 'arguments': {'box': list(box)}})}</{tag}>"
 
 
 def begun(seed: int = 0, **kwargs) -> ZoomSearch:
@@ -133,6 +133,8 @@ def test_boxes_are_given_in_the_units_that_the_prompt_names(coords, unit) -> Non
         ('I see <answer>1</answer>, no: <answer> "red" </answer>!', Answer("red")),
         (f"<answer>1</answer> {zoom(1, 2, 3, 4)}", Call("zoom", {"box": [1, 2, 3, 4]})),
         (f"{zoom(1, 2, 3, 4)}<answer>2</answer>", Answer("2")),
+        (f"{zoom(4, 3, 2, 1)} or {zoom(1, 2, 3, 4, tag='tool_call')}", Call("zoom", {"box": [1, 2, 3, 4]})),
+        (f"{zoom(4, 3, 2, 1, tag='tool_call')} or {zoom(1, 2, 3, 4)}", Call("zoom", {"box": [1, 2, 3, 4]})),
         (f"{zoom(1, 2, 3, 4)} <answer>2", Call("zoom", {"box": [1, 2, 3, 4]})),  # not closed
         ("<answer><answer>5</answer>", Answer("5")),
     ],
@@ -267,6 +269,11 @@ def test_every_target_lies_in_the_picture_and_looks_as_its_seed_says(seed, level
     assert scene.answer in (COLOURS if level == "colour" else NUMBERS)
     assert scene.picture.tobytes() == again.picture.tobytes()
     assert (scene.target, scene.answer, scene.mark) == (again.target, again.answer, again.mark)
+
+
+def test_prompts_hold_no_tag_that_is_a_token_of_a_model() -> None:
+    env = begun()
+    assert "tool_call" not in env.system_prompt + env.step("?")[0]["text"]
 
 
 def test_the_gymnasium_checker_accepts() -> None:
