@@ -81,6 +81,7 @@ test-openenv: install ## run the tests against OpenEnv's own package, in a virtu
 	OPENENV_PYTHON=$(CURDIR)/$(OPENENV) $(PYTEST) -n 0 -m long tests/commands/test_openenv_package.py $(PYTEST_ARGS)
 
 test-suites: ## run the tests of TextWorld and textworld-express (needs Java), in a virtual environment of their own
+	@command -v java >/dev/null || { echo "textworld-express needs Java, and there is no command java: install a runtime (8 or newer), such as default-jre-headless"; exit 1; }
 	test -x .venv-suites/bin/python || $(PYTHON) -m venv .venv-suites
 	.venv-suites/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt \
 		"textworld>=1.7" "textworld-express>=1.1" gymnasium numpy pytest pytest-timeout

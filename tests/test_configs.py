@@ -64,7 +64,8 @@ def made_small(config: dict[str, Any], model: Path) -> dict[str, Any]:
     data["prompt"]["max_prompt_tokens"] = 1900  # a tiny tokenizer needs many tokens
     data["interaction"]["init_args"]["max_reply_tokens"] = 8
     data["validation"] |= {"episodes": 2, "num_envs": 2}
-    data["env"]["kwargs"] = data["env"].get("kwargs", {}) | _short_episodes(data["env"]["id"])
+    for env in environments(config):
+        env["kwargs"] = env.get("kwargs", {}) | _short_episodes(env["id"])
     trainer = config["trainer"]
     trainer |= {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "max_epochs": 3, "check_val_every_n_epoch": 2}
     if "strategy" in trainer:  # the same strategy, with one process on the CPU
@@ -91,8 +92,13 @@ def drawn_tasks(folder: Path) -> Path:
     return folder
 
 
+def environments(config: dict[str, Any]) -> list[dict[str, Any]]:
+    data = config["data"]["init_args"]
+    return data.get("envs") or [data["env"]]
+
+
 def _short_episodes(env_id: str) -> dict[str, Any]:
-    return {} if "Bandit" in env_id else {"max_turns": 4}
+    return {} if "Bandit" in env_id else {"max_turns": 4} | ({"area": 32} if "Crafter" in env_id else {})
 
 
 def test_there_are_configs() -> None:
@@ -225,9 +231,9 @@ def test_a_config_runs(
     config = made_small(yaml.safe_load(path.read_text()), model)
     if family is not None:
         config["data"]["init_args"].pop("engine", None)
-    kwargs = config["data"]["init_args"]["env"]["kwargs"]
-    if "source" in kwargs:
-        kwargs["source"] = str(drawn_tasks(tmp_path / "tasks"))
+    for env in environments(config):
+        if "source" in env["kwargs"]:
+            env["kwargs"]["source"] = str(drawn_tasks(tmp_path / "tasks"))
     if server is not None:
         config["data"]["init_args"]["engine"]["init_args"]["urls"] = [server.url]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))

@@ -14,8 +14,8 @@ import pytest
 
 import agentrl_envs  # noqa: F401 - registers the ids
 from agentrl_envs.search.env import Search
-from agentrl_envs.textarena.env import _random_reply
 from agentrl_envs.text_env import TextEnv
+from agentrl_envs.textarena.env import _random_reply
 from lightning_agentrl.check_env.replies import HOSTILE
 from lightning_agentrl.commands.inspect import said, spellings
 from lightning_agentrl.episodes.contract import Contract
@@ -30,46 +30,9 @@ Read = Callable[[str], None]
 
 FORMAT = (
     *("THINK:", "ACTION:", "Action -", "**Action:**", "### ACTION", "<think>", "</think>", "<action>", "</action>"),
-    *(
-        "actions",
-        "Thought",
-        "reasoning:",
-        "search:",
-        "answer:",
-        "NOTE:",
-        "Answer:",
-        "not",
-        "or",
-        "and",
-        "then",
-        "/",
-        "|",
-    ),
-    *(
-        "*",
-        "_",
-        "`",
-        "#",
-        ">",
-        "-",
-        "1.",
-        "2)",
-        "(",
-        ")",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        "'",
-        "’",
-        "“",
-        "->",
-        "→",
-        "：",
-        ":",
-        ",",
-    ),
+    *("actions", "Thought", "reasoning:", "search:", "answer:", "NOTE:", "Answer:", "not", "or", "and", "then"),
+    *("*", "_", "`", "#", ">", "-", "1.", "2)", "(", ")", "[", "]", "{", "}", '"', "'", "’", "“", "->", "→", "：", ":"),
+    *(",", "/", "|", "||"),
     *("\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\t", " ", "\u00a0", "\u200b", "\ufeff", "\x00"),
     *("İ", "ı", "ß", "ſ", "K", "ﬁ", "²", "٣", "一", "é", "e\u0301", "🙂", "\ud800", "\udfff", "\u202e", "\U0010ffff"),
 )
@@ -159,7 +122,7 @@ def in_search() -> tuple[Read, Sequence[str]]:
         call, valid = env.resolve_action(reply)
         assert call.startswith(("search: ", "answer: ")) if valid else call == ""
         assert len(call) <= 210
-        text, reward, terminated, truncated, _ = env.step(reply)
+        text, reward, terminated, _, _ = env.step(reply)
         assert env.observation_space.contains(text)
         assert reward in (0.0, 1.0)
         assert terminated == call.startswith("answer: ")
@@ -231,11 +194,7 @@ READERS: Mapping[str, Callable[[], tuple[Read, Sequence[str]]]] = {
     "guess-number": lambda: in_an_environment("GuessNumber-v0", highest=9),
     "bandit": lambda: in_an_environment("Bandit-v0"),
     "discrete": lambda: in_an_environment(
-        "Discrete-v0",
-        game="CartPole-v1",
-        describe=str,
-        actions=["push left", "push right"],
-        aliases={"<-": "push left"},
+        "Discrete-v0", game="CartPole-v1", describe=str, actions=["push", "push right"], aliases={"<-": "push"}
     ),
     "raw": as_it_is,
     "inspect": by_inspect,

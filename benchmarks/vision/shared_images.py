@@ -29,8 +29,8 @@ from lightning_agentrl.models.parts import tower
 from lightning_agentrl.types import ModelInput
 from tests.tiny import tiny_vision_folder
 
-TURNS, ROUNDS = 16, 8
-PROMPT, REPLY, IMAGE = 60, 24, 256  # text tokens of a prompt, of a reply; side of the image in pixels
+TURNS, ROUNDS = 16, 6
+PROMPT, REPLY, IMAGE = 60, 24, 192  # text tokens of a prompt, of a reply; side of the image in pixels
 EPISODE, SEEN, TOLD, SAID = 20, 1024, 380, 192  # turns; tokens of each: image, text, reply; about 32,000 together
 
 
@@ -67,7 +67,7 @@ def gradients(policy: LanguageModel, batches: Iterable[Sequence[Row]]) -> None:
 
 
 def compare(train_tower: bool) -> None:
-    model = policy(train_tower, hidden_size=256, layers=6, head_dim=32, tower_size=128, tower_layers=4)
+    model = policy(train_tower, hidden_size=128, layers=4, head_dim=32, tower_size=96, tower_layers=3)
     draw = np.random.default_rng(0)
     prompt = text(draw, PROMPT // 2) + seen(model, draw, IMAGE) + text(draw, PROMPT // 2)
     reads = tuple(range(len(prompt) - 1, len(prompt) + REPLY - 1))

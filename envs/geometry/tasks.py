@@ -40,7 +40,7 @@ def read_rows(source: str, split: str) -> Sequence[Mapping[str, Any]]:
         table = _package("pyarrow.parquet").read_table(path)
         return [{**row, _FOLDER: str(path.parent)} for row in table.to_pylist()]
     if path.suffix in (".jsonl", ".parquet") or source.startswith((".", "/", "~")):
-        raise ValueError(f"There is no folder or file {source!r}.")
+        raise ValueError(f"The folder or file {source!r} does not exist.")
     try:
         rows: Sequence[Mapping[str, Any]] = _package("datasets").load_dataset(source, split=split)
     except (OSError, ValueError) as error:

@@ -180,7 +180,7 @@ def _spread(spread: Spread) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f"“{text if len(text) <= 100 else text[:97] + '...'}”"
+    return f"“{text if len(text) <= 100 else text[:97] + '...'}”" if text else "nothing"
 
 
 def _yaml(text: str) -> str:

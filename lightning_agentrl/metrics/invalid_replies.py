@@ -31,7 +31,7 @@ class InvalidReplies:
     """Invalid replies by kind and by text, each commonest first."""
 
     kinds: Mapping[Invalid, int]
-    texts: Mapping[str, int]  # what was said in place of an action
+    texts: Mapping[str, int]  # what was said in place of a valid action
     invented: Mapping[str, int]  # of these, names of actions that there are not
     aliases: Mapping[str, tuple[str, int]]  # suggestions: what was said, the action it means, and how often
 
@@ -50,7 +50,7 @@ def invalid_replies(replies: Sequence[tuple[str, bool, bool, Mapping[str, str]]]
     for said, named, cut, actions in replies:
         kind, alias, action = (Invalid.REFUSED, "", "") if named else judge(said, cut, actions)
         kinds[kind] += 1
-        if said and not named:
+        if said:
             texts[said] += 1
         if kind is Invalid.INVENTED:
             invented[said] += 1

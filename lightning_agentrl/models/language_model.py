@@ -25,10 +25,12 @@ from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import auto_class, check_family, why_unshared, without_dropout
 from lightning_agentrl.models.image_reader import READERS, FamilyReader, image_reader
+from lightning_agentrl.models.images_in_rows import PackedImages
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS, skip_unread
 from lightning_agentrl.models.packing import Packed
+from lightning_agentrl.models.parts import text_decoder
 from lightning_agentrl.models.tree_attention import TREE, no_mask
-from lightning_agentrl.models.vision import read_tokens
+from lightning_agentrl.models.vision import image_features
 
 DEMO = "demo"  # the name of the bundled model in a config
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
@@ -162,6 +164,35 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
         f"the logits of the model '{model}' (family {lm.config.model_type}) are not just the vocabulary projection of "
         "its last hidden states, which is not supported; choose another model (key model.init_args.model)"
     )
+
+
+def read_tokens(
+    lm: PreTrainedModel, ids_BL: Tensor, positions: Tensor, images: PackedImages | None = None, **arguments: Any
+) -> Tensor:
+    """Return the last hidden states [B, L, H] of one forward pass.
+
+    Only ``images`` says which tokens are images. A placeholder that the policy has sampled is text.
+
+    Args:
+        lm: the model.
+        ids_BL: token ids.
+        positions: [B, L], or [3, B, L] where images have positions of their own.
+        images: among the tokens; None: there are none.
+        arguments: further ones of the text decoder, such as its mask.
+    """
+    decoder = text_decoder(lm)
+    if images is None:
+        return cast(Tensor, decoder(input_ids=ids_BL, position_ids=positions, **arguments).last_hidden_state)
+    features_MH, further = image_features(lm, images)
+    embeddings = lm.get_input_embeddings()(ids_BL)
+    flat = embeddings.flatten(0, 1)
+    flat = flat.index_copy(0, images.places, features_MH.to(flat.dtype))
+    if further:
+        is_image = torch.zeros(ids_BL.numel(), dtype=torch.bool, device=ids_BL.device)
+        is_image[images.places] = True
+        arguments |= {"visual_pos_masks": is_image.view_as(ids_BL), "deepstack_visual_embeds": further}
+    output = decoder(inputs_embeds=flat.view_as(embeddings), position_ids=positions, **arguments)
+    return cast(Tensor, output.last_hidden_state)
 
 
 def hidden_at_logit_positions(lm: PreTrainedModel, packed: Packed) -> Tensor:

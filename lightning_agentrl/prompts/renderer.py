@@ -396,7 +396,8 @@ class ChatRenderer:
         images: Sequence[ModelInput] = (),
         role: str = "user",
     ) -> Message:
-        shown = "\n".join(text for text in (self._heading, short_term, observation) if text)
+        heading = "" if images and not (short_term or observation) else self._heading
+        shown = "\n".join(text for text in (heading, short_term, observation) if text)
         text = self._safe(f"{note}\n\n{shown}" if note else shown)
         return self.message(role, f"{text}\n\n{instruction}" if instruction else text, images)
 

@@ -60,12 +60,16 @@ def weights(agent: PPOAgent) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("critic", "settings"),
     [
-        (SharedCritic(), {"memory": WindowMemory(1)}),
-        (SharedCritic(), {"memory": FullMemory(), "mini_batch_turns": 16}),
-        (SeparateCritic(), {"memory": WindowMemory(0)}),
-        (SharedCritic(), {"groups": GroupRollout(2, 2, 1), "memory": WindowMemory(1)}),
+        pytest.param(SharedCritic(), {"memory": FullMemory(), "mini_batch_turns": 16}, id="growing"),
+        pytest.param(SharedCritic(), {"memory": WindowMemory(1)}, id="window", marks=pytest.mark.slow),
+        pytest.param(SeparateCritic(), {"memory": WindowMemory(0)}, id="critic of its own", marks=pytest.mark.slow),
+        pytest.param(
+            SharedCritic(),
+            {"groups": GroupRollout(2, 2, 1), "memory": WindowMemory(1)},
+            id="groups",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["window", "growing", "critic of its own", "groups"],
 )
 def test_a_policy_is_trained_on_what_it_saw(critic, settings, folder, tmp_path):
     agent = Keeping(str(folder), critic=critic)
@@ -84,6 +88,7 @@ def test_a_policy_is_trained_on_what_it_saw(critic, settings, folder, tmp_path):
     assert seen >= 16
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_sees_what_the_whole_one_saw(folder, tmp_path):
     """Also the images of the history, of a growing sample, and of a rollout that was collected ahead."""
     for name, settings in {
@@ -120,6 +125,7 @@ def test_a_history_with_more_images_than_a_prompt_may_have_is_told(folder, tmp_p
         make_trainer(tmp_path, 1).fit(make_agent(folder), data(**settings))
 
 
+@pytest.mark.slow
 def test_an_episode_ends_where_no_image_more_has_room(folder, tmp_path):
     """In a growing sample, which cannot leave the oldest out."""
     agent = Keeping(str(folder), critic=SharedCritic())

@@ -7,6 +7,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from lightning_agentrl.callbacks import TurnLog
@@ -15,6 +16,7 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_vision_folder
 
 
+@pytest.mark.slow
 def test_the_log_holds_what_was_seen_and_what_was_read(tmp_path: Path) -> None:
     model = tiny_vision_folder(tmp_path / "model", "qwen3_vl")
     data = make_data(

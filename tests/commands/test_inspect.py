@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lightning_agentrl.commands import inspect
 from lightning_agentrl.commands.inspect_report import make_report
-from lightning_agentrl.metrics.looks import SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.metrics.looks import Average, Failure, SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.metrics.thoughts import Thoughts
+from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import StopReason, Turn
 from tests.cli import Command, Config, changed, run_command, sentence
-from tests.types.samples import turn
+from tests.tiny import tiny_tokenizer
+from tests.types.samples import growing, turn
 
 GUESS = {"id": "agentrl_envs:GuessNumber-v0"}
 
@@ -41,6 +47,40 @@ def test_a_report_without_fault_has_no_warning() -> None:
     assert [row.warning for table in report.tables for row in table.rows if row.warning] == []
 
 
+THOUGHTS = Thoughts(count=9, missing=0, distinct={1: 0.5}, within=0.5, similarity=0.5, equal=0.5, copied=0.4)
+REMARKS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("success", {"successes": 0, "returns": Average(0.0, 0.0)}, {"successes": 0, "returns": Average(0.5, 0.1)}),
+    ("success", {"successes": 20}, {"successes": 19}),
+    ("valid actions", {"valid": 94}, {"valid": 95}),
+    ("stuck or in a loop", {"failures": {Failure.LOOP: 1, Failure.STUCK: 1, Failure.DEATH: 1}}, {"failures": {}}),
+    ("actions that changed nothing", {"no_ops": {"left": 6}}, {"no_ops": {"left": 5}}),
+    ("“left”", {"actions": {"left": 95, "right": 5}}, {"actions": {"left": 90, "right": 10}}),
+    ("copied from the prompt", {"thoughts": replace(THOUGHTS, copied=0.6)}, {"thoughts": THOUGHTS}),
+    ("prompts with history cut", {"cut": 11}, {"cut": 10}),
+    ("replies cut by their cap", {"capped": 6}, {"capped": 5}),
+]
+
+
+@pytest.mark.parametrize(("name", "bad", "good"), REMARKS)
+def test_a_remark_is_made_beyond_its_bound(name: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
+    look = replace(look_at([seen([turn()], "", {})]), episodes=20, successes=5, turns=100, valid=100, followed=10)
+
+    def warned(**changes: Any) -> list[str]:
+        report = make_report("a game", replace(look, **changes), "data.init_args.env", 100, 20)
+        return [row.name for table in report.tables for row in table.rows if row.warning]
+
+    assert warned(**bad) == [name]
+    assert warned(**good) == []
+
+
+def test_prompts_are_all_that_was_read_before_a_reply() -> None:
+    """Also in a sample that grows."""
+    played = WholeEpisode(0, 0, Contract(actions={"open": ""}, aliases={}), growing()[:1], "timeout")
+    found = inspect._seen(played, tiny_tokenizer())
+    assert [(each.prompt_tokens, each.reply_tokens) for each in found.turns] == [(2, 2), (7, 1), (9, 2)]
+    assert found.lost
+
+
 def test_texts_of_a_report_cannot_become_html() -> None:
     bad = "<script>alert(1)</script>"
     look = look_at([seen([turn(valid=False, parsed_action=None, truncated=True, stop=StopReason.MAX_TURNS)], bad, {})])
@@ -56,8 +96,18 @@ def test_a_mixed_run_is_looked_at_source_by_source(
     config["trainer"] |= {"logger": True, "callbacks": [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]}
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
+    shown: list[Any] = []
+    write = inspect.build_report
+    monkeypatch.setattr(inspect, "build_report", lambda *given: (shown.extend(given), write(*given))[1])
     assert run_command(monkeypatch, "inspect", "--config", "given.yaml", "--episodes", "6") == 0
     told = capsys.readouterr().out
+    _, _, turns, _, notes, _ = shown
+    firsts = [each["reply"] for each in turns if each["observation"] == turns[0]["observation"]]
+    assert len(set(firsts)) > 1  # sampled, at the temperature of training
+    assert notes == []  # nothing was lost
+    most = config["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"]
+    limits = [r"prompt .* of 500$", rf"reply .* of {most}$"]
+    assert [len(re.findall(limit, told, re.M)) for limit in limits] == [2, 2]
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml", "inspect.html"}  # nothing else is written
     page = (tmp_path / "inspect.html").read_text()
     for source in ("GuessNumber-v0", "Bandit-v0"):

@@ -107,7 +107,8 @@ def test_twenty_turns_of_large_images_fit_into_32_000_tokens(folder: Path) -> No
         assert after.prompt.keys[: len(before.prompt)] == before.prompt.keys
 
 
-@settings(max_examples=15)
+@pytest.mark.slow
+@settings(max_examples=25)
 @given(
     most=st.integers(900, 2500),
     images=st.one_of(st.none(), st.integers(1, 4)),

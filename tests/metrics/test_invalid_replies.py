@@ -52,9 +52,16 @@ def test_the_commonest_come_first() -> None:
     replies = ["dance", "please turn left", "dance", "please go forward", "please go forward", "please go forward"]
     found = invalid_replies([(reply, False, False, KNOWN) for reply in replies] + [("turn left", True, False, KNOWN)])
     assert found.kinds == {Invalid.SPELLED: 4, Invalid.INVENTED: 2, Invalid.REFUSED: 1}
-    assert list(found.texts) == ["please go forward", "dance", "please turn left"]
+    assert list(found.texts) == ["please go forward", "dance", "please turn left", "turn left"]
     assert found.invented == {"dance": 2}
     assert list(found.aliases.items()) == [
         ("please go forward", ("go forward", 3)),
         ("please turn left", ("turn left", 1)),
     ]
+
+
+def test_an_alias_of_two_meanings_has_the_commoner_one() -> None:
+    """Actions differ between episodes."""
+    rooms = [{"go": "walk"}, {"go": "run"}, {"go": "run"}]
+    found = invalid_replies([("now go", False, False, room) for room in rooms])
+    assert found.aliases == {"now go": ("run", 2)}

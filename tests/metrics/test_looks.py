@@ -34,6 +34,7 @@ def test_a_cycle_is_one_if_the_last_steps_went_through_it_three_times(steps: str
     [
         ([], True, Failure.FAULT),
         (episode("al", StopReason.ENV_FAULT), False, Failure.FAULT),
+        (episode("albrcl", StopReason.ENV_TRUNCATED), True, Failure.FAULT),
         (episode("albr", StopReason.ENV_DONE, success=True), False, None),
         (episode("albr", StopReason.ENV_DONE, success=False), False, Failure.DEATH),
         (episode("albrcl", StopReason.ENV_TRUNCATED), False, Failure.TIME_LIMIT),
@@ -86,6 +87,13 @@ def test_a_look_by_hand() -> None:
     assert (looked.thoughts.count, looked.thoughts.missing, looked.thought_tokens) == (1, 6, Spread(3, 3, 3, 3))
     assert (looked.prompt_tokens, looked.capped, looked.cut) == (Spread(10, 10, 30, 30), 1, 1)
     assert looked.returns == Average(-0.5, 0.5)
+
+
+def test_a_turn_that_was_asked_again_is_no_action() -> None:
+    asked = turn(index=0, action="", valid=False, parsed_action=None, asked_again=True)
+    end = turn(index=1, action="left", truncated=True, stop=StopReason.MAX_TURNS)
+    looked = look_at([SeenEpisode(tuple(SeenTurn(each, "", "", 1, 1) for each in (asked, end)), {})])
+    assert (looked.actions, looked.no_ops, looked.followed, looked.turns) == ({"left": 1}, {}, 0, 2)
 
 
 def test_a_look_at_nothing_has_no_numbers() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_agentrl.models import vision
+from lightning_agentrl.models import language_model, vision
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import Row, pack, plan_micro_batches
@@ -106,7 +106,7 @@ def test_mistakes_show(policy: LanguageModel) -> None:
         if policy.lm.config.model_type == "qwen3_vl":
             whole = vision.image_features
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(vision, "image_features", lambda *given: (whole(*given)[0], []))
+                patch.setattr(language_model, "image_features", lambda *given: (whole(*given)[0], []))
                 off["no features behind the first layers"] = float((policy.hidden(packed) - right).abs().max())
     print(off)  # shown if the test fails
     assert min(off.values()) > 0.3

@@ -25,9 +25,10 @@ from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
 from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
-from tests.models.seen import VISION_FAMILIES, picture, rows_with_images, text
+from tests.models.seen import picture, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
+OTHERS = ("qwen2_5_vl", "qwen3_vl", "idefics3")
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
 
 
@@ -36,7 +37,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return lru_cache(lambda family: tiny_vision_folder(tmp_path_factory.mktemp(family), family))
 
 
-@pytest.fixture(params=VISION_FAMILIES)
+@pytest.fixture(params=["smolvlm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
     return folder_of(request.param)
 
@@ -116,7 +117,11 @@ def test_recomputed_activations_give_the_same_gradients(folder: Path, train_towe
         torch.testing.assert_close(gradient, found[1][name], msg=name)
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "fc1"], ["q_proj"]], ids=str)
+@pytest.mark.parametrize(
+    "targets",
+    ["all-linear", *(pytest.param(names, marks=pytest.mark.slow) for names in (["q_proj", "fc1"], ["q_proj"]))],
+    ids=str,
+)
 def test_adapters_are_of_the_text_alone(folder: Path, targets: str | list[str]) -> None:
     lora = LoRA(rank=2, targets=targets)  # type: ignore[arg-type]
     actor = built(folder, lora=lora).actor
@@ -176,6 +181,7 @@ def test_an_export_reads_images_as_before(folder: Path, tmp_path: Path, lora: Lo
     assert processor.to_dict() == reader_of(policy).processor.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_tower", [False, True], ids=["frozen", "trained"])
 def test_steps_on_what_was_seen_lower_its_loss(folder: Path, train_tower: bool) -> None:
     """Two answers to one text, told apart by the image alone."""
@@ -188,15 +194,15 @@ def test_steps_on_what_was_seen_lower_its_loss(folder: Path, train_tower: bool) 
     ]
     rows = [Row(one, (len(one) - 2,)) for one in shown]
     packed = pack(rows, reader=reader)
-    optimizer = torch.optim.AdamW([p for p in actor.parameters() if p.requires_grad], lr=1e-3)
+    optimizer = torch.optim.AdamW([p for p in actor.parameters() if p.requires_grad], lr=3e-3)
     losses = []
-    for _ in range(12):
+    for _ in range(20):
         loss = -actor.token_scores(actor.hidden(packed), packed.targets, 1.0).logps.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss))
-    assert losses[-1] < 0.3 < losses[0]
+    assert losses[-1] < 0.5 < losses[0]  # without the image it is log 2 at best
 
 
 def test_sizes_are_those_of_the_text(folder: Path) -> None:

@@ -12,8 +12,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from lightning_agentrl.models.images_in_rows import PackedImages
-from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.vision import read_tokens
+from lightning_agentrl.models.language_model import LanguageModel, read_tokens
 
 
 @dataclass
