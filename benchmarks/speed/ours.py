@@ -106,7 +106,7 @@ class GivenData(L.LightningDataModule):
         super().__init__()
         self.rollout = rollout
 
-    def check(self, tokenizer: object, context_length: int) -> None:
+    def check(self, tokenizer: object, context_length: int, image_reader: object = None) -> None:
         pass  # no prompts
 
     def settings(self) -> dict[str, Any]:

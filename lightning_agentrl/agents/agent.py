@@ -54,6 +54,7 @@ from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.metrics.staleness import staleness_numbers
+from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
@@ -127,6 +128,7 @@ class Agent(L.LightningModule, ABC):
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self._freed = FreedMemory()
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
@@ -400,6 +402,8 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
+        if self.device.type == "cpu":
+            self._freed.iteration_done()
 
     # Validation
 

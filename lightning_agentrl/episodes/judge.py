@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
@@ -117,7 +118,11 @@ class ModelJudge(Judge):
         """
         if self._engine is not None:
             return
-        policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(self.device or device)
+        try:
+            policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(self.device or device)
+        except ValueError as error:  # which names the key of the policy
+            sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
+            raise ConfigError(sentence) from error
         room = policy.context_length - self.max_reply_tokens
         if room < 1:
             raise ValueError(

@@ -1,9 +1,15 @@
-"""Keeping freed memory in the process: with glibc's defaults every micro-batch faults in the same pages again."""
+"""Freed memory: kept from micro-batch to micro-batch, given back where it grows from iteration to iteration.
+
+With glibc's defaults every micro-batch faults in the same pages again.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -16,10 +22,52 @@ def keep_freed_memory() -> bool:
     Returns:
         False without glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
+    libc = _glibc()
+    if libc is None:
         return False
     settings = {_M_ARENA_MAX: 1, _M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_TOP_PAD: 2**28}
     return all(libc.mallopt(option, value) == 1 for option, value in settings.items())
+
+
+class FreedMemory:
+    """Memory that was freed and is still held by the process, watched from iteration to iteration.
+
+    Micro-batches differ in their lengths, so the heap gets holes that the next one does not fit into, and the process
+    would grow by some percent with every iteration. Giving all of it back each time would cost page faults; it is given
+    back only where more is held than after an iteration that began with nothing to spare.
+    """
+
+    SLACK = 1.02
+
+    def __init__(self, held: Callable[[], int] | None = None, give_back: Callable[[], bool] | None = None) -> None:
+        self._held, self._give_back = held or resident_bytes, give_back or trim
+        self._usual: int | None = None  # bytes after an iteration that began with nothing to spare
+
+    def iteration_done(self) -> None:
+        """Give memory back if an iteration has left more of it than usual."""
+        held = self._held()
+        if self._usual is None:
+            self._usual = held
+        elif held > self.SLACK * self._usual and self._give_back():
+            self._usual = None
+
+
+def trim() -> bool:
+    """Return freed memory to the system; False without glibc."""
+    libc = _glibc()
+    return libc is not None and bool(libc.malloc_trim(0))
+
+
+def resident_bytes() -> int:
+    """Return how much main memory the process holds; 0 where that is not told."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "gnu_get_libc_version") else None

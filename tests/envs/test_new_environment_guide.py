@@ -76,7 +76,7 @@ def test_the_steps_of_the_page(
     config = small(folder)
     (folder / "corridor.yaml").write_text(yaml.safe_dump(config))
     assert run_command(monkeypatch, "check-env", "corridor:Corridor-v0", "--seconds", "4") == 0
-    assert "no error" in capsys.readouterr().out
+    assert " 0 errors" in capsys.readouterr().out
     monkeypatch.setattr(sys, "stdin", io.StringIO("left\nup\n"))
     assert run_command(monkeypatch, "play", "corridor:Corridor-v0", "--config", "corridor.yaml") == 0
     assert "Something shines to the" in capsys.readouterr().out

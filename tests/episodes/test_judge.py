@@ -94,7 +94,7 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
 def test_a_judge_belongs_to_a_source(tmp_path):
     judge = ModelJudge(str(tmp_path / "nowhere"), "How good?")
     source = EnvConfig("agentrl_envs:Bandit-v0", judge=judge)
-    with pytest.raises(ValueError, match="nowhere"):
+    with pytest.raises(ValueError, match=r"nowhere.* \(key data\.init_args\.env\.judge\.init_args\.model\)"):
         source.start(torch.device("cpu"))
     assert judge.key == "data.init_args.env.judge"
     assert PatternJudge("key", 1.0).key == "judge"
