@@ -139,8 +139,8 @@ def data_module(env: str, seed: int) -> RolloutDataModule:
     return RolloutDataModule(
         env=EnvConfig(env, dict(ARGUMENTS), worker="thread"),
         num_envs=32,
-        turns_per_env=8,
-        mini_batch_turns=32,
+        turns_per_env=16,
+        mini_batch_turns=64,
         memory=WindowMemory(0),
         prompt=FORMAT,
         interaction=TurnInteraction(max_reply_tokens=6),
@@ -205,13 +205,13 @@ def run(seed: int, iterations: int, minutes: float) -> None:
         str(folder / "shown"),
         critic=SeparateCritic(),
         advantage=DualDiscountGAE(gamma_step=0.95, lam_step=0.95),
-        optim=Optim(lr_actor=1e-4, lr_critic=1e-3),
+        optim=Optim(lr_actor=2e-4, lr_critic=1e-3),
         kl=KL(reward=0.0),
         entropy_bonus=0.0,
     )
     tried = time.monotonic()
     curve = Curve(minutes)
-    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=3, rounds=3, fraction=1.0))
+    trainer = trainer_for(iterations, curve, CriticWarmup(rollouts=4, rounds=3, fraction=1.0))
     trainer.fit(agent, data_module(GAME, seed))
     policy = agent.models.actor
     policy.lm.save_pretrained(folder / "tried")
@@ -283,7 +283,7 @@ def report() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny vision-language model learns to cross lakes that it sees.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--iterations", type=int, default=72)
     parser.add_argument("--minutes", type=float, default=15.0, help="of PPO at most")
     parser.add_argument("--report", action="store_true", help="write the page from the seeds there are")
     given = parser.parse_args()
