@@ -46,14 +46,10 @@ class Seen:
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
-    images: tuple[np.ndarray, ...] = ()
+    state: str = ""
+    """What tells observations apart: the text, and hashes of images, which would fill the memory."""
     raw: Any = None
-    """The observation as it came, a text or a dictionary."""
-
-    @property
-    def state(self) -> str:
-        """What tells observations apart."""
-        return told_apart(self.text, self.images)
+    """The observation as it came, a text or a dictionary; only of the first call of an instance."""
 
     @property
     def prompt(self) -> str:
@@ -267,7 +263,9 @@ class Probe:
             info = {}
         self._info(info, observation)
         contract = self._contract()
-        seen = Seen(observation, contract, dict(info), reward, terminated, truncated, images, raw)
+        state = told_apart(observation, images)
+        kept = raw if self._calls <= 1 else None
+        seen = Seen(observation, contract, dict(info), reward, terminated, truncated, state, kept)
         self._texts(seen)
         self._kept = (info, repr(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen
@@ -310,9 +308,7 @@ class Probe:
         shown_before = self.last is not None and said[:_LONG_REPLY] in self.last.prompt
         if len(said) >= _LONG_REPLY and said[:_LONG_REPLY] in seen.text and not shown_before:
             self._note("text.echo", f"the text shows a reply of {len(said)} characters again")
-        if not (seen.text.strip() or seen.images or seen.terminated) and not (
-            self.last is None and seen.contract.system_prompt
-        ):
+        if not (seen.state.strip() or seen.terminated) and not (self.last is None and seen.contract.system_prompt):
             self._note("text.empty", "the observation is empty")
         if len(said) < _LONG_REPLY and len(whole) > self.most_tokens and (length := tokens(whole)) > self.most_tokens:
             self._note("text.long", f"a prompt has about {length} tokens, more than {self.most_tokens}")
