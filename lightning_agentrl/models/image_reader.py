@@ -16,7 +16,6 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from lightning_agentrl.types.model_input import Chunk, ImageChunk, ImageReader, ModelInput, TextChunk
 
@@ -118,6 +117,8 @@ class QwenVLReader(FamilyReader):
         return int(self.processor.merge_size), int(self.processor.patch_size)
 
     def _final_size(self, height: int, width: int) -> tuple[int, int]:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize  # slow
+
         areas = self.processor.size
         least, most = int(areas["shortest_edge"]), int(areas["longest_edge"])
         return cast(tuple[int, int], smart_resize(height, width, self.cell, least, most))

@@ -6,7 +6,6 @@ import importlib.util
 from typing import Literal
 
 from transformers import PreTrainedModel
-from transformers.integrations.liger import apply_liger_kernel
 
 from lightning_agentrl.models.last_layer import decoder_layers
 
@@ -43,4 +42,6 @@ def use_kernels(lm: PreTrainedModel, kernels: Kernels) -> None:
         for layer in layers:
             layer.compile(dynamic=True)
     elif kernels == "liger":  # the loss is ours, as are logits at chosen positions only
+        from transformers.integrations.liger import apply_liger_kernel  # imports peft where that is installed
+
         apply_liger_kernel(lm, {"fused_linear_cross_entropy": False, "cross_entropy": False})

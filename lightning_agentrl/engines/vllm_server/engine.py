@@ -7,9 +7,8 @@ import math
 import uuid
 import warnings
 from collections.abc import Sequence
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-import aiohttp
 import torch.distributed as dist
 
 from lightning_agentrl.distributed import all_gather
@@ -24,6 +23,9 @@ from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types.model_input import check_text_only
 from lightning_agentrl.vllm_worker.extension import sizes_of
+
+if TYPE_CHECKING:
+    import aiohttp  # slow, and imported with a server
 
 THREAD = "vllm-servers"
 

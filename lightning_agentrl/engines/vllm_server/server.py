@@ -7,15 +7,16 @@ import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Literal
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.vllm_worker.extension import TellsSizes
+
+if TYPE_CHECKING:
+    import aiohttp
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
 TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
@@ -28,6 +29,8 @@ def open_session(patience: float) -> aiohttp.ClientSession:
     Args:
         patience: most seconds to connect.
     """
+    import aiohttp  # slow, and few runs have servers
+
     connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_kept_alive)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
 
@@ -192,6 +195,8 @@ class VLLMServer:
     async def _call(
         self, method: Literal["GET", "POST"], path: str, seconds: float | None, body: Any = None
     ) -> dict[str, Any]:
+        import aiohttp
+
         try:
             async with asyncio.timeout(seconds):
                 async with self._session.request(method, self.url + path, json=body) as answer:
