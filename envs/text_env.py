@@ -9,6 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from agentrl_envs.own_code import check_data, try_out, two_values
+
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 """Printable ASCII and the newline: the characters of observations and actions."""
 
@@ -185,7 +187,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
         name, valid = self.resolve_action(action)
         self.invalid = not valid
-        reward, terminated = self._act(name)
+        reward, terminated = two_values(self, "_act", self._act(name))
         self.turn += 1
         self._won = bool(terminated and reward > 0)
         truncated = not terminated and (self.turn >= self.max_turns or self.cut_off())
@@ -212,7 +214,8 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
             self.observation_space = cast(spaces.Space[str | Seen], both)
 
     def _report(self, executed: str) -> tuple[str | Seen, dict[str, Any]]:
-        long_term, short_term = self._caption() if self.observation == "image" else self._observe()
+        method = "_caption" if self.observation == "image" else "_observe"
+        long_term, short_term = two_values(self, method, getattr(self, method)())
         if self.invalid and self.remarks:
             short_term = "\n".join(filter(None, (_REMARK.format(action=executed), short_term)))
         info = TextInfo(
@@ -228,8 +231,19 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         observation = text if self.observation == "text" else Seen(text=text, images=self._images())
         return observation, {**cast(dict[str, Any], info), **self.extra_info()}
 
+    def check_code(self) -> None:
+        """Refuse mistakes of an author before a run; environments of this package are not played for it.
+
+        Raises:
+            ValueError: one sentence with the fix.
+        """
+        check_data(self)
+        if type(self).__module__.split(".")[0] != __name__.split(".")[0]:
+            try_out(self)
+
     def _check_data(self) -> None:
         """Raise a ValueError that names the fault in data that cannot work."""
+        check_data(self)
         owner = type(self).__name__
         if not self.free_text and self.default_action not in self.actions:
             raise ValueError(f"{owner}: default action {self.default_action!r} is not one of {list(self.actions)}.")

@@ -29,7 +29,7 @@ from lightning_agentrl.episodes.contract import (
     read_metrics,
     well_formed,
 )
-from lightning_agentrl.episodes.make_errors import environment_problem
+from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -85,6 +85,7 @@ class Recipe:
         Raises:
             ConfigError: gymnasium does not know the id or the arguments; with the key to change.
         """
+        self._import()
         with self._as_config_errors():
             return gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
 
@@ -96,11 +97,23 @@ class Recipe:
         """
         if self.registered is not None:
             gymnasium.registry.setdefault(self.registered.id, self.registered)
+        self._import()
         with self._as_config_errors():
-            if ":" in self.id:
-                import_module(self.id.split(":")[0])
             entry = None if self.spec is None else self.spec.entry_point
             return load_env_creator(entry) if isinstance(entry, str) else entry
+
+    def _import(self) -> None:
+        """Import the module that the id names.
+
+        Raises:
+            ConfigError: it cannot be imported, with the line of it that is at fault.
+        """
+        if module := self.id.rpartition(":")[0]:
+            try:
+                import_module(module)
+            except Exception as error:
+                problem = import_problem(self.id, self.key)
+                raise ConfigError(replace(problem, what=masked(problem.what))) from error
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -156,6 +169,7 @@ class Environment:
         with naming_errors():
             self.env = make()
             self.contract = read_contract(self.env, begun=False)
+            _check_code(self.env)
 
     def reset(self, seed: int) -> Answer:
         """Begin the episode of this seed and return its first answer."""
@@ -217,6 +231,19 @@ class Environment:
             mended=texts != given,
             images=images,
         )
+
+
+def _check_code(env: gymnasium.Env) -> None:
+    """Ask an environment that can tell whether its author made a mistake.
+
+    Raises:
+        EnvError: the environment's sentence.
+    """
+    if env.has_wrapper_attr("check_code"):
+        try:
+            env.get_wrapper_attr("check_code")()
+        except ValueError as error:
+            raise contract_error(str(error)) from None
 
 
 @contextmanager

@@ -15,6 +15,22 @@ from lightning_agentrl.errors.names import import_fault, keys_of
 _OURS = "agentrl_envs"
 
 
+def import_problem(env_id: str, key: str) -> Problem:
+    """Return why the module of an environment's id cannot be imported.
+
+    Args:
+        env_id: as given to `gymnasium.make`.
+        key: the key of the config under which the environment was given.
+    """
+    fault = import_fault(env_id.rpartition(":")[0]) or "its module could not be imported at first"
+    form = "an id is module:Name-v0, with a module that can be imported from where agentrl runs"
+    return Problem(
+        f"the environment '{env_id}' cannot be made: {fault}",
+        key=f"{key}.id",
+        fix=form if fault.startswith("no module") else "",
+    )
+
+
 def environment_problem(
     env_id: str, kwargs: Mapping[str, Any], error: Exception, key: str = "data.init_args.env"
 ) -> Problem:
@@ -29,11 +45,7 @@ def environment_problem(
     id_key, kwargs_key = f"{key}.id", f"{key}.kwargs"
     module, _, name = env_id.rpartition(":")
     if isinstance(error, ModuleNotFoundError):
-        return Problem(
-            f"the environment '{env_id}' cannot be made: {import_fault(module) or one_line(str(error))}",
-            key=id_key,
-            fix="an id is module:Name-v0, with a module that can be imported from where agentrl runs",
-        )
+        return Problem(f"the environment '{env_id}' cannot be made: {one_line(str(error))}", key=id_key)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         what, known = f"there is no environment '{env_id}'", _ids(module)
         return Problem(what, key=id_key, suggestion=_close_id(name, module, known), known=known)

@@ -45,12 +45,24 @@ def import_fault(module: str) -> str:
         if module:
             import_module(module)
     except ModuleNotFoundError as error:
+        if error.name and not f"{module}.".startswith(f"{error.name}."):  # one that the module itself imports
+            return f"importing {module} needs the module '{error.name}', which is not installed{_line_in(error)}"
         here = Path(f"{str(error.name).split('.')[0]}.py")
         hint = f" (for {here} in this folder, set PYTHONPATH=.)" if here.exists() else ""
         return f"no module '{error.name}'{hint}"
     except Exception as error:  # noqa: BLE001 - a module may raise anything
-        return f"importing {module} raised {type(error).__name__}: {error}"
+        what = error.msg if isinstance(error, SyntaxError) else error
+        return f"importing {module} raised {type(error).__name__}: {what}{_line_in(error)}"
     return ""
+
+
+def _line_in(error: Exception) -> str:
+    """Return the file and line in which an import failed, in brackets; empty if that is not known."""
+    if isinstance(error, SyntaxError):
+        return f" ({Path(error.filename).name}, line {error.lineno})" if error.filename else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    inside = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
+    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
 
 
 def keys_of(owner: type | None) -> list[str]:

@@ -1,0 +1,101 @@
+"""Mistakes in the code of a text environment, each in one sentence with its fix. Found when the environment is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl_envs.text_env import TextEnv
+
+_FORMS = {  # of what a method returns: the words for it, an example, and the types
+    "_observe": ("two texts", 'return text, ""', (str, str)),
+    "_caption": ("two texts", 'return text, ""', (str, str)),
+    "_act": ("a reward and whether the episode ended", "return 0.0, False", (float, bool)),
+}
+_NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "max_turns": "20"}
+
+
+def check_data(env: TextEnv) -> None:
+    """Refuse data that is missing, or of a kind that cannot work.
+
+    Raises:
+        ValueError: which it is, and what to write.
+    """
+    owner = type(env).__name__
+    for name, example in _NEEDED.items():
+        declared = inspect.getattr_static(env, name, None)
+        if declared is None and (name == "max_turns" or not env.free_text):
+            raise ValueError(f"{owner} has no `{name}`; write `{name} = {example}` in the class")
+        if declared is None or isinstance(declared, property | cached_property):
+            continue  # what follows from the episode is not there yet
+        if name == "max_turns" and (isinstance(declared, bool) or not isinstance(declared, Integral)):
+            raise ValueError(f"{owner}: max_turns is {declared!r}; it must be a whole number, as in `max_turns = 20`")
+        if name == "actions" and not isinstance(declared, Mapping):
+            names = [str(each) for each in declared] if isinstance(declared, list | tuple | set) else ["left"]
+            shown = ", ".join(f'"{each}": "what it does"' for each in names)
+            raise ValueError(
+                f"{owner}: actions is of type {type(declared).__name__}; write names and descriptions, as in "
+                f"`actions = {{{shown}}}`"
+            )
+
+
+def try_out(env: TextEnv) -> None:
+    """Begin an episode and play one turn, so that what an author's methods return is seen before a run.
+
+    Raises:
+        ValueError: a method returns something else than it should, or an example names no action.
+    """
+    env.reset(seed=0)
+    prompt: Any = env.system_prompt
+    if not isinstance(prompt, str):
+        whose = f"{type(env).__name__}.system_prompt"
+        raise ValueError(f"{whose} is {_kind(prompt)}; it must be a text, or return one below @property")
+    check_examples(env)
+    if not env.free_text:
+        env.step(env.default_action)
+
+
+def check_examples(env: TextEnv) -> None:
+    """Refuse worked examples that are no pairs of texts, or name no action.
+
+    Raises:
+        ValueError: the first such one.
+    """
+    owner, form = type(env).__name__, 'write pairs: [("what is seen", "left")]'
+    examples: Any = env.examples
+    if callable(examples):
+        raise ValueError(f"{owner}.examples is a method; write @property above it")
+    for example in examples:
+        if not isinstance(example, list | tuple) or len(example) != 2 or not all(isinstance(e, str) for e in example):
+            raise ValueError(f"{owner}: the example {example!r} is no pair of an observation and a reply; {form}")
+        action = example[1].rsplit("ACTION:", 1)[-1]
+        if not env.free_text and not env.resolve_action(action)[1]:
+            raise ValueError(
+                f"{owner}: the example {example!r} names the action {action.strip()!r}, which is not one of "
+                f"{list(env.actions)}; change the example, or add the name to actions or aliases"
+            )
+
+
+def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
+    """Return what a method gave, if it has the form that it should.
+
+    Raises:
+        ValueError: another number of values, or of other types.
+    """
+    words, fix, kinds = _FORMS[method]
+    whose = f"{type(env).__name__}.{method} returned"
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        got = f"{len(returned)} values" if isinstance(returned, tuple | list) else _kind(returned)
+        raise ValueError(f"{whose} {got}; it must return {words}, as in `{fix}`")
+    for value, kind in zip(returned, kinds, strict=True):
+        if kind is str and not isinstance(value, str):
+            raise ValueError(f"{whose} {_kind(value)} where a text belongs; it must return {words}, as in `{fix}`")
+    return returned[0], returned[1]
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
