@@ -24,6 +24,7 @@ from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import (
     KEY,
     accept_checkpoint,
+    check_described,
     check_weights,
     prepare_checkpoint,
     refuse_not_finite,
@@ -65,6 +66,9 @@ from lightning_agentrl.rollout.validation import EpisodeSeeds
 from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
+from lightning_agentrl.types.plain_config import from_plain, keep_arguments
+
+KEYS = "model.init_args"  # where a config has the arguments of an agent
 
 
 class Agent(L.LightningModule, ABC):
@@ -116,15 +120,17 @@ class Agent(L.LightningModule, ABC):
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
+        self._undescribed = keep_arguments(self)
         self.model = model
-        self.advantage = advantage or DualDiscountGAE()
+        self.advantage = from_plain(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
+        critic = from_plain(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
-        self.correction = correction
-        self.group_filter = group_filter
-        self.lora = lora
+        self.correction = from_plain(correction, OffPolicyCorrection, f"{KEYS}.correction")
+        self.group_filter = from_plain(group_filter, GroupFilter, f"{KEYS}.group_filter")
+        self.lora = from_plain(lora, LoRA, f"{KEYS}.lora")
         self.train_tower = train_tower
-        self.optim = optim or Optim()
-        self.compute = compute or Compute()
+        self.optim = from_plain(optim, Optim, f"{KEYS}.optim") or Optim()
+        self.compute = from_plain(compute, Compute, f"{KEYS}.compute") or Compute()
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
@@ -482,7 +488,7 @@ class Agent(L.LightningModule, ABC):
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
         with raise_once():
             refuse_not_finite(checkpoint, self.trainer)
-        checkpoint[KEY] |= self.made_of
+        checkpoint[KEY] |= self.made_of | {"undescribed": self._undescribed}
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
         checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
@@ -494,7 +500,9 @@ class Agent(L.LightningModule, ABC):
         if "state_dict" in checkpoint:  # sharded strategies have read the weights already
             self._saved_weights = checkpoint["state_dict"]
             check_weights(self._saved_weights, self.state_dict())
-        if self.trainer.state.fn == TrainerFn.FITTING:
+        if self._trainer is None:
+            check_described(checkpoint.get(KEY, {}), {*self.hparams, *self._undescribed})
+        elif self.trainer.state.fn == TrainerFn.FITTING:
             with raise_once():
                 if self.trainer.is_global_zero:
                     check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import lightning as L
@@ -13,7 +13,7 @@ from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.errors import CheckpointError, RunStoppedError
+from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
 KEY = "agent"
@@ -75,6 +75,24 @@ def rewind(progress: Mapping[str, dict[str, int]]) -> None:
     """
     for counts in progress.values():
         counts["ready"] = counts["started"] = counts["completed"]
+
+
+def check_described(saved: Mapping[str, Any], given: Collection[str]) -> None:
+    """Refuse to make an agent from a checkpoint that does not say all it was made with.
+
+    Args:
+        saved: what the checkpoint says of its agent.
+        given: names of the arguments that this agent was made with.
+
+    Raises:
+        ConfigError: with the first argument that is missing.
+    """
+    for name in saved.get("undescribed", ()):
+        if name not in given:
+            raise ConfigError(
+                f"the checkpoint does not say what the agent's argument {name} was, since not every argument of it is "
+                f"kept as an attribute of the same name; give it: load_from_checkpoint(..., {name}=...)"
+            )
 
 
 def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:

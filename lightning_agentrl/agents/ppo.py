@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import kl_in_reward
-from lightning_agentrl.agents.agent import Agent
+from lightning_agentrl.agents.agent import KEYS, Agent
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.agents.update import CurrentScores
@@ -30,6 +30,7 @@ from lightning_agentrl.losses import (
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments
+from lightning_agentrl.types.plain_config import from_plain
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class KL:
     loss_kind: KLLossKind = "k3+"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "reward", from_plain(self.reward, KLCoefficient | float, f"{KEYS}.kl.reward"))
         if not 0 <= self.loss < math.inf:
             raise ValueError(f"kl.loss must not be negative, got {self.loss}")
 
@@ -88,9 +90,9 @@ class PPOAgent(Agent):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.loss = policy_loss or PPOClip()
+        self.loss = from_plain(policy_loss, PolicyLoss, f"{KEYS}.policy_loss") or PPOClip()
         self.aggregation, self.norm_tokens = self.loss.aggregation, self.loss.norm_tokens
-        self.kl = kl or KL()
+        self.kl = from_plain(kl, KL, f"{KEYS}.kl") or KL()
         self.kl_coefficient = FixedKL(self.kl.reward) if isinstance(self.kl.reward, int | float) else self.kl.reward
         self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus

@@ -21,6 +21,7 @@ from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.types.plain_config import from_plain
 
 ENV, ENVS = "data.init_args.env", "data.init_args.envs"  # the keys of one source, and of several
 
@@ -83,6 +84,8 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         self.key = ENV
+        self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
+        self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
         check_secrets(self.kwargs)
 
     def check(self) -> None:

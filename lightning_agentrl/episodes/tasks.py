@@ -19,6 +19,7 @@ from lightning_agentrl.episodes.contract import well_formed
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.types.plain_config import from_plain
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class TaskSet:
 
     def __post_init__(self) -> None:
         self.key = "data.init_args.envs"
+        self.scorer = from_plain(self.scorer, Scorer, f"{self.key}.scorer")
         self.judge: Judge | None = None  # its scorer says all
 
     @property

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_agentrl.losses.precision import check_shapes, log_ratio, row_mean, row_sum, same_shape_float32
 from lightning_agentrl.losses.rejection import RatioRejection, Rejection
+from lightning_agentrl.types.plain_config import items_from_plain
 
 WeightLevel = Literal["token", "sequence"]
 Reduce = Callable[[Tensor], Tensor]
@@ -84,7 +85,8 @@ class OffPolicyCorrection(ABC):
     bypass: ClassVar[bool] = False  # the engine's log-probs take the place of the old ones in the policy loss
 
     def __init__(self, rejections: list[Rejection] | None = None) -> None:
-        self.rejections = list(rejections or [])
+        key = "model.init_args.correction.init_args.rejections"
+        self.rejections = items_from_plain(rejections, Rejection, key) or []
 
     @property
     def needs_old_logps(self) -> bool:

@@ -20,7 +20,7 @@ from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import EnvConfig, all_sources
+from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, all_sources
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.metrics.stages import StageClock
@@ -44,9 +44,11 @@ from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
+from lightning_agentrl.types.plain_config import from_plain, items_from_plain
 
 T = TypeVar("T")
 Prove = Literal["stop", "warn", "off"]
+KEYS = "data.init_args"  # where a config has the arguments of a data module
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -107,9 +109,10 @@ class RolloutDataModule(L.LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
-        sources = all_sources(env, envs)
+        sources = all_sources(from_plain(env, EnvConfig, ENV), items_from_plain(envs, TaskSet | EnvConfig, ENVS))
+        groups = from_plain(groups, GroupRollout, f"{KEYS}.groups")
         self.sizes = RolloutSizes(num_envs, turns_per_env, mini_batch_turns, update_epochs, groups)
-        self.memory = memory or WindowMemory()
+        self.memory = from_plain(memory, Memory, f"{KEYS}.memory") or WindowMemory()
         self.sizes.check_memory(self.memory)
         if prove not in get_args(Prove):
             raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
@@ -119,12 +122,12 @@ class RolloutDataModule(L.LightningDataModule):
         self.max_staleness = max_staleness
         self.prove = prove
         self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
-        self.prompt = prompt or PromptFormat()
-        self.interaction = interaction or TurnInteraction()
-        self.engine = engine or TransformersEngine()
+        self.prompt = from_plain(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
+        self.interaction = from_plain(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
+        self.engine = from_plain(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
-        self.validation = validation or ValidationConfig()
-        self.faults = faults or FaultLimits()
+        self.validation = from_plain(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
+        self.faults = from_plain(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
         self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed

@@ -25,7 +25,7 @@ def arguments(value: Any, key: str) -> dict[str, Any]:
         return _merged(arguments(item, f"{key}[{place}]") for place, item in enumerate(value)) or {key: []}
     if is_dataclass(value):
         return _merged(arguments(getattr(value, field.name), f"{key}.{field.name}") for field in fields(value))
-    held = {name: getattr(value, name) for name in _names(type(value)) if hasattr(value, name)}
+    held = {name: getattr(value, name) for name in names_of(type(value)) if hasattr(value, name)}
     given = {name: item for name, item in held.items() if not inspect.isroutine(item)}
     own = _merged(arguments(item, f"{key}.init_args.{name}") for name, item in given.items())
     return {key: type(value).__name__.removeprefix("FSDP")} | own  # sharding renames classes
@@ -35,7 +35,7 @@ def _merged(parts: Iterator[dict[str, Any]]) -> dict[str, Any]:
     return {key: value for part in parts for key, value in part.items()}
 
 
-def _names(cls: type) -> list[str]:
+def names_of(cls: type) -> list[str]:
     """Return the names of the arguments of a class, and of those that it passes on."""
     names: list[str] = []
     for base in cls.__mro__:

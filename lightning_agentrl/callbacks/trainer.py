@@ -1,0 +1,57 @@
+"""What every run has besides its own callbacks: progress, a report of rollouts, checkpoints, a chain, a clean stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+
+from lightning_agentrl.callbacks.chain import Chain
+from lightning_agentrl.callbacks.progress import StageProgress
+from lightning_agentrl.callbacks.rollout_report import RolloutReport
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
+from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
+
+
+def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints: bool = True) -> list[Callback]:
+    """Return callbacks with those that every run has and none of these is; what stops on signals comes first.
+
+    Args:
+        given: of the run.
+        progress: whether progress is shown.
+        checkpoints: whether checkpoints are saved.
+    """
+    defaults: list[tuple[type, type[Callback], bool]] = [
+        (ProgressBar, StageProgress, progress),
+        (RolloutReport, RolloutReport, True),
+        (ModelCheckpoint, RunCheckpoints, checkpoints),
+        (Chain, Chain, True),
+        (StopOnSignals, StopOnSignals, True),
+    ]
+    missing = [make() for kind, make, wanted in defaults if wanted and not any(isinstance(one, kind) for one in given)]
+    # before others play episodes
+    return sorted([*given, *missing], key=lambda callback: not isinstance(callback, StopOnSignals))
+
+
+class Trainer(L.Trainer):
+    """Lightning's Trainer with what `agentrl fit` adds to it: progress by stages, checkpoints between iterations.
+
+    Held-out episodes are played after the last iteration, unless ``check_val_every_n_epoch`` says otherwise: a
+    validation plays whole episodes, which takes as long as several iterations.
+
+    Args:
+        callbacks: of the run; those that every run has are added where none of their kind is given.
+        kwargs: what Lightning's Trainer takes.
+    """
+
+    def __init__(self, *, callbacks: Sequence[Callback] | Callback | None = None, **kwargs: Any) -> None:
+        given = [callbacks] if isinstance(callbacks, Callback) else [*(callbacks or ())]
+        progress = kwargs.get("enable_progress_bar") is not False
+        checkpoints = kwargs.get("enable_checkpointing") is not False
+        last = kwargs.get("max_epochs")
+        defaults = {"num_sanity_val_steps": 0, "log_every_n_steps": 1, "enable_model_summary": False}
+        if last is not None and last > 0 and "val_check_interval" not in kwargs:
+            defaults["check_val_every_n_epoch"] = last
+        super().__init__(callbacks=with_defaults(given, progress, checkpoints), **{**defaults, **kwargs})

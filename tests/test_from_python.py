@@ -1,0 +1,132 @@
+"""Python in place of YAML: the notebook of the guide, dictionaries for config classes, checkpoints without pickle."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
+from lightning_agentrl.advantages import GAE, AdvantageEstimator
+from lightning_agentrl.agents import KL, Optim
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss
+from lightning_agentrl.models.critic import Critic, SharedCritic
+from lightning_agentrl.rollout import RawParser, TaskSet, WindowMemory
+from lightning_agentrl.types.plain_config import to_plain
+from tests.agents.harness import make_agent, make_data, make_trainer
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "guides" / "from_python.ipynb"
+BANDIT = {"env": {"id": "agentrl_envs:Bandit-v0"}, "num_envs": 4, "turns_per_env": 2, "mini_batch_turns": 4}
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_model_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["after"] > max(names["before"], 0.9)
+    assert names["again"][0]["val/success"] > 0.9  # the policy that the checkpoint gives back
+    assert all(axis.lines[0].get_xdata().size == 12 for axis in names["axes"][1:])
+
+
+def test_dictionaries_stand_for_config_classes_at_every_level() -> None:
+    reader = {"class_path": "TurnInteraction", "init_args": {"parser": {"class_path": "RawParser"}}}
+    data = RolloutDataModule(
+        **BANDIT, memory={"class_path": "WindowMemory", "init_args": {"turns": 3}}, interaction=reader
+    )  # type: ignore[arg-type]
+    assert isinstance(data.memory, WindowMemory)
+    assert data.memory.turns == 3
+    assert isinstance(data.interaction.parser, RawParser)
+    data = RolloutDataModule(envs=[{"id": "agentrl_envs:Bandit-v0", "share": 2}, {"path": "tasks.jsonl"}])  # type: ignore[list-item]
+    assert isinstance(data.pool.sources[1], TaskSet)
+    agent = PPOAgent("demo", kl={"reward": {"class_path": "AdaptiveKL"}}, optim={"lr_actor": 1e-5})
+    assert isinstance(agent.kl_coefficient, AdaptiveKL)
+    assert agent.optim == Optim(lr_actor=1e-5)
+    assert isinstance(KL(reward={"class_path": "AdaptiveKL"}).reward, AdaptiveKL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "parts"),
+    [
+        (RolloutDataModule, {"env": {"idd": "x"}}, ["data.init_args.env.idd", "id?"]),
+        (RolloutDataModule, {"env": {"id": "x"}, "memory": {"class_path": "WindwMemory"}}, ["WindowMemory?"]),
+        (PPOAgent, {"model": "demo", "optim": {"lr_actr": 1}}, ["model.init_args.optim.lr_actr", "lr_actor?"]),
+        (PPOAgent, {"model": "demo", "optim": {"lr_actor": "fast"}}, ["lr_actor", "'fast'"]),
+        (PPOAgent, {"model": "demo", "critic": {"class_path": "SharedCritic", "init_args": {"x": 1}}}, ["critic", "x"]),
+    ],
+)
+def test_a_wrong_dictionary_is_told_in_the_sentence_of_a_config(
+    make: Any, given: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make(**given)
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def concrete(base: type) -> list[type]:
+    found = [base] if not getattr(base, "__abstractmethods__", ()) else []
+    return found + [each for child in base.__subclasses__() for each in concrete(child)]
+
+
+BASES = (AdvantageEstimator, Critic, OffPolicyCorrection, GroupFilter, PolicyLoss, KLCoefficient)
+
+
+def test_every_part_of_an_agent_has_a_plain_form_that_makes_it_again() -> None:
+    for kind in {kind for base in BASES for kind in concrete(base)}:
+        if kind.__module__.startswith("lightning_agentrl."):
+            needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
+            part = kind(**{p.name: 0.5 for p in needed if p.kind is not p.VAR_KEYWORD})
+            plain = to_plain(part)
+            assert to_plain(kind(**plain["init_args"])) == plain
+
+
+class Opaque(GAE):
+    """Does not keep its argument under its name."""
+
+    def __init__(self, secret: float = 0.5) -> None:
+        super().__init__(gamma=secret)
+
+
+@pytest.mark.parametrize("advantage", [GAE(gamma=0.9), Opaque(0.9)])
+def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
+    advantage: AdvantageEstimator, tiny_folder: Path, tmp_path: Path
+) -> None:
+    agent = make_agent(tiny_folder, SharedCritic(detach=True), advantage=advantage)
+    trainer = make_trainer(tmp_path, 1)
+    trainer.fit(agent, make_data())
+    trainer.save_checkpoint(tmp_path / "here.ckpt")
+    given: dict[str, Any] = {}
+    if isinstance(advantage, Opaque):
+        with pytest.raises(ConfigError, match="advantage"):
+            PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True)
+        given = {"advantage": advantage}
+    loaded = PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True, **given)
+    assert isinstance(loaded.critic, SharedCritic)
+    assert loaded.critic.detach
+    assert loaded.advantage.gamma == 0.9  # type: ignore[attr-defined]
+    assert (loaded.optim, loaded.kl) == (agent.optim, agent.kl)
+    for name, weight in agent.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight.to(loaded.state_dict()[name].dtype)), name
+    held_out = make_trainer(tmp_path, 1, limit_val_batches=1.0)
+    assert held_out.validate(loaded, make_data(), verbose=False)[0]["val/episodes"] == 8
+
+
+def test_the_trainer_has_what_the_command_adds_and_validates_last(tmp_path: Path) -> None:
+    trainer = Trainer(max_epochs=7, accelerator="cpu", default_root_dir=tmp_path)
+    names = [type(callback).__name__ for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    assert {"StageProgress", "RolloutReport", "RunCheckpoints", "Chain", "StopOnSignals"} <= set(names)
+    assert names[0] == "StopOnSignals"
+    assert (trainer.check_val_every_n_epoch, trainer.num_sanity_val_steps) == (7, 0)
+    assert isinstance(trainer, L.Trainer)
+    quiet = Trainer(max_epochs=2, check_val_every_n_epoch=1, enable_progress_bar=False, enable_checkpointing=False)
+    assert not {"StageProgress", "RunCheckpoints"} & {type(callback).__name__ for callback in quiet.callbacks}  # type: ignore[attr-defined]
+    assert quiet.check_val_every_n_epoch == 1
