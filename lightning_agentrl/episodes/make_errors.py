@@ -22,7 +22,7 @@ def import_problem(env_id: str, key: str) -> Problem:
         env_id: as given to `gymnasium.make`.
         key: the key of the config under which the environment was given.
     """
-    fault = import_fault(env_id.rpartition(":")[0]) or "its module could not be imported at first"
+    fault = import_fault(env_id.rpartition(":")[0]) or "its module can be imported at a second try only"
     form = "an id is module:Name-v0, with a module that can be imported from where agentrl runs"
     return Problem(
         f"the environment '{env_id}' cannot be made: {fault}",
@@ -44,7 +44,9 @@ def environment_problem(
     """
     id_key, kwargs_key = f"{key}.id", f"{key}.kwargs"
     module, _, name = env_id.rpartition(":")
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and import_fault(module):
+        return import_problem(env_id, key)
+    if isinstance(error, ModuleNotFoundError):  # what is registered lies in another module
         return Problem(f"the environment '{env_id}' cannot be made: {one_line(str(error))}", key=id_key)
     if isinstance(error, gymnasium.error.UnregisteredEnv):
         what, known = f"there is no environment '{env_id}'", _ids(module)
