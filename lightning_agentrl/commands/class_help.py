@@ -101,7 +101,8 @@ def _classes(hint: Any) -> Iterator[type]:
 
 def _all(kind: type) -> Iterator[type]:
     yield kind
-    for child in kind.__subclasses__():
+    children: list[type] = kind.__subclasses__()
+    for child in children:
         yield from _all(child)
 
 

@@ -52,7 +52,7 @@ def test_a_new_project_passes_its_own_test_and_trains(
     assert {path.name for path in folder.iterdir()} == {"README.md", "config.yaml", "corridor.py", "test_corridor.py"}
     subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=folder, check=True, timeout=300)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["trainer"] |= {"max_epochs": 2, "precision": "32-true"}
+    config["trainer"] |= {"max_epochs": 4, "precision": "32-true"}
     config["data"]["init_args"]["validation"] |= {"episodes": 2}
     (folder / "short.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(folder)
