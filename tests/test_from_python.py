@@ -34,7 +34,7 @@ def test_the_notebook_runs_and_its_model_learns(tmp_path: Path, monkeypatch: pyt
             exec("".join(cell["source"]), names)
     assert names["after"] > max(names["before"], 0.9)
     assert names["again"][0]["val/success"] > 0.9  # the policy that the checkpoint gives back
-    assert all(axis.lines[0].get_xdata().size == 15 for axis in names["axes"][1:])
+    assert all(axis.lines[0].get_xdata().size == 30 for axis in names["axes"][1:])
 
 
 def test_dictionaries_stand_for_config_classes_at_every_level() -> None:
