@@ -37,6 +37,7 @@ from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
+from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
@@ -48,8 +49,6 @@ from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
-
-_CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
 
 class AgentParser(LightningArgumentParser):
@@ -136,6 +135,11 @@ class AgentCLI(LightningCLI):
         """The parsed keys; those of the subcommand if there is one."""
         return self.config if self.subcommand is None else self.config[self.subcommand]
 
+    @property
+    def start(self) -> Any:
+        """What the subcommand begins with: objects in place of the keys, and the checkpoint."""
+        return self.config_init if self.subcommand is None else self.config_init[self.subcommand]
+
     def before_instantiate_classes(self) -> None:
         """Refuse settings that conflict with ours or would fail late."""
         if self.settings.get("dry_run") and self.subcommand != "fit":
@@ -150,7 +154,7 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
+        if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -196,7 +200,8 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own.
+        """Refuse strategies before they start processes, since some would fail there with messages of their own; find
+        the checkpoint that ``ckpt_path`` means.
 
         A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
         """
@@ -204,7 +209,9 @@ class AgentCLI(LightningCLI):
         cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.config_init["fit"]["ckpt_path"] = "hpc"
+            self.start["ckpt_path"] = "hpc"
+        if (word := self.start.get("ckpt_path")) in WORDS:
+            self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
         except ValueError as error:
