@@ -31,6 +31,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.callbacks import Chain, RolloutReport, RunCheckpoints, StageProgress, StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.commands.check_files import check_file
@@ -151,6 +152,7 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         _refuse_foreign_knobs(self.settings.trainer)
+        _make_root(self.settings.trainer.get("default_root_dir"))
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
@@ -200,8 +202,8 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own; find
-        the checkpoint that ``ckpt_path`` means.
+        """Refuse strategies and keys before processes start, since some would fail there with messages of their own;
+        find the checkpoint that ``ckpt_path`` means.
 
         A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
         """
@@ -214,6 +216,8 @@ class AgentCLI(LightningCLI):
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
+            if self.subcommand == "fit":
+                check_keys(self.trainer)  # some callbacks raise in their own setup, which comes first
         except ValueError as error:
             raise ConfigError(one_line(str(error))) from error
 
@@ -329,6 +333,8 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
             f"one of {', '.join(PRECISIONS)}"
         )
+    if trainer.get("barebones"):
+        raise ConfigError("trainer.barebones would log nothing, save nothing and show nothing; remove it")
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
             raise ConfigError(
@@ -341,6 +347,27 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
+
+
+def _make_root(folder: str | os.PathLike[str] | None) -> None:
+    """Make the folder of the run, which takes hours before it would be needed.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if folder is None:
+        return
+    path = os.path.expanduser(os.fspath(folder))
+    if "://" in path:
+        raise ConfigError(
+            f"trainer.default_root_dir '{path}' is not a folder of this machine; give one, and copy from there"
+        )
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or one_line(str(error))
+        what = f"the folder '{path}' cannot be made: {why}"
+        raise ConfigError(Problem(what, key="trainer.default_root_dir", fix="give another one")) from error
 
 
 def _refuse_no_end(trainer: Any) -> None:
