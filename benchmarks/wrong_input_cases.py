@@ -359,6 +359,58 @@ CASES: tuple[Case, ...] = (
         unprivileged=True,
         says=["Permission denied", "trainer.default_root_dir", _LINE],
     ),
+    # What users of Lightning reach for
+    Case("`--optimizer`", arguments=["--optimizer", "AdamW"], says=["'--optimizer'", "model.init_args.optim"]),
+    Case("`--lr_scheduler`", arguments=["--lr_scheduler", "StepLR"], says=["model.init_args.optim.schedule"]),
+    Case("a schedule of no group", {"model.init_args.optim.schedule": {"shape": "cosine"}}, says=["actor, critic"]),
+    Case(
+        "a schedule with steps that are never taken",
+        {"model.init_args.optim.schedule": {"actor": {"warmup_steps": 10}}},
+        says=["warmup_steps 10", "2 steps", _LINE],
+    ),
+    Case(
+        "a schedule without an end",
+        {"model.init_args.optim.schedule": {"actor": {"shape": "cosine"}}, "trainer.max_epochs": -1},
+        says=["actor falls until the end", "trainer.max_epochs"],
+    ),
+    Case(
+        "`--lr_actor -1e-5`",
+        arguments=["--model.init_args.optim.lr_actor", "-1e-5"],
+        says=["optim.lr_actor must be at least 0, got -1e-05", "command line"],
+    ),
+    Case("`ckpt_path: last` of a new run", {"ckpt_path": "last"}, says=["no checkpoint below", _LINE]),
+    Case("`ckpt_path: best` without a metric", {"ckpt_path": "best"}, says=["monitor: val/success", _LINE]),
+    Case("val_check_interval", {"trainer.val_check_interval": 0.5}, says=["check_val_every_n_epoch", _LINE]),
+    Case("check_val_every_n_epoch: 0", {"trainer.check_val_every_n_epoch": 0}, says=["at least 1, got 0", _LINE]),
+    Case("overfit_batches", {"trainer.overfit_batches": 1}, says=["trainer.overfit_batches would drop", _LINE]),
+    Case("min_steps", {"trainer.min_steps": 3}, says=["trainer.min_epochs", _LINE]),
+    Case("barebones", {"trainer.barebones": True}, says=["trainer.barebones", _LINE]),
+    Case(
+        "StochasticWeightAveraging",
+        callbacks({"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 1e-3}}),
+        says=["StochasticWeightAveraging changes the optimizer", "trainer.callbacks"],
+    ),
+    Case("BackboneFinetuning", callbacks({"class_path": "BackboneFinetuning"}), says=["model.init_args.lora"]),
+    Case(
+        "Weights & Biases without a login",
+        {"trainer.logger": {"class_path": "WandbLogger"}},
+        says=["wandb login", "trainer.logger"],
+        environ={"WANDB_API_KEY": "", "NETRC": "{folder}/no_netrc"},
+    ),
+    Case("a root that cannot be made", {"trainer.default_root_dir": "/proc/none/run"}, says=["cannot be made", _LINE]),
+    Case("a root that is a URL", {"trainer.default_root_dir": "s3://mine/run"}, says=["not a folder of this", _LINE]),
+    Case("an environment as text", {_ENV: "agentrl_envs:Bandit-v0"}, says=["mean {id: agentrl_envs:Bandit-v0}?"]),
+    Case("validation as a number", {"data.init_args.validation": 32}, says=["mean {episodes: 32}?"]),
+    Case(
+        "a dot where the colon belongs",
+        {_ENV + ".id": "agentrl_envs.Bandit-v0"},
+        says=["mean agentrl_envs:Bandit-v0?", _LINE],
+    ),
+    Case(
+        "a negative temperature of validation",
+        {"data.init_args.validation": {"temperature": -1.0}},
+        says=["at least 0, got -1.0", "data.init_args.validation.temperature"],
+    ),
     # Environments
     Case("environment without actions", {_ENV + ".id": "my_games:Actionless-v0"}, says=["names no actions"]),
     Case(

@@ -6,6 +6,7 @@ from lightning_agentrl.agents.models import Compute
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim
 from lightning_agentrl.agents.ppo import KL, PPOAgent
+from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.agents.update import CurrentScores
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Optim",
     "PPOAgent",
     "RolloutCallback",
+    "Schedule",
+    "Schedules",
     "StepGuard",
     "Verdict",
 ]

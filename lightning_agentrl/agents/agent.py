@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, NoReturn, cast
 
 import lightning as L
@@ -15,6 +16,7 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -36,11 +38,14 @@ from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradien
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
+from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.agents.rates import Rates
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.agents.resume import check_changes, versions, weights_checksum
+from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.strategies import in_lockstep
@@ -87,14 +92,14 @@ class Agent(L.LightningModule, ABC):
         group_filter: which groups of a rollout are trained on; None: all.
         lora: train adapters on the frozen model; None: all weights.
         train_tower: train what reads images as well, of a model that does; off: its weights stay as they are.
-        optim: learning rates, weight decay and clips of both parameter groups.
+        optim: learning rates and their schedules, weight decay and clips of both parameter groups.
         compute: settings that trade memory for time.
         temperature: of sampling and of all log-probs.
         variance_proxy: log signal and noise of the policy's gradient.
     """
 
     old_keys: ClassVar[dict[str, str]] = {  # of earlier versions, and what is written instead
-        **{f.name: f"write optim: {{{f.name}: ...}}" for f in fields(Optim)},
+        **{f.name: f"write optim: {{{f.name}: ...}}" for f in fields(Optim) if f.name != "schedule"},
         **{f.name: f"write compute: {{{f.name}: ...}}" for f in fields(Compute)},
     }
 
@@ -139,10 +144,12 @@ class Agent(L.LightningModule, ABC):
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
+        self.rates = Rates(self.optim.schedule)
         self.finite_steps = FiniteSteps(self.optim.max_not_finite)
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
+        self.monitors = Monitors()
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
         self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
@@ -318,28 +325,33 @@ class Agent(L.LightningModule, ABC):
                 )
             self._judge_gap(metrics, rollout)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
-            taken = self.trainer.global_step
+            taken, held = self.trainer.global_step, None if training else "actor"
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
-                held=None if training else "actor",
+                held=held,
                 allowed=lambda norms: self._allowed(
                     Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
             self.attempts += 1
+            skipped = self.trainer.global_step == taken
+            if not skipped:
+                self.rates.count(held)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()}
         not_finite = self.finite_steps.in_a_row > 0
         if not_finite:
             metrics = {name: x for name, x in metrics.items() if math.isfinite(x)}
         metrics["guard/not_finite"] = float(not_finite)
-        metrics["guard/skipped"] = float(self.trainer.global_step == taken)
+        metrics["guard/skipped"] = float(skipped)
         metrics |= batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
+        if not skipped:
+            self.rates.advance("step", self.trainer.global_step, self._step_scheduler)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
         """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
@@ -377,6 +389,8 @@ class Agent(L.LightningModule, ABC):
             loop = cast(Any, self.trainer).fit_loop.epoch_loop
             if loop.max_steps > 0:  # it counts attempts, or a run would end inside an iteration
                 loop.max_steps -= 1
+        if verdict is Verdict.STEP:
+            self.rates.set(self._lowered)
         return verdict is Verdict.STEP
 
     def _stop(self, reason: str) -> NoReturn:
@@ -402,13 +416,41 @@ class Agent(L.LightningModule, ABC):
         if told:
             rank_zero_warn(told)
 
+    def _step_scheduler(self, config: LRSchedulerConfig) -> None:
+        """Step a scheduler that a subclass has returned; one that follows a metric waits while there is no value."""
+        value: Tensor | None = None
+        if config.reduce_on_plateau:
+            assert config.monitor is not None
+            value = self.monitored(config.monitor, type(config.scheduler).__name__)
+            if value is None:
+                return
+        self.lr_scheduler_step(config.scheduler, value)
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.monitors.logged(name)
+        super().log(name, *args, **kwargs)
+
+    def monitored(self, name: str, watcher: str) -> Tensor | None:
+        """Return the value of a metric in this iteration; None while it has none.
+
+        Args:
+            name: of the metric.
+            watcher: class that asks.
+
+        Raises:
+            ValueError: nothing logs it.
+        """
+        return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
+
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
+        self.monitors.begin_iteration()
 
     def on_train_epoch_end(self) -> None:
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
+            self.rates.advance("epoch", self.trainer.current_epoch + 1, self._step_scheduler)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -432,6 +474,7 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
+                check_schedules(self.optim.schedule, self._planned_steps)
                 check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
@@ -447,6 +490,14 @@ class Agent(L.LightningModule, ABC):
             if stage == "fit":
                 weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
                 self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
+        if stage == "fit":
+            if not isinstance(self.configure_optimizers, partial):
+                read = partial(_read_by, self.rates, self.configure_optimizers)
+                self.configure_optimizers = read  # type: ignore[method-assign]
+            if self.trainer.global_step == 0:
+                self.rates.begin_anew()
+            self.monitors.begin_run()
+            let_callbacks_wait(self.trainer, self.monitored)
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
@@ -478,12 +529,29 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        for group in self.trainer.optimizers[0].param_groups:
-            wanted = {"lr": self.optim.rates[group["name"]], "weight_decay": self.optim.weight_decay}
-            for key, value in wanted.items():
-                if group[key] != value:
-                    rank_zero_info(f"{key} of the {group['name']}: {value}, in the checkpoint it was {group[key]}")
-            group.update(wanted)
+        for difference in self.rates.begin(self.trainer.optimizers[0], self._planned_steps, self._lowered):
+            rank_zero_info(difference)
+        loop = cast(Any, self.trainer).fit_loop.epoch_loop
+        if self.trainer.ckpt_path and loop.max_steps > 0:  # it counts attempts, those before the checkpoint too
+            loop.max_steps -= self.attempts - self.trainer.global_step
+
+    @property
+    def _planned_steps(self) -> dict[str, int | None]:
+        """Steps that each group takes in the whole run, if none is skipped; None: its length is not known."""
+        per, epochs, steps = self.datamodule.steps_per_iteration, self.trainer.max_epochs or -1, self.trainer.max_steps
+        every = min((n for n in (epochs * per, steps) if n > 0), default=None)
+        return {"actor": None if every is None else max(every - self._held_steps, 0), "critic": every}
+
+    @property
+    def _held_steps(self) -> int:
+        """Steps at the start of the run in which the actor does not move."""
+        warmups = (c.warmup_iterations for c in self._callbacks if isinstance(c, RolloutSource))
+        return self.datamodule.steps_per_iteration * sum(warmups)
+
+    @property
+    def _lowered(self) -> float:
+        """By how much guards have lowered the learning rates."""
+        return math.prod(c.lowered for c in self._callbacks if isinstance(c, StepGuard))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
@@ -492,6 +560,7 @@ class Agent(L.LightningModule, ABC):
         checkpoint[KEY] |= self.made_of | {"undescribed": self._undescribed}
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint["attempts"] = self.attempts
+        checkpoint["rates"] = self.rates.state_dict()
         checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
         if self.datamodule.preparing:
             rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
@@ -510,6 +579,9 @@ class Agent(L.LightningModule, ABC):
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
         self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
+        taken, schedulers = checkpoint["global_step"], len(checkpoint.get("lr_schedulers", ()))  # in older ones
+        older = {"taken": {"actor": max(taken - self._held_steps, 0), "critic": taken}, "schedulers": schedulers}
+        self.rates.load_state_dict(checkpoint.get("rates", {**older, "scheduled": []}))
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
@@ -617,3 +689,7 @@ class Agent(L.LightningModule, ABC):
         if (reference := self.models.reference) is not None:
             reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
         self.datamodule.connect(self)
+
+
+def _read_by(rates: Rates, configure: Callable[[], Any]) -> Any:
+    return rates.read(configure())

@@ -31,6 +31,7 @@ LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
 OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
+METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _CHUNK = 16 * 2**20  # bytes
 _SEAL = b"agentrl %08x"  # CRC-32 of the file before it
@@ -52,7 +53,7 @@ def last_good_checkpoint(trainer: L.Trainer) -> str:
     saved = [Path(callback._last_checkpoint_saved) for callback in _callbacks(trainer)]
     last: Path | None = getattr(trainer.strategy, LAST_SAVED, None)  # also by others than callbacks
     there = [path for path in (*saved, last) if path is not None and path.name and path.exists()]
-    return str(max(there, key=_age, default=trainer.ckpt_path or ""))
+    return str(max(there, key=age, default=trainer.ckpt_path or ""))
 
 
 def folders_of(trainer: L.Trainer) -> set[Path]:
@@ -70,7 +71,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = (path for path in folder.glob("*.ckpt") if not path.is_symlink() and is_complete(path))
-    return sorted(found, key=_age)
+    return sorted(found, key=age)
 
 
 def newest(folder: Path) -> Path | None:
@@ -85,7 +86,8 @@ def is_complete(checkpoint: Path) -> bool:
     return checkpoint.is_file() and zipfile.is_zipfile(checkpoint)
 
 
-def _age(checkpoint: Path) -> tuple[int, str]:
+def age(checkpoint: Path) -> tuple[int, str]:
+    """Return what orders checkpoints by the time at which they were written."""
     whole = checkpoint / MANIFEST if checkpoint.is_dir() else checkpoint
     return whole.stat().st_mtime_ns, checkpoint.name
 

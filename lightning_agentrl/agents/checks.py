@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.image_reader import READERS
 from lightning_agentrl.models.language_model import read_config
@@ -18,7 +19,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:
-    """Refuse precisions and strategies that are not supported, and stops inside an iteration.
+    """Refuse precisions, strategies and keys that are not supported, and stops inside an iteration.
 
     Args:
         trainer: before or after its strategy was set up.
@@ -39,11 +40,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             f"{type(saves).__name__} would save in a way that cannot be read back before the checkpoint gets its name; "
             "remove it from trainer.plugins"
         )
-    if isinstance(trainer.limit_train_batches, int) or trainer.limit_train_batches != 1.0:  # 1 is one batch, 1.0 is all
-        raise ValueError(
-            "trainer.limit_train_batches would drop mini-batches of a collected rollout; remove it and set "
-            "data.init_args.num_envs, turns_per_env or mini_batch_turns, or data.init_args.groups"
-        )
+    check_keys(trainer)
     if trainer.max_steps > 0 and trainer.max_steps % steps_per_iteration:
         raise ValueError(
             f"trainer.max_steps {trainer.max_steps} would stop inside an iteration of {steps_per_iteration} optimizer "

@@ -51,7 +51,12 @@ class Attempt:
 
 
 class StepGuard(L.Callback, ABC):
-    """A callback that may keep a step from being taken. It is not asked about one that is not finite."""
+    """A callback that may keep a step from being taken. It is not asked about one that is not finite.
+
+    It may set ``lowered``, by which all learning rates are multiplied from this step on, and must then save it.
+    """
+
+    lowered: float = 1.0
 
     @abstractmethod
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:

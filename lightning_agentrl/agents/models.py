@@ -41,7 +41,8 @@ class Compute:
     def __post_init__(self) -> None:
         if self.max_tokens_per_micro_batch < 1:
             raise ValueError(
-                f"compute.max_tokens_per_micro_batch must be at least 1, got {self.max_tokens_per_micro_batch}"
+                "model.init_args.compute.max_tokens_per_micro_batch must be at least 1, got "
+                f"{self.max_tokens_per_micro_batch}"
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Models
+from lightning_agentrl.agents.schedule import Schedules
 from lightning_agentrl.agents.zero import GroupedAdamW, is_grouped, step_zero
 
 
@@ -28,6 +30,7 @@ class Optim:
         max_grad_norm_actor: clip of the norm of the actor's gradient.
         max_grad_norm_critic: clip of the norm of the critic's gradient.
         max_not_finite: so many steps in a row whose loss or gradient is not finite stop the run.
+        schedule: how the learning rates change over the run; constant by default.
     """
 
     lr_actor: float = 1e-6
@@ -36,10 +39,17 @@ class Optim:
     max_grad_norm_actor: float = 1.0
     max_grad_norm_critic: float = 1.0
     max_not_finite: int = 5
+    schedule: Schedules = field(default_factory=Schedules)
 
     def __post_init__(self) -> None:
+        for name in ("lr_actor", "lr_critic", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"model.init_args.optim.{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("max_grad_norm_actor", "max_grad_norm_critic"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"model.init_args.optim.{name} must be above 0, got {getattr(self, name)}")
         if self.max_not_finite < 1:
-            raise ValueError(f"optim.max_not_finite must be at least 1, got {self.max_not_finite}")
+            raise ValueError(f"model.init_args.optim.max_not_finite must be at least 1, got {self.max_not_finite}")
 
     @property
     def rates(self) -> dict[str, float]:

@@ -10,6 +10,8 @@ from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.types import Rollout
 
+WINDOW = "rollout/success_window"
+
 
 class RecentEpisodes:
     """Success of the last episodes of all ranks, in the order in which they began.
@@ -53,7 +55,7 @@ class RecentEpisodes:
         if len(known) < self.enough:
             return {}
         last = known[-self.size :]
-        return {"rollout/success_window": sum(last) / len(last)}
+        return {WINDOW: sum(last) / len(last)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"rollouts": self._rollouts, "running": dict(self._running), "ended": list(self._ended)}

@@ -52,7 +52,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         self.prepared: Rollout | None = None
 
     @property
-    def total_epochs(self) -> int:
+    def warmup_iterations(self) -> int:
         return self.rounds * self.portions
 
     @property
@@ -63,10 +63,10 @@ class CriticWarmup(L.Callback, RolloutSource):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
-        if 0 < (trainer.max_epochs or 0) <= self.total_epochs:
+        if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations:
             rank_zero_warn(
-                f"warm-up takes {self.total_epochs} iterations (rounds * rollouts * fraction), trainer.max_epochs is "
-                f"{trainer.max_epochs}: the actor is never trained"
+                f"warm-up takes {self.warmup_iterations} iterations (rounds * rollouts * fraction), trainer.max_epochs "
+                f"is {trainer.max_epochs}: the actor is never trained"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -80,17 +80,17 @@ class CriticWarmup(L.Callback, RolloutSource):
         """Take over the stream while warm-up lasts, and for the first rollout after it."""
         stream = cast(RolloutDataModule, cast(Any, trainer).datamodule).stream
         assert stream is not None
-        self._warm = self.done_epochs < self.total_epochs
+        self._warm = self.done_epochs < self.warmup_iterations
         if self._warm or self.buffer is not None:
             stream.source = self
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Count by epochs, since a resumed run calls this hook again."""
-        self.done_epochs = min(trainer.current_epoch + 1, self.total_epochs)
+        self.done_epochs = min(trainer.current_epoch + 1, self.warmup_iterations)
 
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return the next portion of the round's sample; collect the data before the first round."""
-        if self.done_epochs == self.total_epochs:
+        if self.done_epochs == self.warmup_iterations:
             return self._hand_over(stream)
         buffer = self.buffer  # set anew once nothing can end the iteration before its update
         if buffer is None:

@@ -42,7 +42,6 @@ class Guard(StepGuard):
         self.patience = patience
         self.in_a_row = 0
         self.lowered = 1.0  # product of the factors so far
-        self._owed = 1.0  # of a checkpoint, not applied yet
         self._iteration = -1  # the last one, by the number of attempts before it
         self._judged = False  # in this iteration
         self._skipping = ""  # why the rest of it is left out
@@ -52,9 +51,6 @@ class Guard(StepGuard):
         """Return what is beyond its bound as a sentence, empty if nothing is; None if the step does not tell."""
 
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
-        if self._owed != 1.0:
-            _scale_rates(trainer, self._owed)
-            self._owed = 1.0
         if attempt.number - attempt.index != self._iteration:
             self._iteration, self._judged, self._skipping = attempt.number - attempt.index, False, ""
         if self._skipping:
@@ -70,9 +66,9 @@ class Guard(StepGuard):
         if self.in_a_row < self.patience:
             return Verdict.STEP, ""
         self.in_a_row = 0
-        return self._act(trainer, f"{type(self).__name__}: {reason}")
+        return self._act(f"{type(self).__name__}: {reason}")
 
-    def _act(self, trainer: L.Trainer, reason: str) -> tuple[Verdict, str]:
+    def _act(self, reason: str) -> tuple[Verdict, str]:
         if self.action == "stop":
             return Verdict.STOP, reason
         if self.action == "skip":
@@ -80,7 +76,6 @@ class Guard(StepGuard):
             return Verdict.SKIP, reason
         if self.action == "lower":
             self.lowered *= self.factor
-            _scale_rates(trainer, self.factor)
             reason += f"; learning rates are multiplied by {self.factor:g}, by {self.lowered:g} in all"
         rank_zero_warn(reason)
         return Verdict.STEP, ""
@@ -90,7 +85,7 @@ class Guard(StepGuard):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.in_a_row = state_dict["in_a_row"]
-        self.lowered = self._owed = state_dict["lowered"]  # the agent has taken the rates of the configuration
+        self.lowered = state_dict["lowered"]
 
 
 class KLCeiling(Guard):
@@ -294,8 +289,3 @@ def _beyond(name: str, numbers: Any, low: float | None = None, high: float | Non
     if high is not None and value > high:
         return f"{name} is {value:.4g}, above {high:g}"
     return ""
-
-
-def _scale_rates(trainer: L.Trainer, factor: float) -> None:
-    for group in trainer.optimizers[0].param_groups:
-        group["lr"] *= factor

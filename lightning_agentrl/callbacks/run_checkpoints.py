@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import newest, remove
 from lightning_agentrl.callbacks.run_folder import run_folder
 
@@ -49,19 +50,15 @@ class RunCheckpoints(ModelCheckpoint):
         )
         self.keep = keep
         self.saved: list[str] = []  # that are still there, the newest last
-        self._validated = -1  # optimizer steps behind the weights that were last validated
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._last_global_step_saved = trainer.global_step  # a resumed run ends its last iteration once more
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._validated = trainer.global_step
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._should_skip_saving_checkpoint(trainer):
             return
-        score = self._score(trainer)
+        score = self._score(cast(Agent, pl_module))
         best = score is not None and (
             self.best_model_score is None
             or bool(score > self.best_model_score if self.mode == "max" else score < self.best_model_score)
@@ -100,17 +97,10 @@ class RunCheckpoints(ModelCheckpoint):
         """Let ``last.ckpt`` name this checkpoint, which may also be one that was not saved here."""
         self._link_checkpoint(trainer, path, os.path.join(str(self.dirpath), LAST))
 
-    def _score(self, trainer: L.Trainer) -> Tensor | None:
+    def _score(self, agent: Agent) -> Tensor | None:
         """Return the metric of the current weights; None where they have none, as between two validations."""
-        if self.monitor is None or (self.monitor.startswith("val/") and self._validated != trainer.global_step):
-            return None
-        score = self._monitor_candidates(trainer).get(self.monitor)
-        if score is None:
-            raise ValueError(
-                f"`RunCheckpoints(monitor={self.monitor!r})` could not find the monitored key in the returned metrics: "
-                f"{sorted(trainer.callback_metrics)}"
-            )
-        return None if torch.isnan(score) else score
+        score = None if self.monitor is None else agent.monitored(self.monitor, type(self).__name__)
+        return None if score is None or torch.isnan(score) else score
 
     @staticmethod
     def _link_checkpoint(trainer: L.Trainer, filepath: str, linkpath: str) -> None:

@@ -17,7 +17,7 @@ from lightning_agentrl.errors.problem import ConfigError, Place, Problem
 from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, unknown_argument, unknown_top_key
 
 _FURTHER_KEYS = (
-    *("optimizer", "lr_scheduler", "weights_only", "subcommand", "verbose", "quiet", "dry_run", "resume_with_changes"),
+    *("weights_only", "subcommand", "verbose", "quiet", "dry_run", "resume_with_changes"),
     *SUBCOMMANDS,
 )
 

@@ -14,13 +14,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import PreTrainedModel
 
-from lightning_agentrl.agents.checkpoint_files import damage
+from lightning_agentrl.agents.checkpoint_files import METADATA, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, frozen_weights
 
-METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
 PREFIX = "actor."  # of the policy's weights in a checkpoint
 
 

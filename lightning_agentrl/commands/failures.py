@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from lightning_agentrl.errors import CheckpointNotSavedError, ConfigError, EnvError, Problem, causes
-from lightning_agentrl.errors.foreign_messages import disk_full, out_of_memory, unknown_metric
+from lightning_agentrl.errors.foreign_messages import disk_full, logger_refusal, out_of_memory, unknown_metric
 
 _TOKENS = "model.init_args.compute.max_tokens_per_micro_batch"
 _BATCH = "the engine's batch (data.init_args.engine.init_args.max_batch)"
@@ -36,7 +36,7 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
     if isinstance(error, EnvError):
         return _raised_from(error, Problem(str(error))) if error.kind == "contract" else None
     for cause in causes(error):
-        if problem := _memory(cause, stage) or _disk(cause) or unknown_metric(cause):
+        if problem := _memory(cause, stage) or _disk(cause) or unknown_metric(cause) or logger_refusal(cause):
             return _raised_from(error, problem)
     return None
 

@@ -31,6 +31,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
+from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import with_defaults
@@ -38,6 +39,7 @@ from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
+from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.shipped import with_shipped_configs
@@ -50,8 +52,6 @@ from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
-
-_CKPT_WORDS = ("last", "best", "hpc", "registry")  # what Lightning reads as a name, not as a path
 
 
 class AgentParser(LightningArgumentParser):
@@ -139,6 +139,11 @@ class AgentCLI(LightningCLI):
         """The parsed keys; those of the subcommand if there is one."""
         return self.config if self.subcommand is None else self.config[self.subcommand]
 
+    @property
+    def start(self) -> Any:
+        """What the subcommand begins with: objects in place of the keys, and the checkpoint."""
+        return self.config_init if self.subcommand is None else self.config_init[self.subcommand]
+
     def before_instantiate_classes(self) -> None:
         """Refuse settings that conflict with ours or would fail late."""
         if self.settings.get("dry_run") and self.subcommand != "fit":
@@ -150,10 +155,11 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         _refuse_foreign_knobs(self.settings.trainer)
+        _make_root(self.settings.trainer.get("default_root_dir"))
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
-        if checkpoint and checkpoint not in _CKPT_WORDS and not exists(Path(checkpoint)):
+        if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 
     def instantiate_classes(self) -> None:
@@ -190,7 +196,8 @@ class AgentCLI(LightningCLI):
         return trainer
 
     def after_instantiate_classes(self) -> None:
-        """Refuse strategies before they start processes, since some would fail there with messages of their own.
+        """Refuse strategies and keys before processes start, since some would fail there with messages of their own;
+        find the checkpoint that ``ckpt_path`` means.
 
         A job that SLURM starts again goes on with what it saved for that, whatever its first start went on from.
         """
@@ -198,9 +205,13 @@ class AgentCLI(LightningCLI):
         cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.config_init["fit"]["ckpt_path"] = "hpc"
+            self.start["ckpt_path"] = "hpc"
+        if (word := self.start.get("ckpt_path")) in WORDS:
+            self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
             check_strategy(self.trainer, cast(Agent, self.model).lora is not None)
+            if self.subcommand == "fit":
+                check_keys(self.trainer)  # some callbacks raise in their own setup, which comes first
         except ValueError as error:
             raise ConfigError(one_line(str(error))) from error
 
@@ -316,6 +327,8 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
             f"one of {', '.join(PRECISIONS)}"
         )
+    if trainer.get("barebones"):
+        raise ConfigError("trainer.barebones would log nothing, save nothing and show nothing; remove it")
     for key in ("gradient_clip_val", "gradient_clip_algorithm"):
         if trainer.get(key) is not None:
             raise ConfigError(
@@ -328,6 +341,27 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
+
+
+def _make_root(folder: str | os.PathLike[str] | None) -> None:
+    """Make the folder of the run, which takes hours before it would be needed.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    if folder is None:
+        return
+    path = os.path.expanduser(os.fspath(folder))
+    if "://" in path:
+        raise ConfigError(
+            f"trainer.default_root_dir '{path}' is not a folder of this machine; give one, and copy from there"
+        )
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or one_line(str(error))
+        what = f"the folder '{path}' cannot be made: {why}"
+        raise ConfigError(Problem(what, key="trainer.default_root_dir", fix="give another one")) from error
 
 
 def _refuse_no_end(trainer: Any) -> None:

@@ -111,7 +111,7 @@ class InspectCLI(AgentCLI):
         def run() -> None:
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
             try:
-                trainer.validate(self.model, data, ckpt_path=self.settings.ckpt_path, verbose=False)
+                trainer.validate(self.model, data, ckpt_path=self.start.ckpt_path, verbose=False)
             except Inspected:
                 data.teardown("validate")
 
@@ -122,7 +122,7 @@ class InspectCLI(AgentCLI):
         for report in found.reports:
             print(report.text(), end="\n\n", flush=True)
         out = Path(self.settings.out or Path(trainer.default_root_dir) / "inspect.html")
-        policy = self.settings.ckpt_path or f"{cast(Agent, self.model).model}, untrained"
+        policy = self.start.ckpt_path or f"{cast(Agent, self.model).model}, untrained"
         notes = [f"{found.lost} episodes were lost before their first turn and cannot be shown."] if found.lost else []
         if not found.turns:
             raise ConfigError("every episode was lost before its first turn, so there is no page to write")

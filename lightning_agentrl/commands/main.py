@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -242,7 +243,7 @@ OPTIONS = "options"  # of another program, after --
 
 def main() -> None:
     """Run the command of this process."""
-    arguments = sys.argv[1:] = with_shipped_configs(sys.argv[1:])
+    arguments = sys.argv[1:] = _with_negative_numbers(with_shipped_configs(sys.argv[1:]))
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")
         return
@@ -280,6 +281,20 @@ def main() -> None:
             return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()
+
+
+def _with_negative_numbers(arguments: Sequence[str]) -> list[str]:
+    """Return arguments in which a number such as -1e-5 is joined to the option before it; the parser would take it for
+    an option.
+    """
+    joined: list[str] = []
+    for argument in arguments:
+        after_option = bool(joined) and joined[-1].startswith("--") and "=" not in joined[-1]
+        if after_option and re.fullmatch(r"-(\d+\.?\d*|\.\d+)[eE][-+]?\d+", argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _run_own(command: str, arguments: Sequence[str]) -> None:

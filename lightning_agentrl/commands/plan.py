@@ -145,7 +145,7 @@ def step_turns(data: RolloutDataModule, world: int) -> int:
 
 
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
-    warmup = sum(c.total_epochs for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
+    warmup = sum(c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
     epochs = total_epochs(trainer)
     rows = [("epochs", "no limit" if epochs is None else str(epochs))]
     if warmup:

@@ -76,6 +76,9 @@ def _close_id(name: str, module: str, known: tuple[str, ...]) -> str:
     """Return the id that a wrong one is close to; our own environments need their module before the name."""
     if known:
         return closest(f"{module}:{name}", known)
+    package, dot, last = name.rpartition(".")
+    if not module and dot and not import_fault(package):  # where the colon belongs
+        return closest(f"{package}:{last}", _ids(package)) or f"{package}:{last}"
     if not module and find_spec(_OURS) and not import_fault(_OURS):
         return closest(f"{_OURS}:{name}", _ids(_OURS), cutoff=0.85)
     return ""

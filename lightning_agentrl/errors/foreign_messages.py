@@ -9,8 +9,9 @@ import dataclasses
 import errno
 import itertools
 import re
+import typing
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_agentrl.errors.names import closest, import_class, keys_of
 from lightning_agentrl.errors.problem import Problem, one_line
@@ -74,7 +75,7 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
             key += "" if dataclasses.is_dataclass(owner) else ".init_args"
         elif match := re.match(r"Does not validate against any of the Union subtypes\nSubtypes: (.*)", fault):
             union = match[1]
-            if problem := _of_several_forms(fault, _classes(union), key, options):
+            if problem := _of_several_forms(fault, _classes(union), key, options) or _no_keys(fault, union, key):
                 return problem
     if match := re.match(r"Option '([^']+)' is not accepted$", fault):
         return unknown_key(match[1], key, owner)
@@ -88,6 +89,9 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
         return unknown_class(match[1], key, _classes(union))
     if re.match(r"Expected an instantiatable class|Not a valid subclass of", fault):
         return no_class(key, _classes(union))
+    if match := re.match(r'Parser key "(\w+)": Unable to load config "([^"]*)"', fault):
+        key = key.removesuffix(f".{match[1]}") if key.endswith(f".{match[1]}.{match[1]}") else key
+        return Problem(f"{key} takes keys of its own, got '{match[2]}'", key=key)
     if match := re.match(r"Expected an? (.+?)\. Got value: (.*)", fault, re.DOTALL):
         return _wrong_type(key, union or match[1], match[2])
     return Problem(f"{key}: {one_line(fault)}" if key else fault.splitlines()[0], key=key)
@@ -116,6 +120,24 @@ def _of_several_forms(fault: str, forms: Sequence[type], key: str, options: Sequ
     return next((problem for problem in problems.values() if problem.suggestion), next(iter(problems.values()), None))
 
 
+def _no_keys(fault: str, union: str, key: str) -> Problem | None:
+    """Describe a plain value where keys belong that are those of one dataclass; None of other values and unions."""
+    forms, given = _classes(union), re.search(r"Given value type: <class '(\w+)'>\s+Given value: (.*)", fault)
+    kinds = re.sub(r"<class 'NoneType'>", "", union).count("<class")
+    if (
+        kinds != 1
+        or not forms
+        or not dataclasses.is_dataclass(forms[0])
+        or given is None
+        or given[1] in ("dict", "list")
+    ):
+        return None
+    first = dataclasses.fields(forms[0])[0]
+    meant = f"{{{first.name}: {given[2]}}}" if first.type == given[1] else ""
+    known = tuple(field.name for field in dataclasses.fields(forms[0]))
+    return Problem(f"{key} takes keys of its own, got '{given[2]}'", key=key, suggestion=meant, known=known)
+
+
 def _classes(types: str) -> list[type]:
     """Return the classes that are named among types."""
     return [found for found in map(import_class, re.findall(r"[A-Za-z_][\w.]*\.\w+", types)) if found]
@@ -127,7 +149,14 @@ def _unknown_in_group(above: str, owner: type | None, group: str | None, name: s
     if owner is None:
         return unknown_top_key(full)
     known = [key.removeprefix(f"{group}.") for key in keys_of(owner) if key.startswith(f"{group}.")]
+    known = known or [field.name for form in _forms(owner, group) for field in dataclasses.fields(form)]
     return unknown_key(name, f"{above}.{group}", None, known, owner.__name__)
+
+
+def _forms(owner: type, key: str | None) -> list[Any]:
+    """Return the dataclasses that a key of a class may hold."""
+    hint = typing.get_type_hints(owner).get(key or "")
+    return [kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind)]
 
 
 def _wrong_type(key: str, types: str, given: str) -> Problem:
@@ -218,3 +247,13 @@ def missing_package(error: ImportError, user: str, key: str) -> Problem:
         return Problem(f"{user} needs a package: {one_line(str(error))}", key=key)
     what = f"{user} needs the package {required[1]}, which is not installed"
     return Problem(what, key=key, fix=f"pip install '{required[1]}'")
+
+
+def logger_refusal(error: BaseException) -> Problem | None:
+    """Describe why Weights & Biases does not start, as without a login; None for other errors."""
+    if not any(kind.__module__.startswith("wandb.") for kind in type(error).__mro__):
+        return None
+    fix = "run wandb login, or set the environment variable WANDB_MODE to offline"
+    return Problem(
+        f"Weights & Biases does not start: {one_line(str(error)).rstrip('.')}", key="trainer.logger", fix=fix
+    )

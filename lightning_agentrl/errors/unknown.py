@@ -14,6 +14,13 @@ _CLASSES = {  # a key that is given at the top may belong to one of these
     "data.init_args": "lightning_agentrl.rollout.RolloutDataModule",
 }
 
+_INSTEAD = {  # options of Lightning's own command
+    "optimizer": "learning rates, weight decay and clips are keys of model.init_args.optim; another optimizer is "
+    "returned by configure_optimizers of an agent of your own",
+    "lr_scheduler": "a schedule is a key of the agent, model.init_args.optim.schedule: {actor: {shape: cosine, "
+    "warmup_steps: 10}, critic: ...}; another one is returned by configure_optimizers of an agent of your own",
+}
+
 
 def unknown_key(key: str, above: str, owner: type | None, known: Sequence[str] = (), class_name: str = "") -> Problem:
     """Describe a key that does not exist.
@@ -51,6 +58,8 @@ def unknown_top_key(key: str, place: Place | None = None) -> Problem:
     head, _, rest = key.partition(".")
     if head == "trainer" and rest and place is None:
         return unknown_key(rest.split(".")[0], head, import_class(_CLASSES[head]))
+    if head in _INSTEAD:
+        return Problem(f"there is no key '{head}' at the top of a config", key=head, place=place, fix=_INSTEAD[head])
     return Problem(
         f"there is no key '{key}' at the top of a config",
         key=key,
@@ -117,6 +126,9 @@ def unknown_argument(argument: str, options: Sequence[str]) -> Problem:
         return Problem(
             f"the argument '{argument}' belongs to no key", place=Place(COMMAND_LINE, argument), suggestion=meant
         )
+    if head in _INSTEAD and head not in options:
+        place = Place(COMMAND_LINE, f"--{name}")
+        return Problem(f"there is no option '--{head}'", place=place, fix=_INSTEAD[head])
     if head in options and rest:
         return unknown_top_key(name)
     known = tuple(f"--{option}" for option in options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -34,6 +35,11 @@ def _images(rollout: Rollout) -> dict[str, Number]:
     """Return how many images a prompt shows, if there are any."""
     images = sum(len(sample.input.images) for sample in rollout.samples)
     return {"rollout/prompt_images": Mean(images, len(rollout.turns))} if images else {}
+
+
+def comes_with_episodes(name: str) -> bool:
+    """Return whether a metric is a mean over the episodes that end in a rollout, of all or of one source."""
+    return name in PER_EPISODE or re.sub(r"^rollout/source/.+/", "rollout/", name) in PER_EPISODE
 
 
 def source_numbers(turns: Sequence[Turn], source: Callable[[Turn], str]) -> dict[str, Number]:
@@ -85,3 +91,7 @@ def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
         **{f"env/lost/{kind}": Sum(count) for kind, count in lost.items()},
         "time/env_to_generation": Mean(env_seconds, sum(turn.engine_seconds for turn in turns)),
     }
+
+
+# That have no value where no episode ends; besides, there is whatever environments tell.
+PER_EPISODE = tuple(name for name, x in _per_episode(()).items() if isinstance(x, Mean))

@@ -37,6 +37,11 @@ class RolloutSource(ABC):
         """What is trained on them."""
         return "train"
 
+    @property
+    def warmup_iterations(self) -> int:
+        """Iterations at the start of a run in which the critic alone is trained."""
+        return 0
+
     @abstractmethod
     def next_rollout(self, stream: RolloutStream) -> Prepared:
         """Return a prepared rollout for one epoch."""

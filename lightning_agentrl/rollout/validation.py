@@ -5,6 +5,7 @@ An episode that is lost to a fault of its environment counts as one that did not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,11 @@ class ValidationConfig:
             )
         if self.num_envs < 1:
             raise ValueError(f"validation.num_envs must be at least 1, got {self.num_envs}")
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature of validation must be at least 0, got {self.temperature}; 0 takes the most likely token "
+                "(key data.init_args.validation.temperature)"
+            )
 
 
 class EpisodeSeeds:

@@ -36,10 +36,10 @@ class Watch(RolloutCallback):
         self.on_train_batch_start(trainer, agent, None, 0)
 
 
-def fit(path, folder, guard, epochs=2, critic=None, ckpt_path=None, precision="64-true"):
+def fit(path, folder, guard, epochs=2, critic=None, ckpt_path=None, precision="64-true", **kwargs):
     watch = Watch()
     last = ModelCheckpoint(path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)
-    trainer = make_trainer(path, epochs, [watch, guard, last], precision=precision, enable_checkpointing=True)
+    trainer = make_trainer(path, epochs, [watch, guard, last], precision=precision, enable_checkpointing=True, **kwargs)
     agent = make_agent(folder, critic or SharedCritic())
     trainer.fit(agent, make_data(), ckpt_path=ckpt_path)
     return watch, agent, trainer
@@ -68,7 +68,7 @@ def test_attempts_are_in_the_checkpoint(tmp_path, exact_folder):
     _, whole, _ = fit(tmp_path / "whole", exact_folder, SkipSome([0, 3]), epochs=3)
     fit(tmp_path / "part", exact_folder, SkipSome([0, 3]), epochs=1)
     resumed, agent, _ = fit(
-        tmp_path / "part", exact_folder, SkipSome([0, 3]), epochs=3, ckpt_path=tmp_path / "part" / "last.ckpt"
+        tmp_path / "part", exact_folder, SkipSome([0, 3]), -1, ckpt_path=tmp_path / "part" / "last.ckpt", max_steps=6
     )
     assert agent.attempts == whole.attempts == 6
     assert resumed.versions == [{2}, {4}]

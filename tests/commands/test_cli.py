@@ -136,6 +136,7 @@ WRONG = {
     "precision": ("trainer.precision", "fp16", ["trainer.precision", "'32-true', '64-true', 'bf16-mixed'"]),
     "kernels without a GPU": ("model.init_args.compute.kernels", "liger", ["GPU", "'compiled'"]),
     "logger class": ("trainer.logger", {"class_path": "TensorBordLogger"}, ["TensorBoardLogger?"]),
+    "logger without a login": ("trainer.logger", {"class_path": "WandbLogger"}, ["trainer.logger", "wandb login"]),
     "logger package": (
         "trainer.logger",
         {"class_path": "CometLogger"},
@@ -151,6 +152,52 @@ WRONG = {
         [{"class_path": "ModelCheckpoint", "init_args": {"monitor": "val/sucess"}}],
         ["trainer.callbacks[0].init_args.monitor", "val/success?"],
     ),
+    "validation inside an iteration": (
+        "trainer.val_check_interval",
+        0.5,
+        ["trainer.val_check_interval", "trainer.check_val_every_n_epoch"],
+    ),
+    "overfitting": ("trainer.overfit_batches", 1, ["trainer.overfit_batches", "mini_batch_turns"]),
+    "averaging": (
+        "trainer.callbacks",
+        [{"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 1e-3}}],
+        ["StochasticWeightAveraging", "trainer.callbacks", "model.init_args.optim.schedule"],
+    ),
+    "nothing else": ("trainer.barebones", True, ["trainer.barebones"]),
+    "shape of a schedule": (
+        "model.init_args.optim.schedule",
+        {"actor": {"shape": "cosin"}},
+        ["optim.schedule", "cosine"],
+    ),
+    "schedule of no group": (
+        "model.init_args.optim.schedule",
+        {"shape": "cosine"},
+        ["model.init_args.optim.schedule", "shape", "actor, critic"],
+    ),
+    "schedule beyond the run": (
+        "model.init_args.optim.schedule",
+        {"critic": {"warmup_steps": 10}},
+        ["model.init_args.optim.schedule.critic.warmup_steps", "10", "2 steps"],
+    ),
+    "scheduler of Lightning": ("lr_scheduler", {"class_path": "StepLR"}, ["'lr_scheduler'", "optim.schedule"]),
+    "negative rate": ("model.init_args.optim.lr_actor", -1e-5, ["model.init_args.optim.lr_actor", "-1e-05"]),
+    "negative temperature": ("data.init_args.validation", {"temperature": -1.0}, ["validation.temperature", "-1.0"]),
+    "no tokens": (
+        "model.init_args.compute",
+        {"max_tokens_per_micro_batch": 0},
+        ["model.init_args.compute.max_tokens_per_micro_batch", "0"],
+    ),
+    "environment without a key": (
+        "data.init_args.env",
+        "agentrl_envs:Bandit-v0",
+        ["data.init_args.env", "{id: agentrl_envs:Bandit-v0}"],
+    ),
+    "validation without a key": ("data.init_args.validation", 32, ["data.init_args.validation", "{episodes: 32}"]),
+    "dot for a colon": ("data.init_args.env.id", "agentrl_envs.Bandit-v0", ["mean agentrl_envs:Bandit-v0?"]),
+    "no checkpoint yet": ("ckpt_path", "last", ["ckpt_path"]),
+    "no best checkpoint": ("ckpt_path", "best", ["ckpt_path", "monitor"]),
+    "folder that cannot be made": ("trainer.default_root_dir", "/proc/none/run", ["/proc/none/run"]),
+    "folder elsewhere": ("trainer.default_root_dir", "s3://mine/run", ["trainer.default_root_dir", "s3://mine/run"]),
     "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt"]),
     "no checkpoint": ("ckpt_path", "given.yaml", ["given.yaml'", "agentrl fit"]),
     "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run"]),
@@ -165,6 +212,16 @@ AGAIN = {
     *("type in a dataclass", "type in a callback", "type in trainer"),
     *("environment module", "model on the hub", "long prompts", "constructor", "callback constructor"),
     *("top", "no class", "class of a missing module", "checkpoint", "model folder", "last iteration cut"),
+    *(
+        "overfitting",
+        "averaging",
+        "nothing else",
+        "logger without a login",
+        "schedule of no group",
+        "schedule beyond the run",
+    ),
+    *("scheduler of Lightning", "no tokens", "validation without a key", "no best checkpoint", "folder elsewhere"),
+    *("shape of a schedule", "negative temperature", "no checkpoint yet", "folder that cannot be made"),
     *("accumulation", "limited iterations", "metric of a checkpoint", "kernels without a GPU", "file for a folder"),
 }
 assert set(WRONG) >= AGAIN
@@ -174,8 +231,10 @@ assert set(WRONG) >= AGAIN
     "case", [pytest.param(case, marks=pytest.mark.slow if case in AGAIN else ()) for case in WRONG]
 )
 def test_wrong_input_is_told_in_one_sentence_with_its_line(
-    case: str, config: Config, tmp_path: Path, agentrl: Command
+    case: str, config: Config, tmp_path: Path, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))  # of "logger without a login"
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
     key, value, parts = WRONG[case]
     told = sentence(agentrl(config=changed(config, key, value)))
     for part in parts:
@@ -263,6 +322,9 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
         (["--model.lr_actr=1"], ["lr_actr", "lr_actor?"]),
         (["--model.init_args.critic.init_args.detch", "true"], ["critic.init_args.detch", "detach?"]),
         (["--modle.class_path=PPOAgent"], ["--modle", "--model?"]),
+        (["--optimizer", "AdamW"], ["'--optimizer'", "model.init_args.optim"]),
+        (["--lr_scheduler.T_max=3"], ["'--lr_scheduler'", "model.init_args.optim.schedule"]),
+        (["--model.init_args.optim.lr_actor", "-1e-5"], ["optim.lr_actor", "-1e-05", "(command line)"]),
         (["--max_epochs=3"], ["--max_epochs", "--trainer.max_epochs?"]),
         (["--trainer.max_epoch=3"], ["trainer.max_epoch", "max_epochs?"]),
         (["--model=PPOAgnt"], ["model.class_path", "(key model.class_path; command line)", "PPOAgent?"]),

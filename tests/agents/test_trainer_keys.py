@@ -1,0 +1,69 @@
+"""Keys of Lightning's Trainer that an agent cannot do anything with are refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+
+from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.callbacks import RunCheckpoints
+from tests.agents.harness import make_trainer
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"fast_dev_run": True}, "trainer.fast_dev_run"),
+    ({"overfit_batches": 1}, "trainer.overfit_batches"),
+    ({"overfit_batches": 0.5}, "trainer.overfit_batches"),
+    ({"limit_train_batches": 1}, "trainer.limit_train_batches"),
+    ({"limit_train_batches": 0.5}, "trainer.limit_train_batches"),
+    ({"limit_val_batches": 0.5}, "trainer.limit_val_batches"),
+    ({"limit_test_batches": 1}, "trainer.limit_test_batches"),
+    ({"limit_predict_batches": 0.5}, "trainer.limit_predict_batches"),
+    ({"val_check_interval": 0.5}, "trainer.check_val_every_n_epoch"),
+    ({"val_check_interval": 1}, "trainer.val_check_interval"),
+    ({"val_check_interval": "00:00:01:00"}, "trainer.val_check_interval"),
+    ({"check_val_every_n_epoch": 0}, "trainer.check_val_every_n_epoch"),
+    ({"min_steps": 3}, "trainer.min_epochs"),
+    ({"reload_dataloaders_every_n_epochs": 1}, "trainer.reload_dataloaders_every_n_epochs"),
+    ({"model_registry": "mine"}, "trainer.model_registry"),
+    ({"callbacks": [StochasticWeightAveraging(1e-3)]}, "model.init_args.optim.schedule"),
+    ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "data.init_args.mini_batch_turns"),
+    ({"callbacks": [LearningRateFinder()]}, "model.init_args.optim.lr_actor"),
+    ({"callbacks": [BatchSizeFinder()]}, "data.init_args.mini_batch_turns"),
+    ({"callbacks": [BackboneFinetuning()]}, "BackboneFinetuning changes the optimizer"),
+    ({"callbacks": [ModelCheckpoint(save_on_exception=True)], "enable_checkpointing": True}, "save_on_exception"),
+]
+
+
+@pytest.mark.parametrize(("given", "part"), REFUSED, ids=lambda given: str(given)[:40])
+def test_what_would_break_an_iteration_is_refused(given: dict[str, Any], part: str, tmp_path: Path) -> None:
+    settings = {"limit_val_batches": None, **given}
+    with pytest.raises(ValueError, match=re.escape(part)):
+        check_trainer(make_trainer(tmp_path, 1, **settings), 2)
+
+
+def test_what_changes_nothing_is_accepted(tmp_path: Path) -> None:
+    plain = {"limit_val_batches": None, "min_epochs": 1, "num_sanity_val_steps": 2, "check_val_every_n_epoch": 9}
+    callbacks = [LearningRateMonitor(), RunCheckpoints()]
+    check_trainer(make_trainer(tmp_path, 1, callbacks, enable_checkpointing=True, **plain), 2)
+    check_trainer(make_trainer(tmp_path, 1, limit_val_batches=0), 2)
+
+
+def test_every_key_of_the_trainer_is_in_the_docs() -> None:
+    """A key that a later Lightning adds is decided on here first."""
+    page = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text()
+    lacking = [key for key in inspect.signature(L.Trainer).parameters if f"`trainer.{key}`" not in page]
+    assert not lacking

@@ -1,0 +1,83 @@
+"""`ckpt_path: last` and `best` are found on the disk, or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_agentrl.callbacks import RunCheckpoints
+from lightning_agentrl.commands.named_checkpoint import named_checkpoint
+from lightning_agentrl.errors import ConfigError
+from tests.agents.harness import make_trainer
+from tests.cli import Command, Config, changed, sentence
+
+
+def save(path: Path, minute: int, best: Path | None = None, score: float | None = None) -> Path:
+    """What those who search read of a checkpoint."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = None if score is None else torch.tensor(score)
+    state = {"monitor": "val/success", "best_model_path": str(best or path), "best_model_score": known}
+    torch.save({"callbacks": {"RunCheckpoints": state}}, path)
+    os.utime(path, (60 * minute, 60 * minute))
+    return path
+
+
+def find(word: str, root: Path, monitor: str | None = "val/success", mode: str = "max") -> Path:
+    callback = RunCheckpoints(monitor=monitor, mode=mode)
+    return Path(named_checkpoint(word, make_trainer(root, 1, [callback], enable_checkpointing=True)))
+
+
+def test_last_is_the_newest_below_the_root_and_best_has_the_best_score(tmp_path: Path) -> None:
+    first, second = (tmp_path / "logs" / name / "checkpoints" for name in ("version_0", "version_1"))
+    best = save(first / "iteration-00002.ckpt", 1, score=0.7)
+    save(first / "iteration-00003.ckpt", 2, best=Path("/elsewhere/iteration-00002.ckpt"), score=0.7)  # it was moved
+    lower = save(second / "iteration-00004.ckpt", 3, score=0.4)
+    newest = save(second / "iteration-00005.ckpt", 4, best=lower, score=0.4)
+    save(tmp_path / ".trash" / "iteration-00009.ckpt", 9, score=0.9)
+    (second / "iteration-00006.ckpt").write_bytes(newest.read_bytes()[:100])  # half of one, the newest of all
+    save(tmp_path / "other" / "a.ckpt", 0, score=math.nan)
+    assert find("last", tmp_path) == newest
+    (second / "last.ckpt").symlink_to(newest.name)
+    assert find("last", tmp_path) == second / "last.ckpt"  # in its place, the one before would be taken
+    assert find("best", tmp_path) == best
+    assert find("best", tmp_path, mode="min") == lower
+
+
+@pytest.mark.parametrize(
+    ("word", "monitor", "part"),
+    [
+        ("last", None, "there is no checkpoint below '"),
+        ("best", None, "monitor: val/success"),
+        ("best", "val/return", "was the best by val/return"),
+        ("hpc", None, "hpc_ckpt_"),
+    ],
+)
+def test_a_word_that_stands_for_nothing_is_refused(tmp_path: Path, word: str, monitor: str | None, part: str) -> None:
+    if word == "best":
+        save(tmp_path / "iteration-00001.ckpt", 1, score=0.5)
+    with pytest.raises(ConfigError, match=part) as refused:
+        find(word, tmp_path, monitor)
+    assert refused.value.problem.key == "ckpt_path"
+
+
+@pytest.mark.slow
+def test_a_run_continues_the_newest_and_validates_the_best(tmp_path: Path, config: Config, agentrl: Command) -> None:
+    """Whatever the folders are called, and never from nothing."""
+    saving = {"class_path": "RunCheckpoints", "init_args": {"monitor": "critic/loss", "mode": "min"}}
+    config = changed(config, "trainer.callbacks", [saving, {"class_path": "RunSummary"}])
+    config = changed(config, "trainer.logger", {"class_path": "CSVLogger", "init_args": {"save_dir": "runs/logs"}})
+    config = changed(config, "trainer.default_root_dir", "runs")
+    assert "below 'runs'" in sentence(agentrl("--ckpt_path", "last", config=config))
+    assert not list(tmp_path.glob("**/summary.json"))
+    assert agentrl(config=config)[0] == 0
+    again = ("--trainer.max_epochs", "2", "--ckpt_path", "last", "--trainer.logger.init_args.name", "other")
+    assert agentrl(*again, config=config)[0] == 0
+    told = json.loads((tmp_path / "runs/logs/other/version_0/run.json").read_text())
+    assert told["continues"].endswith("lightning_logs/version_0/checkpoints/last.ckpt")
+    for command in ("validate", "inspect"):
+        assert agentrl("--ckpt_path", "best", config=config, command=command)[0] == 0
