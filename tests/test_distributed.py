@@ -51,6 +51,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", CASES)
 def test_what_ranks_refuse_is_told_once_and_nobody_goes_on_alone(faults: str, endings: list[dict[str, str]]) -> None:
     assert [of_rank[faults] for of_rank in endings] == CASES[faults]

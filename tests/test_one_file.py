@@ -218,6 +218,7 @@ def replay(record: Record, folder: Path) -> Replay:
     return replay
 
 
+@pytest.mark.slow
 def test_every_case_is_there(record: Record) -> None:
     turns = [turn for step in record.steps for turn in step.rollout.turns]
     ends = {(turn.terminated, turn.truncated, turn.bootstrap is not None) for turn in turns}
@@ -239,6 +240,7 @@ def test_every_case_is_there(record: Record) -> None:
     assert record.metrics[1]["critic/value_std"] > 0.01
 
 
+@pytest.mark.slow
 def test_the_same_replies_lead_to_the_same_prompts_rewards_and_ends(replay: Replay) -> None:
     for rollout, row, ours in replay.pairs():
         sample = rollout.samples[row]
@@ -312,6 +314,7 @@ def test_replies_are_sampled_from_the_distribution_that_is_scored(folder: Path) 
         assert close(torch.tensor(logps, dtype=torch.float64), one_file.logps_and_entropy(actor, turn)[0].detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env", ["agentrl_envs:Bandit-v0", pytest.param("agentrl_envs:GuessNumber-v0", marks=pytest.mark.slow)]
 )

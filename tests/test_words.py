@@ -78,6 +78,7 @@ def test_words_that_were_given_up_stay_away(word: str) -> None:
     assert found == set(exceptions), f"say '{instead}', and drop exceptions that are no longer needed"
 
 
+@pytest.mark.slow
 def test_a_class_name_is_used_once() -> None:
     places = defaultdict(list)
     for path in (ROOT / PACKAGE).rglob("*.py"):

@@ -30,7 +30,7 @@ from lightning_agentrl.agents.checkpoints import (
     rewind,
 )
 from lightning_agentrl.agents.checks import check_groups, check_returns, check_tower, check_trainer, correction_for
-from lightning_agentrl.agents.describe import RecentEpisodes, describe, describe_gradient
+from lightning_agentrl.agents.describe import describe, describe_gradient
 from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
 from lightning_agentrl.agents.master_weights import MasterWeights
@@ -38,6 +38,7 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.proof import EngineProof
+from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.agents.resume import check_changes, versions, weights_checksum
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -11,9 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages import token_energy, value_statistics, variance_proxies
-from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.losses import effective_share
-from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
@@ -61,25 +58,3 @@ def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], 
         energy = energy * rollout.weights.square()
     proxies = variance_proxies(rollout.advantages, energy, rollout.trained_mask, norm, reduce)
     return {f"variance_proxy/{name}": x for name, x in asdict(proxies).items() if not math.isnan(x)}
-
-
-class RecentEpisodes:
-    """Success of the last episodes of all ranks; short ones do not dominate it as they do a single rollout."""
-
-    def __init__(self, size: int = 100) -> None:
-        self.successes: deque[bool] = deque(maxlen=size)
-
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """Add the episodes that ended in a rollout, and return the share solved; every rank must call it."""
-        for part in all_gather([succeeded(turn) for turn in rollout.turns if turn.done]):
-            self.successes.extend(part)
-        if not self.successes:
-            return {}
-        return {"rollout/success_window": sum(self.successes) / len(self.successes)}
-
-    def state_dict(self) -> list[bool]:
-        return list(self.successes)
-
-    def load_state_dict(self, successes: list[bool]) -> None:
-        self.successes.clear()
-        self.successes.extend(successes)

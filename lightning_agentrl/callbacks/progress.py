@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.metrics.stages import StageClock
 
+SUCCESS = "rollout/success_window"
 SHOWN = {
-    "rollout/success_window": "success",
+    SUCCESS: "success",
     "rollout/reward_per_turn": "reward/turn",
     "rollout/valid_action_ratio": "valid",
     "kl/reference": "kl",
@@ -30,7 +31,7 @@ UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
 class StageProgress(ProgressBar):
     """Progress of iteration, phase and stage, the main numbers of the last iteration, and the time left.
 
-    ``success`` is that of the last 100 episodes.
+    ``success`` is that of the last 100 episodes before which no running one began; a dash until 20 of them have ended.
 
     Args:
         line_seconds: without a terminal, seconds from one line inside an iteration to the next.
@@ -161,7 +162,10 @@ class StageProgress(ProgressBar):
 
     def _numbers(self, trainer: L.Trainer) -> str:
         metrics = trainer.callback_metrics
-        return " ".join(f"{short} {float(metrics[name]):.3f}" for name, short in SHOWN.items() if name in metrics)
+        texts = {name: f"{float(metrics[name]):.3f}" for name in SHOWN if name in metrics}
+        if trainer.training and "rollout/reward_per_turn" in texts:
+            texts.setdefault(SUCCESS, "-")
+        return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)
 
     def _time_left(self, trainer: L.Trainer, done: int) -> str:
         """Estimate the time left by the median of the last iterations; empty before the first and without an end."""

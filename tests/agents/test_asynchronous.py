@@ -131,6 +131,7 @@ def collects_between_steps(path: Path, folder: Path, engine: Engine) -> None:
     assert when["step 1 is over"] < when["turn 21"] < when["turn 32"] < when["step 2 begins"]  # which trains on it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_turns_are_of_the_weights_one_iteration_before(tmp_path, served_folder, engine):
     trains_on_the_weights_before(tmp_path, served_folder, engine())

@@ -23,6 +23,7 @@ def fit(path, folder, epochs, critic=None, ckpt_path=None, **kwargs):
     return agent, torch.load(path / "last.ckpt", weights_only=True)
 
 
+@pytest.mark.slow
 def test_small_steps_are_kept(tmp_path, tiny_folder):
     agent, saved = fit(tmp_path, tiny_folder, 2)
     initial = make_agent(tiny_folder)

@@ -57,6 +57,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callback", [RunCheckpoints, pytest.param(ModelCheckpoint, marks=pytest.mark.slow)])
 def test_a_full_disk_loses_nothing(tiny_folder: Path, tmp_path: Path, disk: Path, callback: Any) -> None:
     """Not with Lightning's own callback either, whose next checkpoint has to fit beside the last."""
@@ -74,6 +75,7 @@ def test_a_full_disk_loses_nothing(tiny_folder: Path, tmp_path: Path, disk: Path
     assert saved["epoch"] == len(there) - 1
 
 
+@pytest.mark.slow
 def test_the_newest_is_damaged_and_the_run_goes_on_from_the_one_before(tiny_folder: Path, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     trainer, whole = fit(tmp_path, tiny_folder, 4, RunCheckpoints(dirpath=str(saved)))

@@ -136,6 +136,7 @@ def test_estimators_without_what_they_compare_are_refused(tmp_path, tiny_folder,
         make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, advantage), group_data(groups, num_envs=16))
 
 
+@pytest.mark.slow
 def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
     """Also where nothing is left, as where all scores are equal: then nothing moves."""
 

@@ -105,6 +105,7 @@ def test_in_mixed_precision_the_base_takes_half_the_memory(tmp_path, tiny_folder
     assert torch.equal(found.old_logps, expected.old_logps)
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_the_adapters(tmp_path, exact_folder):
     """Before and after updates, sampled log-probs are those of the scores."""
     spy = fit(tmp_path, lora_agent(exact_folder), 3)

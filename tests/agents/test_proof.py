@@ -194,6 +194,7 @@ def cases(names: Iterable[str]) -> list[Any]:
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", cases(WRONG))
 def test_a_wrong_engine_is_found_with_its_cause(wrong: str) -> None:
     kind, make, cause = WRONG[wrong]

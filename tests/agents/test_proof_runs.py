@@ -66,6 +66,7 @@ def test_a_right_run_is_the_same_to_the_bit(tmp_path: Path, tiny_folder: Path, s
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{}, *(pytest.param(given, marks=pytest.mark.slow) for given in ({"max_staleness": 1}, {"correction": Bypass()}))],

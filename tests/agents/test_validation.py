@@ -32,6 +32,7 @@ def test_validation_repeats_whatever_plays_beside_it(tmp_path, tiny_folder):
     assert validate(tmp_path, tiny_folder, num_envs=1) == pytest.approx(validate(tmp_path, tiny_folder, num_envs=12))
 
 
+@pytest.mark.slow
 def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
     """Training environments and their random streams stay untouched: the same weights with and without."""
 

@@ -143,6 +143,7 @@ def test_the_reference_is_neither_saved_nor_optimised(saved):
     assert not any(id(p) in optimised or p.requires_grad for p in agent.models.reference.parameters())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_its_learning_rates_from_the_configuration(saved, tmp_path, tiny_folder):
     path, _ = saved
     trainer = make_trainer(tmp_path, 2)

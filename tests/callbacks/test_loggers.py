@@ -38,6 +38,7 @@ def with_logger(config: Config, kind: str, **arguments: Any) -> Config:
     return changed(config, "trainer.logger", logger)
 
 
+@pytest.mark.slow
 def test_a_run_folder_holds_config_and_facts(
     config: Config,
     tmp_path: Path,

@@ -44,6 +44,7 @@ def loud(log: Log) -> list[str]:
     return [name for name, finding in log.findings.items() if finding.severity != "notice"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FOUND]
 )
@@ -51,6 +52,7 @@ def test_a_defect_of_a_game_is_found(defect: str) -> None:
     assert FOUND[defect] in examined(MINE, defect=defect)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ASKED)
 def test_a_defect_of_a_question_is_found(defect: str) -> None:
     assert ASKED[defect] in examined(QUESTION, defect=defect)
@@ -62,6 +64,7 @@ def test_sound_games_are_left_alone(env_id: str) -> None:
     assert loud(log) == []
 
 
+@pytest.mark.slow
 def test_a_limit_that_is_declared_is_no_end_of_a_game() -> None:
     """What ends after as many turns without having declared them may be a game of so many lives or questions."""
     assert "ends.limit" in loud(examined(MINE, defect="limit as end"))
@@ -81,6 +84,7 @@ def hashed() -> Certificate:
     return certify(MINE, {"defect": "hash"})
 
 
+@pytest.mark.slow
 def test_another_hash_seed_is_told_from_another_process(hashed: Certificate) -> None:
     assert [one["check"] for one in hashed.findings if one["severity"] == "error"] == ["replay.hash"]
     assert not hashed.passed

@@ -309,6 +309,7 @@ def test_a_broken_config_file_is_named(text: str, parts: list[str], tmp_path: Pa
         assert part in told
 
 
+@pytest.mark.slow
 def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp_path: Path, agentrl: Command) -> None:
     (tmp_path / "wrong.yaml").write_text("model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
     (tmp_path / "right.yaml").write_text(yaml.safe_dump(config))
@@ -378,6 +379,7 @@ def test_an_option_that_would_fall_on_one_of_several_sources_is_refused(
         assert part in told
 
 
+@pytest.mark.slow
 def test_a_list_of_sources_is_given_as_a_whole_on_the_command_line(config: Config, agentrl: Command) -> None:
     both = "[{id: 'agentrl_envs:Bandit-v0', share: 2}, {id: 'agentrl_envs:GuessNumber-v0'}]"
     config["data"]["init_args"]["envs"] = [config["data"]["init_args"].pop("env")]

@@ -27,6 +27,7 @@ def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentr
     assert agentrl(config=config, command="validate")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "command", "parts"),
     [
@@ -99,6 +100,7 @@ class Labyrinth(gymnasium.Env[str, str]):
 gymnasium.register(id="Labyrinth-v0", entry_point=Labyrinth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "parts"),
     [
@@ -167,6 +169,7 @@ def labyrinth(fault: str) -> Config:
     return {"id": "Labyrinth-v0", "kwargs": {"fault": fault}}
 
 
+@pytest.mark.slow
 def test_bugs_keep_their_traceback(config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: RolloutDataModule) -> None:
         raise ValueError("a bug while the agent plays")
@@ -176,6 +179,7 @@ def test_bugs_keep_their_traceback(config: Config, agentrl: Command, monkeypatch
         agentrl(config=config)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +288,7 @@ def test_a_secret_in_the_config_is_refused_before_anything_is_written(
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_validation_ends_it_and_nothing_is_saved(
     config: Config, agentrl: Command, tmp_path: Path
 ) -> None:

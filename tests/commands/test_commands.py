@@ -129,6 +129,7 @@ def test_a_dry_run_belongs_to_fit(
     assert "--trainer.max_epochs 1" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_quiet_run_shows_results_only(
     quiet: bool,

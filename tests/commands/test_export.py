@@ -38,6 +38,7 @@ def trained(path, folder, lora, **kwargs):
     return agent, path / "run.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
     [
@@ -143,6 +144,7 @@ def plain_checkpoint(tmp_path, tiny_folder):
     return trained(tmp_path, tiny_folder, None)[1]
 
 
+@pytest.mark.slow
 def test_wrong_requests_are_told_in_one_sentence(tmp_path, tiny_folder, exact_folder, plain_checkpoint):
     def told(checkpoint, folder=tmp_path / "out", **kwargs):
         with pytest.raises(ValueError) as refused:  # noqa: PT011 - what is said is looked at below

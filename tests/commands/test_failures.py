@@ -47,6 +47,7 @@ class Parser(TolerantParser):
 PARSER = "data.init_args.interaction.init_args.parser"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "name", "stage", "lower"),
     [
@@ -111,6 +112,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
     small_disk: Path,
     config: Config,

@@ -58,6 +58,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
     assert re.search(r"expected peak +\d", head)
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
     assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)
 

@@ -153,6 +153,7 @@ WRONG_URLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG_URLS)
 def test_a_run_with_a_wrong_url_ends_in_one_sentence(wrong: str, agentrl: Command, config: Config) -> None:
     url, told = WRONG_URLS[wrong]

@@ -26,6 +26,7 @@ def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Confi
     assert all(found and int(found[1]) >= 500 for found in tokens)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_taken_over_are_found(
     verify: Verify,
     config: Config,

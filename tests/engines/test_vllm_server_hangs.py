@@ -88,6 +88,7 @@ STOPS: dict[str, Callable[[SmallServer], None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
 def test_requests_of_a_server_that_hangs_go_to_another_one(
     stop: Callable[[SmallServer], None], monkeypatch: pytest.MonkeyPatch
@@ -232,6 +233,7 @@ def test_the_wait_has_an_end_that_names_the_server(capsys: pytest.CaptureFixture
 # Weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/version", "/collective_rpc", "reload_weights"])
 def test_an_update_does_not_wait_for_a_server_that_hangs_for_longer_than_its_deadline(path: str) -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:

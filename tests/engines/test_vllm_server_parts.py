@@ -226,6 +226,7 @@ def test_one_that_does_not_is_refused_with_what_to_do(part: str, changes: dict[s
         assert expected in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("urls", "told"),
     [([], "at least one"), (["http://a:1", "http://a:1/"], "different"), (["127.0.0.1:8001"], "as http://127.0.0.1")],

@@ -60,6 +60,7 @@ def test_pickled_in_the_middle_of_an_episode(env: CrafterText) -> None:
     assert copy.reset() == env.reset()
 
 
+@pytest.mark.slow
 def test_same_seed_same_short_episode(env: CrafterText) -> None:
     first = digest(env, 5, 40)
     assert digest(env, 6, 20) != first
@@ -94,6 +95,7 @@ def test_same_seed_same_hundreds_of_turns_everywhere() -> None:
     assert [process.communicate(timeout=120)[0].strip() for process in fresh] == [repr(expected)] * 2
 
 
+@pytest.mark.slow
 def test_the_game_is_the_published_one() -> None:
     """Until creatures come and go, from the tenth frame on, every frame is the same."""
     ours, theirs = Game(SMALL), crafter.Env(area=(SMALL, SMALL), seed=7)

@@ -134,6 +134,7 @@ def test_groups_hand_processes_over(tiny_folder, monkeypatch):
     assert len(started) == 2  # for six episodes, two at a time
 
 
+@pytest.mark.slow
 def test_a_process_loads_neither_torch_nor_transformers_and_hashes_as_all_do():
     told = []
     for _ in range(2):
@@ -161,6 +162,7 @@ def test_global_generators_repeat_an_episode_in_a_process():
 # What goes wrong in an environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["thread", "process"])
 def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
     """Also what would end a thread, a task, the event loop or the process. The environment is still there."""
@@ -189,6 +191,7 @@ def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
         assert kind in error.trace.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "told"),
     [
@@ -247,6 +250,7 @@ def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder
     assert numbers["env/retries"] == numbers["env/errors/timeout"] + 1.0
 
 
+@pytest.mark.slow
 def test_the_budget_is_of_one_call_and_what_is_beyond_it_costs_the_episode(tiny_folder):
     with workplace(tiny_folder, [Walk()]) as place:
         replace_sessions(place, config(fault="exits", at=3, retries=1))
@@ -278,6 +282,7 @@ def test_a_process_that_cannot_be_replayed_is_refused():
     assert error.value.__cause__.kind == "died"
 
 
+@pytest.mark.slow
 def test_an_answer_that_cannot_be_sent_names_the_entry():
     async def play() -> None:
         await worker.reset(START)
@@ -292,6 +297,7 @@ def test_an_answer_that_cannot_be_sent_names_the_entry():
 # How a process ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["thread", "process"])
 def test_an_environment_is_closed_and_its_complaint_is_a_warning(place, tmp_path):
     once = str(tmp_path / "closed")
@@ -303,6 +309,7 @@ def test_an_environment_is_closed_and_its_complaint_is_a_warning(place, tmp_path
         worker.reset_now(START)
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_ends_its_process_and_a_later_one_goes_on(tmp_path):
     once = tmp_path / "hanging"
 
@@ -334,6 +341,7 @@ def test_ctrl_c_is_not_heard():
         assert os.getpgid(process_of(worker).pid) != os.getpgrp()
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_a_trainer_that_is_killed(tmp_path):
     """Even one that hangs and never lets go of the interpreter."""
     once = tmp_path / "hanging"

@@ -144,6 +144,7 @@ def test_tasks_alone_are_prompts_and_whole_replies(tiny_folder: Path, tmp_path: 
     assert [result.turns for result in validation] == [1] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [WindowMemory(2), pytest.param(FullMemory(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "sizes",

@@ -92,6 +92,7 @@ def test_it_holds_wherever_the_environment_runs_and_in_every_turn(place: str) ->
         assert answer.contract.aliases["one"] == "1"
 
 
+@pytest.mark.slow
 def test_a_config_gives_it_and_a_misfit_is_told_with_its_line(config: Config, agentrl: Command) -> None:
     words = {
         "system_prompt": "Dress.",

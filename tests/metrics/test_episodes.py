@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from lightning_agentrl.agents.describe import RecentEpisodes
+from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.metrics.episodes import (
     EpisodeMetrics,
     EpisodeResult,
@@ -19,9 +24,6 @@ from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
 from tests.types.samples import action, prompt, turn
-
-# The episodes of `by_hand` end unsolved (B), solved (D), unsolved (E).
-WINDOW_EXPECTED = {"rollout/success_window": (0 + 1 + 0) / 3}
 
 RESULTS = [
     EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2, progression=1.0),
@@ -60,38 +62,78 @@ def held_out(results: Sequence[EpisodeResult]) -> dict[str, float]:
     return {f"val/{name}": number for name, number in metrics.compute().items()}
 
 
-def test_window_of_one_rollout_by_hand():
-    assert RecentEpisodes().update(by_hand()) == WINDOW_EXPECTED
+def played(lengths: Sequence[Sequence[tuple[int, bool]]], turns: int, first: int) -> Rollout:
+    """Turns from `first` on of environments that play episodes of these lengths, with these successes."""
+    samples = []
+    for env, episodes in enumerate(lengths):
+        labels = [(n, i, length, won) for n, (length, won) in enumerate(episodes) for i in range(length)]
+        for episode, index, length, won in labels[first : first + turns]:
+            end: dict[str, Any] = {"terminated": True, "stop": StopReason.ENV_DONE} if index == length - 1 else {}
+            one = turn(env=env, episode=episode, index=index, success=won if end else None, **end)
+            samples.append(Sample((prompt(1), action(2)), (one,)))
+    return Rollout.from_samples(samples)
 
 
-def test_window_goes_on_over_rollouts_and_keeps_its_value_where_none_ends():
+EPISODES = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=16, max_size=16)
+
+
+@given(
+    lengths=st.lists(EPISODES, min_size=1, max_size=4),
+    turns=st.integers(1, 5),
+    size=st.integers(4, 9),
+    enough=st.integers(1, 4),
+)
+def test_window_is_of_all_that_began_before_any_that_runs(lengths, turns, size, enough):
+    recent = RecentEpisodes(size, enough)
+    for until in range(turns, 16 + 1, turns):
+        told = recent.update(played(lengths, turns, until - turns))
+        begun = []  # (turn of the begin, environment, end, success)
+        for env, episodes in enumerate(lengths):
+            starts = [sum(length for length, _ in episodes[:n]) for n in range(len(episodes))]
+            ones = zip(starts, episodes, strict=True)
+            begun += [(start, env, start + length, won) for start, (length, won) in ones if start < until]
+        runs = min((start for start, _, end, _ in begun if end > until), default=until)
+        known = [(start, won) for start, _, _, won in begun if start < runs]
+        assert ("rollout/success_window" in told) == (len(known) >= enough)
+        if told:  # of those that begin at once, an unsolved one is the first to be forgotten
+            last = [won for _, won in sorted(known)][-size:]
+            assert told["rollout/success_window"] == pytest.approx(sum(last) / len(last))
+
+
+def test_window_does_not_favour_short_episodes():
+    """Half of the episodes are solved within two turns, the others fail after nine."""
+    draw = random.Random(0)
+    lengths = [[draw.choice([(2, True), (9, False)]) for _ in range(30)] for _ in range(40)]
     recent = RecentEpisodes()
-    recent.update(ended(True, True))
-    assert recent.update(by_hand()) == {"rollout/success_window": (2 + 1) / (2 + 3)}
-    assert recent.update(of_envs(by_hand(), [2])) == {"rollout/success_window": 3 / 5}
-
-
-def test_window_forgets_the_oldest_beyond_its_size():
-    recent = RecentEpisodes(size=3)
-    assert recent.update(ended(True, True)) == {"rollout/success_window": 2 / 2}
-    assert recent.update(ended(False, True)) == {"rollout/success_window": (1 + 0 + 1) / 3}
-    assert recent.update(ended(False)) == {"rollout/success_window": (0 + 1 + 0) / 3}
-    assert recent.update(ended(True, True, True, False, False)) == {"rollout/success_window": (1 + 0 + 0) / 3}
-    assert RecentEpisodes().successes.maxlen == 100
+    told = [recent.update(played(lengths, 3, first)).get("rollout/success_window") for first in range(0, 60, 3)]
+    assert told[:2] == [None, None]  # nothing but solved ones have ended
+    assert all(abs(success - 0.5) < 0.2 for success in told[3:])  # four standard errors
 
 
 def test_window_without_any_ended_episode_says_nothing():
-    assert RecentEpisodes().update(of_envs(by_hand(), [2])) == {}
+    assert RecentEpisodes(enough=1).update(of_envs(by_hand(), [2])) == {}
+
+
+def test_window_does_not_wait_for_an_environment_that_is_gone():
+    recent = RecentEpisodes(enough=1)
+    assert recent.update(of_envs(by_hand(), [2])) == {}
+    assert recent.update(ended(True, False)) == {"rollout/success_window": 1 / 2}
 
 
 def test_window_is_continued_from_a_checkpoint():
-    first, second = RecentEpisodes(size=3), RecentEpisodes(size=3)
-    first.update(ended(True, False, False))
+    lengths = [[(2, True), (5, False)] * 3, [(4, False), (1, True)] * 3]
+    first, second = RecentEpisodes(3, 1), RecentEpisodes(3, 1)
+    first.update(played(lengths, 4, 0))
     second.update(ended(True))
-    second.load_state_dict(first.state_dict())
-    assert first.state_dict() == [True, False, False]
-    for recent in (first, second):
-        assert recent.update(ended(True)) == {"rollout/success_window": (0 + 0 + 1) / 3}
+    second.load_state_dict(deepcopy(first.state_dict()))
+    for begin in (4, 8):
+        assert first.update(played(lengths, 4, begin)) == second.update(played(lengths, 4, begin)) != {}
+
+
+def test_window_of_an_older_checkpoint_is_continued():
+    recent = RecentEpisodes(size=3, enough=1)
+    recent.load_state_dict([True, False, True])
+    assert recent.update(ended(True)) == {"rollout/success_window": (0 + 1 + 1) / 3}
 
 
 def test_held_out_numbers_by_hand():

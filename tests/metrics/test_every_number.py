@@ -160,6 +160,7 @@ def all_names(logged: Iterable[Mapping[str, float]]) -> set[str]:
     return {name for numbers in logged for name in numbers}
 
 
+@pytest.mark.slow
 def test_every_logged_number_is_documented(fit):
     names = documented()
     assert not {name for name in all_names(fit.logged) if not any(matches(name, pattern) for pattern in names)}

@@ -12,7 +12,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.agents.describe import RecentEpisodes, describe
+from lightning_agentrl.agents.describe import describe
+from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.distributed import sum_over_ranks
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -44,7 +45,7 @@ WINDOW = 4  # episodes; two rollouts have six
 def describe_part(split: Split, envs: Sequence[int]) -> dict[str, Any]:
     """Everything that is said of a rollout, by a process that has these environments."""
     rollout = of_envs(by_hand(split.without_thoughts_of), envs)
-    recent = RecentEpisodes(WINDOW)
+    recent = RecentEpisodes(WINDOW, enough=1)
     windows = [recent.update(rollout) for _ in range(2)]
     return {"describe": describe(rollout, CPU, sum_over_ranks), "windows": windows, "state": recent.state_dict()}
 

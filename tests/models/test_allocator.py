@@ -25,6 +25,7 @@ print(before, full, freed, resident_bytes())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_holes_are_given_back(keep: bool) -> None:
     ran = subprocess.run(

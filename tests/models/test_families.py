@@ -131,6 +131,7 @@ def test_the_families_are_documented():
     assert set(re.findall(r"`([\w-]+)`", listed)) | {"apertus"} == SHARING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(UNSHARED), indirect=True)
 def test_other_families_are_named_and_read_rows_beside_each_other(family, plain, policy):
     assert not policy.shares_prefixes

@@ -167,6 +167,7 @@ def test_a_tower_is_no_layer_of_the_decoder(folder: Path, tmp_path: Path) -> Non
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LoRA(rank=2)], ids=["all", "adapters"])
 def test_an_export_reads_images_as_before(folder: Path, tmp_path: Path, lora: LoRA | None) -> None:
     policy = built(folder, lora=lora).actor

@@ -300,6 +300,7 @@ def test_a_bound_that_cannot_be_kept_is_refused(settings, message):
         data_module(**settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "bound"), [(0, 1), (2, 2), pytest.param(3, 3, marks=pytest.mark.slow)])
 def test_no_turn_of_a_group_is_older_than_the_bound(connected, tiny_folder, ahead, bound):
     """And the oldest are as old as it allows."""

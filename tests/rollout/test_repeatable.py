@@ -49,6 +49,7 @@ def sampled(folder: Any, settings: dict[str, Any], play: Callable[[RolloutDataMo
     return {(r.number, r.seed, r.temperature, r.prompt.ids): (reply.ids, reply.logps) for r, reply in logging.log}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "play", "engine"),
     [

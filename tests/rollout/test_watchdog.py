@@ -85,6 +85,7 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
     assert both()
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
     """While nothing is collected yet; what comes afterwards is."""
 

@@ -1,0 +1,65 @@
+"""Success in training, without favour for short episodes."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.types import Rollout
+
+
+class RecentEpisodes:
+    """Success of the last episodes of all ranks, in the order in which they began.
+
+    An episode counts as soon as all that began before it or with it have ended. Of those that began later, only the
+    short ones have ended, and their success is not that of the policy.
+
+    Args:
+        size: episodes that count.
+        enough: with fewer, nothing is said.
+    """
+
+    def __init__(self, size: int = 100, enough: int = 20) -> None:
+        self.size, self.enough = size, enough
+        self._rollouts = 0
+        # An episode began at (rollout, turn of its environment in it).
+        self._running: dict[int, tuple[int, int]] = {}  # by environment
+        self._ended: list[tuple[tuple[int, int], bool]] = []  # with its success
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Add the turns of a rollout, and return the share solved by name; every rank must call it."""
+        own = [(turn.env, turn.episode, turn.index, turn.done, succeeded(turn)) for turn in rollout.turns]
+        turns = sorted(turn for part in all_gather(own) for turn in part)
+        running = {}  # without what broke off with its environment
+        for env, played in groupby(turns, itemgetter(0)):
+            began = self._running.get(env, (self._rollouts, -1))
+            ended = False
+            for place, (_, _, index, ended, success) in enumerate(played):
+                if index == 0:
+                    began = (self._rollouts, place)
+                if ended:
+                    self._ended.append((began, success))
+            if not ended:
+                running[env] = began
+        self._rollouts += 1
+        self._running = running
+        self._ended.sort()
+        first = min(running.values(), default=(self._rollouts, 0))
+        known = [success for began, success in self._ended if began < first]
+        del self._ended[: max(len(known) - self.size, 0)]
+        if len(known) < self.enough:
+            return {}
+        last = known[-self.size :]
+        return {"rollout/success_window": sum(last) / len(last)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollouts": self._rollouts, "running": dict(self._running), "ended": list(self._ended)}
+
+    def load_state_dict(self, state: dict[str, Any] | list[bool]) -> None:
+        """Go on from a checkpoint; an older one holds nothing but successes."""
+        if isinstance(state, list):
+            state = {"rollouts": 0, "running": {}, "ended": [((-1, i), success) for i, success in enumerate(state)]}
+        self._rollouts, self._running, self._ended = state["rollouts"], dict(state["running"]), list(state["ended"])
