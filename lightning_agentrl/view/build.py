@@ -130,8 +130,8 @@ def build_report(
     Raises:
         ValueError: ``out`` is a folder.
     """
-    head = {"name": name, "notes": notes, "iterations": None, "differences": [], "curves": None}
-    head |= {"runs": [{"name": name, "summary": None, "facts": None, "config": config}]}
+    about = {"name": name, "summary": None, "facts": None, "config": config}
+    head = {"name": name, "notes": notes, "iterations": None, "runs": [about], "differences": [], "curves": None}
     return _write(out, _page(head, group(turns), "".join(report.html() for report in reports)))
 
 

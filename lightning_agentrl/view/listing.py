@@ -41,9 +41,9 @@ def _row(run: Path) -> tuple[str, str, str]:
     iterations = last_iteration(run)
     told = [f"{iterations} iterations" if iterations else "no iteration in its turn log"]
     summary = _json(run / "summary.json")
-    successes = [(summary.get(when) or {}).get("success") for when in ("before", "after")]
-    if all(isinstance(success, int | float) for success in successes):
-        told.append("held-out success {:.1%} before, {:.1%} after".format(*successes))
+    before, after = ((summary.get(when) or {}).get("success") for when in ("before", "after"))
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        told.append(f"held-out success {before:.1%} before, {after:.1%} after")
     else:
         told.append("not ended, so no summary")
     return started, os.path.relpath(run), ", ".join(told)

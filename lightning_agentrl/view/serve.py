@@ -32,7 +32,8 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, run: Path, other: Path | None = None, last: int | None = None, port: int = 0) -> None:
-        self.runs = [run] if other is None else [run, other]
+        self.run = run
+        self.other = other
         self.last = last
         self._made = ("", "")  # the newest page, and the stamp of what it shows
         self._lock = Lock()
@@ -41,7 +42,7 @@ class PageServer(ThreadingHTTPServer):
 
     def stamp(self) -> str:
         """Return a text that changes with the files that a page shows."""
-        return f"{_changes(self.runs):x}"
+        return f"{_changes([self.run] if self.other is None else [self.run, self.other]):x}"
 
     def page(self) -> str:
         """Return the page of what there is now; as long as there is nothing, one that says so and asks again."""
@@ -49,7 +50,7 @@ class PageServer(ThreadingHTTPServer):
             stamp = self.stamp()
             if stamp != self._made[1]:
                 try:
-                    text = page_of(self.runs[0], self.last, *self.runs[1:], stamp=stamp)
+                    text = page_of(self.run, self.last, self.other, stamp)
                 except ValueError as error:
                     return _waiting(str(error))
                 self._made = text, stamp
