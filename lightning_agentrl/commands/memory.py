@@ -24,7 +24,7 @@ from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
-PROBE_TOKENS = (64, 128, 256)  # lengths at which micro-batches are measured
+PROBE_TOKENS = (128, 256, 512)  # lengths at which micro-batches are measured
 
 
 Rows = list[tuple[str, str]]
@@ -52,14 +52,13 @@ class MemoryPlan:
         return [*rows, ("expected peak", _size(self.peak))]
 
 
-def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row], program_bytes: int) -> MemoryPlan:
+def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> MemoryPlan:
     """Count weights, measure micro-batches on short rows, and extrapolate to the longest.
 
     Args:
         agent: whose models have been loaded.
         data: connected to it.
         rows: of an optimizer step on this process, as long as they can be expected.
-        program_bytes: memory of the process without models.
     """
     every = _weights(agent)
     trained = [p for p in every if p.requires_grad]
@@ -69,12 +68,13 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row], prog
     window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
     handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
     engine = data.engine.memory(handle, data.at_a_time)
+    activations = activation_bytes(agent, longest, reads)
     return MemoryPlan(
-        program=program_bytes if agent.device.type == "cpu" else 0,
+        program=program_bytes(agent) if agent.device.type == "cpu" else 0,  # with what libraries keep once models ran
         weights=_bytes(every),
         gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=2 * _bytes(trained),
-        activations=activation_bytes(agent, longest, reads),
+        activations=activations,
         engine=engine.resident,
         sampling=engine.sampling + _gathered_bytes(agent.actor),
     )
@@ -108,16 +108,13 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """Return the most bytes that the update needs for one micro-batch, gradients of weights not counted.
 
     A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
-    and one that grows with their square (attention, where it is dense). Scores at the logit positions are counted
-    apart, up to one chunk of them if logits are recomputed.
+    and one that grows with their square (attention, where it is dense). They have the same share of logit positions as
+    the micro-batch, up to one chunk of them if logits are recomputed.
     """
-    parabola = np.polynomial.Polynomial.fit(
-        PROBE_TOKENS, [micro_batch_bytes(agent, length, 1) for length in PROBE_TOKENS], deg=2
-    )
-    shortest = PROBE_TOKENS[0]
-    more = micro_batch_bytes(agent, shortest, shortest) - micro_batch_bytes(agent, shortest, 1)
     kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
-    return int(parabola(tokens) + more / (shortest - 1) * (kept - 1))
+    share = min(kept / tokens, 1.0)
+    measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in PROBE_TOKENS]
+    return int(np.polynomial.Polynomial.fit(PROBE_TOKENS, measured, deg=2)(tokens))
 
 
 def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:

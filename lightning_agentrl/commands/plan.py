@@ -15,9 +15,10 @@ from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
-from lightning_agentrl.commands.memory import Rows, memory_plan, program_bytes
+from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.packing import Row
+from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.prompts.renderer import ChatRenderer, Message
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
@@ -33,20 +34,20 @@ class DryRun(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero or in_lockstep(trainer.strategy):  # sharded models are measured by all ranks
-            agent = cast(Agent, pl_module)
-            rank_zero_only(print)(plan_text(trainer, agent, program_bytes(agent)), flush=True)
+            text = plan_text(trainer, cast(Agent, pl_module))
+            rank_zero_only(print)(text, flush=True)
         raise PlanShown
 
 
-def plan_text(trainer: L.Trainer, agent: Agent, program: int) -> str:
-    """Return the plan as readable text. ``program`` is the memory of the process without models, in bytes."""
+def plan_text(trainer: L.Trainer, agent: Agent) -> str:
+    """Return the plan as readable text."""
     data = agent.datamodule
     prompts = data.first_prompts()
     sections = {
         "models": _models(agent),
         "an iteration": _iteration(trainer, agent, data, prompts),
         "the run": _run(trainer, data),
-        "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts), program).lines(),
+        "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts)).lines(),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     lines = []
@@ -163,11 +164,17 @@ def step_rows(trainer: L.Trainer, data: RolloutDataModule, prompts: Sequence[Mod
 
 
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
-    """Return ``turns`` different rows with the given prompts and replies of full length."""
+    """Return ``turns`` different rows with the given prompts and replies of full length.
+
+    Where there are more rows than prompts, text prompts part where the given ones do, since no two turns are alike.
+    """
     reply = data.interaction.max_reply_tokens
+    common = common_prefix_length([prompt.keys for prompt in prompts])
     rows = []
     for i in range(turns):
         prompt = prompts[i % len(prompts)]
+        if i >= len(prompts) > 1 and not prompt.images and len(prompt) > common:
+            prompt = prompt.head(common) + ModelInput.of_ids((i, *([0] * (len(prompt) - common - 1))))
         row = prompt + ModelInput.of_ids((i, *([0] * (reply - 1))))
         rows.append(Row(row, tuple(range(len(prompt) - 1, len(row) - 1))))
     return rows

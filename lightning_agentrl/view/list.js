@@ -47,7 +47,6 @@ const PAIR_COLUMNS = [
   ...[0, 1].flatMap((k) => [
     ["turns " + LETTERS[k], (row) => row.members[k].turns],
     ["return " + LETTERS[k], (row) => formatNumber(row.members[k].return, 3)],
-    [LETTERS[k] + " ended by", (row) => (row.members[k].stop ?? "–").replace(/_/g, " ")],
   ]),
 ];
 const COLUMNS = TWO_RUNS ? PAIR_COLUMNS : [
@@ -139,7 +138,7 @@ function showPage() {
 
 function rowButton(row) {
   const cells = COLUMNS.map(([name, of], k) => make("span", { text: of(row), "data-name": name, class: k ? null : row.outcome }));
-  if (TWO_RUNS) [5, 8].forEach((k, member) => cells[k].classList.add(row.members[member].outcome));
+  if (TWO_RUNS) [4, 6].forEach((k, member) => cells[k].classList.add(row.members[member].outcome));
   else cells[4].className = "return";
   if (row.invalid) cells[6].className = "flag";
   return make(

@@ -309,8 +309,8 @@ def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, t
         with pytest.raises(PlanShown):
             trainer.fit(agent, make_data(max_staleness=bound))
         data = agent.datamodule
-        texts.append(plan_text(trainer, agent, 0))
-        plans.append(memory_plan(agent, data, step_rows(trainer, data, data.first_prompts()), program_bytes=0))
+        texts.append(plan_text(trainer, agent))
+        plans.append(memory_plan(agent, data, step_rows(trainer, data, data.first_prompts())))
         data.teardown("fit")
     told = "while the previous one trains; turns at most 1 iterations old"
     assert [told in text for text in texts] == [False, True]

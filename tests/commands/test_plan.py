@@ -112,14 +112,14 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
     callback = CriticWarmup(rollouts=1, rounds=1, fraction=1.0)
     with pytest.raises(PlanShown):
         make_trainer(tmp_path, 3, [DryRun(), callback]).fit(agent, data)
-    plan = memory_plan(agent, data, rows_of(agent, data), program_bytes=7)
+    plan = memory_plan(agent, data, rows_of(agent, data))
     trained = sum(p.numel() * p.element_size() for p in agent.parameters())
     reference = sum(p.numel() * p.element_size() for p in agent.models.reference.parameters())
-    assert plan.program == 7
+    assert plan.program > 2**26  # torch alone takes more
     assert plan.weights == trained + reference
     assert plan.gradients == trained
     assert plan.optimizer == 2 * trained
-    assert plan.peak == 7 + plan.weights + 3 * trained + plan.activations
+    assert plan.peak == plan.program + plan.weights + 3 * trained + plan.activations
     rows = example_rows(data.first_prompts(), 8, data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
@@ -131,15 +131,15 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     agent, data = make_agent(tiny_folder), make_data()
     with pytest.raises(PlanShown):
         make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
-    without = memory_plan(agent, data, rows_of(agent, data), program_bytes=0)
+    without = memory_plan(agent, data, rows_of(agent, data))
     started, data.engine = data.engine, VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16")
-    plan = memory_plan(agent, data, rows_of(agent, data), program_bytes=0)
+    plan = memory_plan(agent, data, rows_of(agent, data))
     data.engine = started
     own = sum(p.numel() for p in agent.actor.lm.parameters()) * 2
     assert (plan.engine, plan.sampling) == (own + 2**28, 0)
     halves = VLLMEngine(kv_cache_gb=0.25, dtype="bfloat16", tensor_parallel=2)
     assert halves.memory(agent.policy_handle(()), data.at_a_time).resident == own // 2 + 2**28
-    assert plan.peak == without.peak + plan.engine
+    assert plan.peak - plan.program == without.peak - without.program + plan.engine
     assert without.engine == 0
     assert without.sampling > 0
     data.teardown("fit")
@@ -156,7 +156,7 @@ def test_activations_of_a_length_that_was_not_measured_are_foretold(
     with pytest.raises(PlanShown):
         make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
     foretold = activation_bytes(agent, tokens, reads)
-    assert foretold == pytest.approx(micro_batch_bytes(agent, tokens, reads), rel=0.05)
+    assert 0.95 <= foretold / micro_batch_bytes(agent, tokens, reads) <= 1.25  # rather too much than too little
     more = activation_bytes(agent, tokens, 4 * LOGITS_PER_CHUNK)  # in chunks, each of which is computed again
     assert (more == activation_bytes(agent, tokens, LOGITS_PER_CHUNK)) is recompute
     data.teardown("fit")
