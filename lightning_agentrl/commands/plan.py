@@ -19,8 +19,9 @@ from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.prefix_tree import common_prefix_length
-from lightning_agentrl.prompts.renderer import ChatRenderer, Message
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
@@ -194,6 +195,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.short_term,
         session.contract.actions,
         session.images,
+        places=session.contract.places,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:
