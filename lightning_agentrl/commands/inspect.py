@@ -60,7 +60,7 @@ class Inspect(L.Callback):
         agent = cast(Agent, pl_module)
         data = agent.datamodule
         seeds = held_out_seeds()[: self.episodes]
-        played = data.play_whole(seeds, lambda episode: episode, agent.temperature, pictures=True)
+        played = data.play_whole(seeds, lambda episode: episode, agent.temperature, pictures=len(seeds))
         self.found = inspect_episodes(played, data, agent.tokenizer)
         raise Inspected
 

@@ -29,6 +29,7 @@ commands
   inspect        before training  agentrl inspect --config quickstart
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
+                 or compare two   agentrl view runs/one runs/other
   export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
   bisect         compare runs     agentrl bisect runs/one runs/other
@@ -48,20 +49,31 @@ FLAGS = {
     "--dry-run": "--dry_run=true",
     "--quiet": "--quiet=true",
     "--train": "--train=true",
+    "--serve": "--serve=true",
 }  # flags as the parser takes them
 
 
-def view(run: str, out: str | None = None, last: int | None = None) -> None:
-    """Write one self-contained page of a run's episodes, turn by turn.
+def view(
+    run: str,
+    other: str | None = None,
+    out: str | None = None,
+    last: int | None = None,
+    serve: bool = False,
+    port: int = 0,
+) -> None:
+    """Write one self-contained page of a run, or of two beside each other; lists the runs of a folder with several.
 
     Args:
-        run: folder of the run, which must have had the callback TurnLog.
-        out: file of the page; view.html in the folder of the run when not given.
+        run: folder of the run, which must have had the callback TurnLog, or a folder of runs to list.
+        other: folder of a second run, to compare.
+        out: file of the page; view.html in the folder of the run when not given, compare.html for two.
         last: show only this many of the last iterations, for large logs.
+        serve: offer the page to browsers of this machine, and show what is new while the run trains.
+        port: where to offer it; 0 for any that is free.
     """
-    from lightning_agentrl.view import build_page
+    from lightning_agentrl.commands.view import view_runs
 
-    print(f"written to {build_page(Path(run), None if out is None else Path(out), last)}")
+    view_runs(Path(run), None if other is None else Path(other), None if out is None else Path(out), last, serve, port)
 
 
 def replay(run: str, iteration: int | None = None) -> None:
@@ -239,6 +251,7 @@ OWN: dict[str, Callable[..., None]] = {
     "serve-env": serve_env,
 }
 OPTIONS = "options"  # of another program, after --
+MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # second arguments without a name, not required
 
 
 def main() -> None:
@@ -306,7 +319,10 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
 
     function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
-    parser.add_function_arguments(function, as_positional=True, skip={OPTIONS})
+    follows, about = MAY_FOLLOW.get(command, ("", ""))
+    parser.add_function_arguments(function, as_positional=True, skip={OPTIONS, follows})
+    if follows:
+        parser.add_argument(follows, nargs="?", type=str | None, default=None, help=about)
     own, options = list(arguments), {}
     if OPTIONS in inspect.signature(function).parameters and "--" in own:
         at = own.index("--")

@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, cast
 
 import lightning as L
-import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from torch import Tensor
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
+from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.models.critic import Critic
-from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.packing import Row
-from lightning_agentrl.models.sharding import gathered, local_bytes, units
+from lightning_agentrl.models.prefix_tree import common_prefix_length
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
-
-PROBE_TOKENS = (64, 128, 256)  # lengths at which activations are measured
 
 
 class PlanShown(Exception):
@@ -40,28 +31,24 @@ class PlanShown(Exception):
 
 
 class DryRun(L.Callback):
-    """The plan of a run, printed in place of its start. Make it before models are loaded: it measures memory first."""
-
-    def __init__(self) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self.program_bytes = peak * (1 if sys.platform == "darwin" else 1024)
+    """The plan of a run, printed in place of its start."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.is_global_zero or in_lockstep(trainer.strategy):  # sharded models are measured by all ranks
-            text = plan_text(trainer, cast(Agent, pl_module), self.program_bytes)
+            text = plan_text(trainer, cast(Agent, pl_module))
             rank_zero_only(print)(text, flush=True)
         raise PlanShown
 
 
-def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
-    """Return the plan as readable text. ``program_bytes`` is the memory of the process without models."""
+def plan_text(trainer: L.Trainer, agent: Agent) -> str:
+    """Return the plan as readable text."""
     data = agent.datamodule
     prompts = data.first_prompts()
     sections = {
         "models": _models(agent),
         "an iteration": _iteration(trainer, agent, data, prompts),
         "the run": _run(trainer, data),
-        "memory of one process": memory_plan(agent, data, prompts, program_bytes).lines(),
+        "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts)).lines(),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
     lines = []
@@ -73,9 +60,6 @@ def plan_text(trainer: L.Trainer, agent: Agent, program_bytes: int) -> str:
     text = shown(agent.tokenizer, prompts[0])
     lines += ["", f"one prompt: {len(prompts[0])} tokens ({counts})", *(f"  | {line}" for line in text.splitlines())]
     return "\n".join(lines[1:])
-
-
-Rows = list[tuple[str, str]]
 
 
 def _models(agent: Agent) -> Rows:
@@ -97,8 +81,8 @@ def _trained(module: torch.nn.Module) -> str:
 def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> Rows:
     several = trainer.world_size > 1
     per_process = f", {data.at_a_time} environments on each of {trainer.world_size} processes" if several else ""
-    turns = step_turns(data, trainer.world_size)
-    micro_batches = agent.reader().micro_batches(example_rows(prompts, turns, data))
+    rows = step_rows(trainer, data, prompts)
+    turns, micro_batches = len(rows), agent.reader().micro_batches(rows)
     return [
         *_sizes(data, per_process),
         (
@@ -157,139 +141,44 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
         size = f"{left * (data.sizes.turns_per_rollout if groups is None else groups.episodes):,}"
         rows.append(("iterations of training", f"{left}, {size} {data.sizes.unit}{note}"))
     if data.validation.episodes:
-        often = trainer.check_val_every_n_epoch
-        rows.append(("held-out episodes", f"{data.validation.episodes}, every {often} epochs"))
+        rows.append(("held-out episodes", held_out_plays(trainer, data.validation.episodes, epochs)))
     return rows
+
+
+def held_out_plays(trainer: L.Trainer, episodes: int, epochs: int | None) -> str:
+    """Return when held-out episodes are played: at validations, and before and after the run for its summary."""
+    around = any(isinstance(callback, RunSummary) for callback in cast(Any, trainer).callbacks)
+    often = trainer.check_val_every_n_epoch if trainer.limit_val_batches else 0
+    between = 0 if epochs is None or not often else epochs // often
+    parts = ["before the run"] if around else []
+    parts += [f"after every {often} epochs"] if between or (often and epochs is None) else []
+    parts += ["after it"] if around else []
+    if not parts:
+        return "none"
+    total = "" if epochs is None else f"; {episodes * (between + 2 * around):,} in all"
+    return f"{episodes} {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}{total}"
+
+
+def step_rows(trainer: L.Trainer, data: RolloutDataModule, prompts: Sequence[ModelInput]) -> list[Row]:
+    """Return rows of an optimizer step on one process, with replies of full length."""
+    return example_rows(prompts, step_turns(data, trainer.world_size), data)
 
 
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
-    """Return ``turns`` different rows with the given prompts and replies of full length."""
+    """Return ``turns`` different rows with the given prompts and replies of full length.
+
+    Where there are more rows than prompts, text prompts part where the given ones do, since no two turns are alike.
+    """
     reply = data.interaction.max_reply_tokens
+    common = common_prefix_length([prompt.keys for prompt in prompts])
     rows = []
     for i in range(turns):
         prompt = prompts[i % len(prompts)]
+        if i >= len(prompts) > 1 and not prompt.images and len(prompt) > common:
+            prompt = prompt.head(common) + ModelInput.of_ids((i, *([0] * (len(prompt) - common - 1))))
         row = prompt + ModelInput.of_ids((i, *([0] * (reply - 1))))
         rows.append(Row(row, tuple(range(len(prompt) - 1, len(row) - 1))))
     return rows
-
-
-# Memory
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """Memory of one process at the peak of an update, in bytes."""
-
-    program: int  # interpreter and libraries, on a CPU only
-    weights: int  # of actor, critic and reference
-    gradients: int
-    optimizer: int  # two moments of every trained parameter
-    activations: int  # of one micro-batch at its token budget
-    engine: int  # what it holds all the time
-    sampling: int  # of the engine while it samples, with the gathered weights of a sharded policy; not in the update
-
-    @property
-    def peak(self) -> int:
-        always = self.program + self.weights + self.optimizer + self.engine
-        return always + max(self.gradients + self.activations, self.sampling)
-
-    def lines(self) -> Rows:
-        rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
-        return [*rows, ("expected peak", _size(self.peak))]
-
-
-def memory_plan(agent: Agent, data: RolloutDataModule, prompts: Sequence[ModelInput], program_bytes: int) -> MemoryPlan:
-    """Count weights, measure activations on short rows, and extrapolate them to the longest micro-batch."""
-    modules = [module for module in (agent.actor, agent.critic) if module is not None]
-    frozen = [] if agent.models.reference is None else list(agent.models.reference.parameters())
-    every = list({id(p): p for p in [*(p for m in modules for p in m.parameters()), *frozen]}.values())
-    trained = [p for p in every if p.requires_grad]
-    rows = example_rows(prompts, step_turns(data, agent.trainer.world_size), data)
-    plans = agent.reader().micro_batches(rows)
-    longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
-    reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
-    window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
-    handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
-    engine = data.engine.memory(handle, data.at_a_time)
-    return MemoryPlan(
-        program=program_bytes if agent.device.type == "cpu" else 0,
-        weights=_bytes(every),
-        gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
-        optimizer=2 * _bytes(trained),
-        activations=activation_bytes(agent, longest, reads),
-        engine=engine.resident,
-        sampling=engine.sampling + _gathered_bytes(agent.actor),
-    )
-
-
-def _copies_gradients(trainer: L.Trainer) -> bool:
-    """Return whether DDP keeps a second copy of all gradients in its buckets, as it does unless they are views."""
-    strategy = trainer.strategy
-    return isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
-
-
-def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
-    """Return the bytes that one micro-batch keeps for its backward pass, the larger of actor and separate critic.
-
-    A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
-    and one that grows with their square (attention, where it is dense). Scores at the logit positions are counted
-    apart, up to one chunk of them if logits are recomputed. Temporary tensors within one layer are left out.
-    """
-    critics = [agent.critic] if agent.critic is None or agent.critic.shares_trunk else [None, agent.critic]
-
-    def at(length: int, reads: int = 1) -> int:
-        return max(_saved_bytes(agent, critic, length, reads) for critic in critics)
-
-    parabola = np.polynomial.Polynomial.fit(PROBE_TOKENS, [at(length) for length in PROBE_TOKENS], deg=2)
-    shortest = PROBE_TOKENS[0]
-    per_read = (at(shortest, shortest) - at(shortest)) / (shortest - 1)
-    kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
-    return int(parabola(tokens) + per_read * (kept - 1))
-
-
-def _saved_bytes(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
-    """Return the bytes that one forward pass keeps for the backward pass, parameters not counted."""
-    with gathered(agent.actor), gathered(agent.critic or agent.actor):
-        return _saved_by_whole_models(agent, critic, tokens, reads)
-
-
-def _saved_by_whole_models(agent: Agent, critic: Critic | None, tokens: int, reads: int) -> int:
-    own = {p.untyped_storage().data_ptr() for p in agent.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    packed = agent.reader().pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
-    with agent.trainer.precision_plugin.forward_context(), torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        if critic is None or critic.shares_trunk:
-            hidden = agent.actor.hidden(packed)
-            scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
-            outputs: Iterable[Any] = (scores, critic(packed, hidden) if critic is not None else None)
-        else:
-            outputs = (critic(packed, None),)
-    size = sum(kept.values())
-    del outputs  # the graph had to live until here
-    return size
-
-
-def _gathered_bytes(actor: LanguageModel) -> int:
-    """Return the bytes of the whole policy, which is gathered beside this rank's share; 0 if it is not sharded."""
-    if not units(actor):
-        return 0
-    with gathered(actor):
-        return _bytes(actor.parameters())
-
-
-def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
-    return sum(map(local_bytes, parameters))
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"
 
 
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:

@@ -487,14 +487,34 @@ class RolloutDataModule(L.LightningDataModule):
         finally:
             self._maker.end(session, kind)
 
-    def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
-        """Play one whole episode per seed with the current weights, apart from training; return results in order."""
-        return self.play_whole(seeds, lambda episode: episode.result, self.validation.temperature)
+    def play_held_out(
+        self, seeds: Sequence[int], watch: Callable[[WholeEpisode], object] = lambda episode: None, watched: int = 0
+    ) -> list[EpisodeResult]:
+        """Play one whole episode per seed with the current weights, apart from training.
+
+        Args:
+            seeds: of the list of held-out ones.
+            watch: is given each of the watched episodes as it ends, with pictures, in the thread that plays.
+            watched: how many are, those with the first seeds of the list.
+
+        Returns:
+            Results in the order of the seeds.
+        """
+
+        def keep(episode: WholeEpisode) -> EpisodeResult:
+            if episode.place < watched:
+                watch(episode)
+            return episode.result
+
+        return self.play_whole(seeds, keep, self.validation.temperature, pictures=watched)
 
     def play_whole(
-        self, seeds: Sequence[int], keep: Callable[[WholeEpisode], T], temperature: float, pictures: bool = False
+        self, seeds: Sequence[int], keep: Callable[[WholeEpisode], T], temperature: float, pictures: int = 0
     ) -> list[T]:
-        """Play as :meth:`play_held_out`; return in order what ``keep`` makes of each episode."""
+        """Play as :meth:`play_held_out`; return in order what ``keep`` makes of each episode.
+
+        The turns of the first ``pictures`` seeds of the list are drawn, where the environment can.
+        """
         learner, loop = self._connected()
         self._settle()  # weights are sent between collections only
         with learner.clock.stage("validate", total=len(seeds)):

@@ -98,7 +98,7 @@ async def play_episodes(
     make: SessionMaker,
     player: Player,
     keep: Callable[[WholeEpisode], T],
-    pictures: bool = False,
+    pictures: int = 0,
 ) -> list[T]:
     """Play one whole episode per seed, ``at_a_time`` of them at a time.
 
@@ -108,7 +108,7 @@ async def play_episodes(
         make: makes their sessions.
         player: plays them.
         keep: what is kept of an episode.
-        pictures: draw each turn, where the environment can.
+        pictures: draw the turns of the first so many seeds of the list, where the environment can.
 
     Returns:
         What is kept, in the order of the seeds.
@@ -118,7 +118,7 @@ async def play_episodes(
     async def play(place: int, seed: int) -> None:
         number = held_out_place(seed)
         kind = make.pool.kind(number)
-        session = make.session(kind, seed, partial(_constant, seed), pictures=pictures, held_out=True)
+        session = make.session(kind, seed, partial(_constant, seed), pictures=number < pictures, held_out=True)
         try:
             samples, lost = await player.samples(session)
             kept[place] = keep(WholeEpisode(number, kind, session.contract, samples, lost))

@@ -1,4 +1,4 @@
-"""One page of a run: its curves and its episodes, turn by turn and token by token."""
+"""One page of a run, or of two: curves, and episodes turn by turn and token by token."""
 
 from lightning_agentrl.view.build import build_page, build_report
 from lightning_agentrl.view.report import Entry, Report, Table

@@ -13,14 +13,19 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lightning_agentrl.view.curves import read_curves
+from lightning_agentrl.view.curves import curves_index, read_curves
+from lightning_agentrl.view.differences import different_keys
 from lightning_agentrl.view.episodes import Episode, group
-from lightning_agentrl.view.locate import find_run
+from lightning_agentrl.view.locate import RunFiles, find_run
 from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
 from lightning_agentrl.view.report import Report
 
-_SCRIPTS = ("format.js", "chunks.js", "curves.js", "list.js", "tokens.js", "detail.js", "page.js")
+_SCRIPTS = (
+    *("format.js", "chunks.js", "pairs.js", "marks.js", "curves.js"),
+    *("list.js", "tokens.js", "detail.js", "page.js"),
+)
+_LIVE = ("live.js",)
 _CHUNK_CHARACTERS = 300_000  # of JSON: unpacked in a few milliseconds, yet long enough for gzip to compress well
 _DIGITS = 5  # significant digits; colours and the read-out of a token need no more
 _TEXT = ("observation", "tokens", "reply")  # what the search reads
@@ -32,38 +37,81 @@ _DETAIL = (
 )
 
 
-def build_page(run: Path, out: Path | None = None, last: int | None = None) -> Path:
-    """Write the page of a run and return its path.
-
-    The page opens from disk and loads nothing. A small index is read at once; turns lie in compressed chunks that the
-    browser unpacks when an episode is opened or searched. This needs a browser with ``DecompressionStream``: Chrome and
-    Edge 111, Firefox 113, Safari 16.4, or newer.
+def build_page(run: Path, out: Path | None = None, last: int | None = None, other: Path | None = None) -> Path:
+    """Write the page of a run, or of two beside each other, and return its path; see :func:`page_of`.
 
     Args:
         run: a run folder, or a version folder inside it; of several versions with turn logs the newest is shown.
-        out: the file to write, ``view.html`` in ``run`` when not given.
+        out: the file to write; ``view.html`` in ``run`` when not given, of two runs ``compare.html``.
         last: number of iterations to show, the last ones; all when not given. Size and build time grow with it.
+        other: a second run.
 
     Raises:
-        ValueError: when there is no turn log below ``run``, a line of it is broken, or ``out`` is a folder.
+        ValueError: as :func:`page_of`, or ``out`` is a folder.
     """
-    found = find_run(run)
+    name = "view.html" if other is None else "compare.html"
+    return _write(run / name if out is None else out, page_of(run, last, other))
+
+
+def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp: str = "") -> str:
+    """Return the page of a run, or of two beside each other.
+
+    It opens from disk and loads nothing. A small index is read at once; turns lie in compressed chunks that the
+    browser unpacks when an episode is opened or searched. This needs a browser with ``DecompressionStream``: Chrome and
+    Edge 111, Firefox 113, Safari 16.4, or newer. The page of one run has its trained turns and held-out episodes, that
+    of two has curves over each other and held-out episodes of the same seeds next to each other.
+
+    Args:
+        run: a run folder, or a version folder inside it.
+        last: number of iterations to show, the last ones; all when not given.
+        other: a second run.
+        stamp: of the files as they are; the page then asks the server that it came from for a newer one.
+
+    Raises:
+        ValueError: when there is no turn log below a run, it holds nothing yet, or a line of it is broken.
+    """
     if last is not None and last < 1:
         raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
-    turns, notes = read_turns(found.logs, last)
-    if not turns:
+    paths = [run] if other is None else [run, other]
+    found = [find_run(path) for path in paths]
+    names = [files.name for files in found]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    turns, notes, curves = [], [], []
+    for name, known in zip(names, found, strict=True):
+        own, about = _read(known, last, held_out_only=other is not None)
+        logged, left_out = read_curves(known.events, known.tables)
+        turns.append(own)
+        curves.append(logged)
+        notes += [f"{name}: {note}" if other else note for note in (*known.notes, *about, *left_out)]
+    if other is None and not turns[0]:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
-    iterations = [turn["iteration"] for turn in turns]
+    iterations = [turn["iteration"] for own in turns for turn in own]
+    configs = [_config(known.config) for known in found]
     head = {
-        "name": found.name,
-        "notes": [*found.notes, *notes],
-        "iterations": [min(iterations), max(iterations)],
-        "summary": _json_file(found.summary),
-        "facts": _json_file(found.facts),
-        "config": None if found.config is None else found.config.read_text(encoding="utf-8", errors="replace"),
-        "curves": read_curves(found.events),
+        "name": " and ".join(names),
+        "notes": notes,
+        "iterations": [min(iterations), max(iterations)] if iterations else [0, 0],
+        "runs": [
+            {"name": name, "summary": _json_file(known.summary), "facts": _json_file(known.facts), "config": config}
+            for name, known, config in zip(names, found, configs, strict=True)
+        ],
+        "differences": different_keys(*configs) if other else [],
+        "curves": curves_index(curves),
     }
-    return _write(run / "view.html" if out is None else out, head, turns)
+    return _page(head, [episode for k, own in enumerate(turns) for episode in group(own, k)], stamp=stamp)
+
+
+def _read(run: RunFiles, last: int | None, held_out_only: bool) -> tuple[list[LoggedTurn], list[str]]:
+    """Return trained turns and held-out episodes of a run, with notes about what was left out."""
+    trained, notes = ([], []) if held_out_only else read_turns(run.logs, last)
+    held_out, more = read_turns(run.held_out)
+    if last is not None and held_out:  # an episode of iteration N was played after N iterations
+        newest = max(turn["iteration"] for turn in (*trained, *held_out))
+        held_out = [turn for turn in held_out if turn["iteration"] > newest - last]
+    if held_out_only and not held_out:
+        more.append("There are no held-out episodes in its turn log.")
+    return trained + held_out, notes + more
 
 
 def build_report(
@@ -82,28 +130,29 @@ def build_report(
     Raises:
         ValueError: ``out`` is a folder.
     """
-    head = {"name": name, "notes": notes, "iterations": None, "summary": None, "facts": None, "config": config}
-    return _write(out, {**head, "curves": None}, turns, "".join(report.html() for report in reports))
+    about = {"name": name, "summary": None, "facts": None, "config": config}
+    head = {"name": name, "notes": notes, "iterations": None, "runs": [about], "differences": [], "curves": None}
+    return _write(out, _page(head, group(turns), "".join(report.html() for report in reports)))
 
 
-def _write(target: Path, head: dict[str, Any], turns: Sequence[LoggedTurn], report: str = "") -> Path:
+def _write(target: Path, text: str) -> Path:
     if target.is_dir():
         raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(_page(head, turns, report), encoding="utf-8")
+    target.write_text(text, encoding="utf-8")
     return target
 
 
-def _page(head: dict[str, Any], turns: Sequence[LoggedTurn], report: str) -> str:
-    episodes = group(turns)
+def _page(head: dict[str, Any], episodes: Sequence[Episode], report: str = "", stamp: str = "") -> str:
     turns = [turn for episode in episodes for turn in episode.turns]  # each turn once
     chunks, chunk_of = _chunks(episodes)
     rows = [{**episode.row(), "chunk": chunk} for episode, chunk in zip(episodes, chunk_of, strict=True)]
     index = {
         **head,
+        "stamp": stamp,
         "turns": len(turns),
         "quantities": [quantity.scale(turns) for quantity in QUANTITIES],
-        "episodes": {key: [row[key] for row in rows] for key in rows[0]},
+        "episodes": {key: [row[key] for row in rows] for key in (rows[0] if rows else ())},
     }
     source = files(__package__)
     return Template(source.joinpath("page.html").read_text(encoding="utf-8")).substitute(
@@ -111,7 +160,10 @@ def _page(head: dict[str, Any], turns: Sequence[LoggedTurn], report: str) -> str
         report=report,
         style=source.joinpath("page.css").read_text(encoding="utf-8"),
         index=_json(index).replace("<", "\\u003c"),  # no text of a run can close the script tag
-        script="\n".join(source.joinpath(name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        connect="; connect-src 'self'" if stamp else "",
+        script="\n".join(
+            source.joinpath(name).read_text(encoding="utf-8") for name in (*_SCRIPTS, *(_LIVE if stamp else ()))
+        ),
         chunks="\n".join(chunks),
     )
 
@@ -173,6 +225,10 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
     return value
+
+
+def _config(path: Path | None) -> str | None:
+    return None if path is None else path.read_text(encoding="utf-8", errors="replace")
 
 
 def _json_file(path: Path | None) -> Any:

@@ -2,10 +2,11 @@
 
 const INDEX = JSON.parse(document.getElementById("index").textContent);
 
-const EPISODES = INDEX.episodes.env.map((_, i) => {
+const EPISODES = (INDEX.episodes.env ?? []).map((_, i) => {
   const row = { index: i };
   for (const key in INDEX.episodes) row[key] = INDEX.episodes[key][i];
-  row.id = row.env + "." + row.episode;
+  row.id = row.held ? `h${row.env}.${row.last}` : `${row.env}.${row.episode}`;
+  row.members = [row]; // what opens with it
   row.place = i > 0 && INDEX.episodes.chunk[i - 1] === row.chunk ? null : 0;
   return row;
 });

@@ -12,20 +12,11 @@ function svg(tag, attributes) {
 
 // All tiles share the axis of the longest curve, so that they can be compared.
 function reach() {
-  const lists = Object.values(INDEX.curves.series).map(([xs]) => xs);
+  const lists = Object.values(INDEX.curves.series).flatMap((runs) => runs.filter(Boolean).map(([xs]) => xs));
   return [Math.min(...lists.map((xs) => xs[0])), Math.max(...lists.map((xs) => xs[xs.length - 1]))];
 }
 
-function tile(name) {
-  const xs = INDEX.curves.series[name][0];
-  const ys = INDEX.curves.series[name][1].map(Number);
-  const finite = ys.filter(Number.isFinite);
-  const low = Math.min(...finite);
-  const high = Math.max(...finite);
-  const [first, final] = reach();
-  const toX = (x) => (final > first ? ((x - first) / (final - first)) * WIDTH : WIDTH / 2);
-  const toY = (y) => (high > low ? HEIGHT - ((y - low) / (high - low)) * HEIGHT : HEIGHT / 2);
-
+function pathOf(xs, ys, toX, toY) {
   let line = "";
   let pen = "M"; // lifted where a value is missing
   xs.forEach((x, i) => {
@@ -34,33 +25,53 @@ function tile(name) {
     line += pen + toX(x).toFixed(1) + " " + toY(ys[i]).toFixed(1) + (alone ? "h0" : "");
     pen = "L";
   });
+  return line;
+}
 
-  const value = make("b");
+const nearest = (xs, toX, at) => xs.reduce((best, x, i) => (Math.abs(toX(x) - at) < Math.abs(toX(xs[best]) - at) ? i : best), 0);
+
+// A curve of each run that has one: its points, and the elements that show a value of it.
+function tile(name) {
+  const curves = INDEX.curves.series[name].flatMap((series, run) =>
+    series ? [{ run, xs: series[0], ys: series[1].map(Number), value: make("b", { class: "run" + run }), dot: svg("path", { class: "dot run" + run }) }] : [],
+  );
+  const finite = curves.flatMap(({ ys }) => ys.filter(Number.isFinite));
+  const low = Math.min(...finite);
+  const high = Math.max(...finite);
+  const [first, final] = reach();
+  const toX = (x) => (final > first ? ((x - first) / (final - first)) * WIDTH : WIDTH / 2);
+  const toY = (y) => (high > low ? HEIGHT - ((y - low) / (high - low)) * HEIGHT : HEIGHT / 2);
+  const text = (curve, i) => (TWO_RUNS ? LETTERS[curve.run] + " " : "") + formatNumber(curve.ys[i], 3);
+
   const where = make("span", { class: "where" });
-  const last = ys.length - 1;
+  const guide = svg("path", { class: "guide" });
   const plain = () => {
-    value.textContent = formatNumber(ys[last], 3);
+    for (const curve of curves) {
+      curve.value.textContent = text(curve, curve.ys.length - 1);
+      curve.dot.setAttribute("d", "");
+    }
     where.textContent = "";
-    for (const mark of [dot, guide]) mark.setAttribute("d", "");
+    guide.setAttribute("d", "");
   };
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
-  picture.setAttribute("aria-label", `${name}, last value ${formatNumber(ys[last], 3)}`);
-  const dot = svg("path", { class: "dot" });
-  const guide = svg("path", { class: "guide" });
+  const lasts = curves.map((curve) => text(curve, curve.ys.length - 1)).join(", ");
+  picture.setAttribute("aria-label", `${name}, last value ${lasts}`);
   picture.append(svg("path", { class: "frame", d: `M0 ${HEIGHT}H${WIDTH}M0 0H${WIDTH}` }), guide);
-  picture.append(svg("path", { d: line }), dot);
+  picture.append(...curves.map(({ run, xs, ys }) => svg("path", { class: "run" + run, d: pathOf(xs, ys, toX, toY) })));
+  picture.append(...curves.map(({ dot }) => dot));
 
   const read = (event) => {
     const box = picture.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    let near = 0;
-    xs.forEach((x, i) => {
-      if (Math.abs(toX(x) - at) < Math.abs(toX(xs[near]) - at)) near = i;
+    const places = curves.map(({ xs }) => nearest(xs, toX, at));
+    const x = curves[0].xs[places[0]];
+    curves.forEach((curve, k) => {
+      const y = curve.ys[places[k]];
+      curve.value.textContent = text(curve, places[k]);
+      curve.dot.setAttribute("d", Number.isFinite(y) ? `M${toX(curve.xs[places[k]])} ${toY(y)}h0` : "");
     });
-    value.textContent = formatNumber(ys[near], 3);
-    where.textContent = `at ${INDEX.curves.x} ${xs[near]}`;
-    guide.setAttribute("d", `M${toX(xs[near])} 0V${HEIGHT}`);
-    dot.setAttribute("d", Number.isFinite(ys[near]) ? `M${toX(xs[near])} ${toY(ys[near])}h0` : "");
+    where.textContent = `at ${INDEX.curves.x} ${x}`;
+    guide.setAttribute("d", `M${toX(x)} 0V${HEIGHT}`);
   };
   picture.addEventListener("pointermove", read);
   picture.addEventListener("pointerdown", read);
@@ -73,7 +84,7 @@ function tile(name) {
     "div",
     { class: "tile", "data-name": name },
     make("div", { class: "metric", text: name, title: name }),
-    make("div", { class: "top" }, value, where),
+    make("div", { class: "top" }, ...curves.map(({ value }) => value), where),
     make(
       "div",
       { class: "plot" },
@@ -89,7 +100,7 @@ function showCurves() {
   const { main, series, x } = INDEX.curves;
   const names = Object.keys(series);
   if (!names.length) {
-    byId("curves-about").textContent = "there are no TensorBoard events in this run";
+    byId("curves-about").textContent = "there are neither TensorBoard events nor a CSV log in this run";
     byId("curves").open = false;
     return;
   }

@@ -1,7 +1,12 @@
-"""Curves from TensorBoard event files."""
+"""Curves from what loggers have written: TensorBoard events, and CSV files of Lightning or Weights & Biases."""
 
 from __future__ import annotations
 
+import csv
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +30,116 @@ MAIN = (
     "critic/explained_variance",
     "mismatch/logp_gap_mean",
 )
+# Columns of a table that count steps, the first of them that is there: CSVLogger, and exports of Weights & Biases.
+_STEPS = ("step", "trainer/global_step", "_step", "Step")
+_EPOCH = "epoch"
+_BOUNDS = ("__MIN", "__MAX")  # beside each curve of an exported chart
+
+Points = dict[float, float]  # values by step or iteration
 
 
-def read_curves(events: Path | None) -> dict[str, Any]:
-    """Return all logged scalars: ``x`` names the axis, ``main`` the curves to show first, ``series`` is ``[xs, ys]``.
+@dataclass(frozen=True)
+class Curves:
+    """Logged numbers of one run.
 
-    The axis is the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
+    Args:
+        x: name of the axis. It is the iteration, counted from 1, if Lightning logged its epoch; else the logger's step.
+        points: by name.
     """
-    if events is None:
-        return {"x": "step", "main": [], "series": {}}
+
+    x: str
+    points: dict[str, Points]
+
+
+def read_curves(events: Path | None, tables: Sequence[Path] = ()) -> tuple[Curves, list[str]]:
+    """Read all curves of a run; return them with notes about what was left out.
+
+    Args:
+        events: folder with event files of TensorBoard.
+        tables: CSV files; those without a column of steps or epochs hold no curves.
+    """
+    notes: list[str] = []
+    found = [] if events is None else [_from_events(events)]
+    for path in tables:
+        try:
+            found.append(_from_table(path))
+        except ValueError as error:
+            notes.append(f"{path.name} is left out of the curves: {error}.")
+    axis = "iteration" if any(curves.x == "iteration" for curves in found) else "step"
+    points: dict[str, Points] = {}
+    for curves in reversed(found):  # of the same number in two places the first is taken
+        if curves.x == axis:
+            points |= curves.points
+        elif curves.points:
+            notes.append("Curves that are known by step only are left out, since the others are known by iteration.")
+    return Curves(axis, points), notes
+
+
+def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
+    """Return the entry on the page: ``main`` the curves to show first, ``series`` by name ``[xs, ys]`` of each run.
+
+    Runs that are known by different axes are shown over their steps as they are.
+    """
+    names = sorted({name for run in runs for name in run.points})
+    main = [name for name in MAIN if name in names]
+    if "policy/entropy" in main and "rollout/entropy" in main:  # nearly the same curve twice
+        main.remove("rollout/entropy")
+    series = {name: [_sorted(run.points[name]) if name in run.points else None for run in runs] for name in names}
+    axes = {run.x for run in runs if run.points}
+    return {"x": axes.pop() if len(axes) == 1 else "step", "main": main, "series": series}
+
+
+def _sorted(points: Points) -> list[list[float]]:
+    xs = sorted(points)
+    return [xs, [points[x] for x in xs]]
+
+
+def _from_events(events: Path) -> Curves:
     accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})  # 0 keeps every point
     accumulator.Reload()
     points = {
-        name: {event.step: float(event.value) for event in accumulator.Scalars(name)}
+        name: {float(event.step): float(event.value) for event in accumulator.Scalars(name)}
         for name in accumulator.Tags()["scalars"]
     }
-    epochs = points.pop("epoch", {})
-    known = bool(epochs) and all(step in epochs for by_step in points.values() for step in by_step)
-    series: dict[str, list[list[float]]] = {}
-    for name in sorted(points):
-        by_x = {round(epochs[s]) + 1 if known else s: y for s, y in sorted(points[name].items())}
-        series[name] = [list(by_x), list(by_x.values())]
-    main = [name for name in MAIN if name in series]
-    if "policy/entropy" in main and "rollout/entropy" in main:  # nearly the same curve twice
-        main.remove("rollout/entropy")
-    return {"x": "iteration" if known else "step", "main": main, "series": series}
+    return _by_iteration(points)
+
+
+def _from_table(path: Path) -> Curves:
+    """Read a CSV file: a log of CSVLogger, or a history or chart that was exported from Weights & Biases.
+
+    Raises:
+        ValueError: it holds no curves, or those of several runs.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as opened:
+            rows = list(csv.DictReader(opened, restkey="", restval=""))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"it cannot be read ({error})") from error
+    columns = list(rows[0]) if rows else []
+    x = next((name for name in (*_STEPS, _EPOCH) if name in columns), None)
+    if x is None:
+        raise ValueError(f"it has no column {', '.join(_STEPS)} or {_EPOCH}")
+    names = {name: name for name in columns if name and name not in _STEPS and not name.startswith("_")}
+    names = {name: name for name in names if not name.endswith(_BOUNDS)}
+    prefixes = {name.rpartition(" - ")[0] for name in names} - {""}
+    if len(prefixes) > 1:
+        raise ValueError(f"it holds curves of {len(prefixes)} runs ({', '.join(sorted(prefixes))}), export one of them")
+    points: dict[str, Points] = {}
+    for row in rows:
+        for name in names:
+            with suppress(ValueError, TypeError):  # empty where nothing was logged, or a text
+                step, y, known = float(row[x]), float(row[name]), points.setdefault(name.rpartition(" - ")[2], {})
+                if step not in known or not math.isnan(y):  # some exports fill the other rows of a step
+                    known[step] = y
+    return _by_iteration(points if x != _EPOCH else {**points, _EPOCH: {step: step for step in points.get(_EPOCH, {})}})
+
+
+def _by_iteration(by_step: dict[str, Points]) -> Curves:
+    """Replace steps by iterations, if the epoch of each is known."""
+    epochs = by_step.pop(_EPOCH, {})
+    if not epochs or not all(step in epochs for points in by_step.values() for step in points):
+        return Curves("step", by_step)
+    return Curves(
+        "iteration",
+        {name: {round(epochs[s]) + 1: y for s, y in sorted(points.items())} for name, points in by_step.items()},
+    )

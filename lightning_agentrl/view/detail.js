@@ -1,23 +1,23 @@
 // One episode, turn by turn.
 
-let current = null; // { row, turns, replies } of the episode that is shown
+let current = null; // { row, sides } of the line that is shown; a side is { member, turns, replies, cells }
 
 async function openEpisode(row, entry = true) {
+  if (entry) state.turn = "";
   state.episode = row.id;
   writeHash(entry && !document.body.classList.contains("reading"));
   markRow(row);
-  let turns;
+  let loaded;
   try {
-    turns = await loadTurns(row);
+    loaded = await Promise.all(row.members.map(loadTurns));
   } catch (error) {
     byId("detail").replaceChildren(make("p", { class: "hint", text: error.message }));
     return;
   }
   if (state.episode !== row.id) return; // another one was opened meanwhile
   keepToken(null);
-  current = { row, turns, replies: [] };
-  const cards = turns.map(turnCard);
-  byId("detail").replaceChildren(bar(row), about(row, turns), ...(turns.length > 1 ? [strip(turns)] : []), ...cards);
+  current = { row, sides: row.members.map((member, k) => side(member, loaded[k])) };
+  byId("detail").replaceChildren(bar(row), ...(TWO_RUNS ? [besideEachOther(current.sides)] : current.sides[0].parts));
   document.body.classList.add("reading");
   showColours();
   showNeighbours();
@@ -25,6 +25,25 @@ async function openEpisode(row, entry = true) {
   byId("detail").scrollTop = 0;
   if (onePane()) scrollTo(0, 0);
   byId("detail").style.setProperty("--bar", byId("bar").offsetHeight + "px");
+  const linked = state.turn === "" ? [] : byId("detail").querySelectorAll(`.turn[data-turn="${Number(state.turn)}"]`);
+  for (const card of linked) card.classList.add("linked");
+  linked[0]?.scrollIntoView();
+}
+
+// An episode: `parts` is what is shown of it, its cards the last of them.
+function side(member, turns) {
+  const replies = [];
+  const cards = turns.map((turn) => turnCard(turn, replies, member));
+  const cells = turns.length > 1 ? strip(turns, replies) : null;
+  return { member, turns, replies, cells, cards, parts: [about(member, turns), ...(cells ? [cells] : []), ...cards] };
+}
+
+// Two episodes of one seed: a turn next to the turn of the same number.
+function besideEachOther(sides) {
+  const rows = Math.max(...sides.map(({ cards }) => cards.length));
+  const cells = sides.map(({ parts, cards }) => make("div", { class: "turn" }, ...parts.slice(0, parts.length - cards.length)));
+  for (let k = 0; k < rows; k++) cells.push(...sides.map(({ cards }) => cards[k] ?? make("div", { class: "turn" })));
+  return make("div", { class: "pair" }, ...cells);
 }
 
 const onePane = () => getComputedStyle(byId("bench")).display === "block";
@@ -34,6 +53,7 @@ function closeEpisode() {
   const id = current.row.id;
   current = null;
   state.episode = "";
+  state.turn = "";
   keepToken(null);
   document.body.classList.remove("reading");
   writeHash();
@@ -69,20 +89,22 @@ function bar(row) {
       make(
         "div",
         { class: "title" },
-        make("h3", { text: `env ${row.env}, episode ${row.episode} ` }),
-        make("span", { class: row.outcome, text: row.outcome }),
+        make("h3", { text: titleOf(row) + " " }),
+        make("span", { class: row.outcome, text: row.outcome ?? `solved by ${row.verdict}` }),
       ),
       go("previous", -1, "k"),
       go("next", 1, "j"),
     ),
     make("div", { class: "line" }, make("label", {}, "colour by ", select), make("div", { class: "legend", id: "legend" })),
+    markBox(row),
   );
 }
 
 function about(row, turns) {
   const stop = row.stop ? `ended by ${row.stop.replace(/_/g, " ")}` : "still running when the log ends";
   const facts = [
-    INDEX.iterations ? `iteration ${formatRange(row.first, row.last)}` : null,
+    TWO_RUNS ? `${LETTERS[row.run]}: ${INDEX.runs[row.run].name}, ${row.outcome}` : null,
+    row.held ? playedAfter(row) : INDEX.iterations ? `iteration ${formatRange(row.first, row.last)}` : null,
     plural(row.turns, "turn"),
     `return ${formatNumber(row.return)}`,
     stop,
@@ -105,24 +127,24 @@ function about(row, turns) {
 }
 
 // A cell per turn in the colour of its mean: where in the episode the credit went.
-function strip(turns) {
+function strip(turns, replies) {
   const cells = turns.map((turn, k) => {
     const odd = turn.valid === false;
-    const jump = () => current.replies[k].card.scrollIntoView();
+    const jump = () => replies[k].card.scrollIntoView();
     const title = `turn ${turn.turn}` + (odd ? ", invalid reply" : "");
     return make("button", { type: "button", text: turn.turn, title, class: odd ? "odd" : null, onclick: jump });
   });
-  return make("nav", { id: "strip", "aria-label": "Turns" }, ...cells);
+  return make("nav", { class: "strip", "aria-label": "Turns" }, ...cells);
 }
 
-function turnCard(turn) {
+function turnCard(turn, replies, member) {
   const box = replyBox(turn);
   const label = make("p", { class: "label" });
   watchTokens(box, turn);
   const card = make(
     "article",
     { class: "turn", "data-turn": turn.turn },
-    make("header", {}, make("h3", { text: `Turn ${turn.turn}` }), ...tags(turn)),
+    make("header", {}, make("h3", { text: (TWO_RUNS ? LETTERS[member.run] + ": turn " : "Turn ") + turn.turn }), ...tags(turn), linkTo(turn)),
     picture(turn),
     make("p", { class: "label", text: "observation" }),
     make("div", { class: "said", text: turn.observation }),
@@ -131,12 +153,17 @@ function turnCard(turn) {
     box,
     numbers(turn),
   );
-  current.replies.push({ turn, box, label, card });
+  replies.push({ turn, box, label, card });
   return card;
 }
 
+function linkTo(turn) {
+  const title = "a link to this turn";
+  return make("a", { class: "link", href: hashOf({ ...state, turn: String(turn.turn) }), title, text: "link" });
+}
+
 function tags(turn) {
-  const where = `iteration ${turn.iteration}` + (turn.policy_version === undefined ? "" : `, weights after ${plural(turn.policy_version, "step")}`);
+  const where = (turn.phase === "held_out" ? playedAfter({ last: turn.iteration }) : `iteration ${turn.iteration}`) + (turn.policy_version === undefined ? "" : `, weights after ${plural(turn.policy_version, "step")}`);
   const found = INDEX.iterations ? [make("span", { class: "quiet", text: where })] : [];
   const tag = (text, bad = false) => found.push(make("span", { class: bad ? "tag bad" : "tag", text }));
   if (turn.phase === "critic_warmup") tag("critic warm-up");
@@ -186,15 +213,16 @@ function recolour(name) {
 
 function showColours() {
   const quantity = currentQuantity();
-  const cells = byId("strip")?.children;
-  current.replies.forEach(({ turn, box, label }, k) => {
-    const values = numbersOf(quantity, turn);
-    for (const span of box.children) paint(span, quantity, values?.[span.dataset.i]);
-    if (cells) paint(cells[k], quantity, mean(values));
-    const count = `reply, ${plural(turn.tokens.length, "token")}`;
-    const told = values ? `mean ${formatNumber(mean(values), 3)}` : "not in this turn";
-    label.textContent = `${count}; ${quantity.name}: ${told}`;
-  });
+  for (const { replies, cells } of current.sides) {
+    replies.forEach(({ turn, box, label }, k) => {
+      const values = numbersOf(quantity, turn);
+      for (const span of box.children) paint(span, quantity, values?.[span.dataset.i]);
+      if (cells) paint(cells.children[k], quantity, mean(values));
+      const count = `reply, ${plural(turn.tokens.length, "token")}`;
+      const told = values ? `mean ${formatNumber(mean(values), 3)}` : "not in this turn";
+      label.textContent = `${count}; ${quantity.name}: ${told}`;
+    });
+  }
   const shape = quantity.signed ? "signed" : quantity.strongLow ? "down" : "up";
   const legend = quantity.absent
     ? [make("span", { text: "the log holds no numbers of tokens" })]

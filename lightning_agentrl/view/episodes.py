@@ -13,9 +13,15 @@ Outcome = Literal["solved", "failed", "running"]
 
 @dataclass(frozen=True)
 class Episode:
-    """The turns of one episode that are still in the log, in order."""
+    """The turns of one episode that are still in the log, in order.
+
+    Args:
+        turns: at least one.
+        run: number of its run on the page.
+    """
 
     turns: tuple[LoggedTurn, ...]
+    run: int = 0
 
     @property
     def last(self) -> LoggedTurn:
@@ -46,6 +52,8 @@ class Episode:
         """Return its line in the list."""
         iterations = [turn["iteration"] for turn in self.turns]
         return {
+            "run": self.run,
+            "held": is_held_out(self.last),
             "env": self.last["env"],
             "episode": self.last["episode"],
             "first": min(iterations),
@@ -60,10 +68,21 @@ class Episode:
         }
 
 
-def group(turns: Iterable[LoggedTurn]) -> list[Episode]:
-    """Group turns into episodes, sorted by their last iteration, then by environment and number."""
-    episodes: dict[tuple[int, int], dict[int, LoggedTurn]] = {}
+def is_held_out(turn: LoggedTurn) -> bool:
+    return turn.get("phase") == "held_out"
+
+
+def group(turns: Iterable[LoggedTurn], run: int = 0) -> list[Episode]:
+    """Group turns into episodes, sorted by their last iteration, then by environment and number.
+
+    Of held-out episodes each validation plays its own. What was played twice after the same iteration, as a resumed run
+    does, is there once, as it was played last.
+    """
+    episodes: dict[tuple[int, ...], dict[int, LoggedTurn]] = {}
     for turn in turns:
-        episodes.setdefault((turn["env"], turn["episode"]), {})[turn["turn"]] = turn
-    grouped = [Episode(tuple(by_number[k] for k in sorted(by_number))) for by_number in episodes.values()]
-    return sorted(grouped, key=lambda e: (e.last["iteration"], e.last["env"], e.last["episode"]))
+        key = (turn["env"], turn["episode"], turn["iteration"]) if is_held_out(turn) else (turn["env"], turn["episode"])
+        if is_held_out(turn) and turn["turn"] == 0:
+            episodes.pop(key, None)
+        episodes.setdefault(key, {})[turn["turn"]] = turn
+    grouped = [Episode(tuple(by_number[k] for k in sorted(by_number)), run) for by_number in episodes.values()]
+    return sorted(grouped, key=lambda e: (e.last["iteration"], is_held_out(e.last), e.last["env"], e.last["episode"]))

@@ -17,16 +17,18 @@ const byId = (id) => document.getElementById(id);
 // JSON has no NaN and no infinity: those come as text, or as null from a log that has no more to tell.
 const toNumber = (x) => (x === null ? NaN : Number(x));
 
+const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+
 function formatNumber(x, digits = 4) {
   if (x === null || x === undefined) return "–";
   const number = Number(x);
   if (Number.isNaN(number)) return "NaN";
   if (!Number.isFinite(number)) return number > 0 ? "∞" : "−∞";
   const size = Math.abs(number);
-  const text = size !== 0 && (size < 1e-3 || size >= 1e6)
-    ? number.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e")
-    : String(Number(number.toPrecision(digits)));
-  return text.replace(/-/g, "−");
+  if (size === 0 || (size >= 1e-3 && size < 1e6)) return String(Number(number.toPrecision(digits))).replace("-", "−");
+  const [factor, power] = number.toExponential(Math.min(digits, 3) - 1).split("e");
+  const raised = [...String(Number(power))].map((c) => (c === "-" ? "⁻" : SUPERSCRIPTS[c])).join("");
+  return `${Number(factor)}·10${raised}`.replace("-", "−");
 }
 
 const formatPercent = (x) => (100 * x).toFixed(1) + " %";

@@ -2,25 +2,57 @@
 
 const SHOWS = {
   all: ["all", () => true],
-  failed: ["failed", (row) => row.outcome === "failed"],
-  solved: ["solved", (row) => row.outcome === "solved"],
-  invalid: ["invalid reply", (row) => row.invalid > 0],
-  capped: ["token cap", (row) => row.capped > 0],
+  ...(TWO_RUNS
+    ? {
+        a: ["solved by A only", (row) => row.verdict === "A only"],
+        b: ["by B only", (row) => row.verdict === "B only"],
+        both: ["by both", (row) => row.verdict === "both"],
+        neither: ["by neither", (row) => row.verdict === "neither"],
+      }
+    : {
+        failed: ["failed", (row) => row.outcome === "failed"],
+        solved: ["solved", (row) => row.outcome === "solved"],
+        invalid: ["invalid reply", (row) => row.invalid > 0],
+        capped: ["token cap", (row) => row.capped > 0],
+      }),
+  marked: ["★", isMarked],
+};
+const KINDS = {
+  "": ["trained and held-out", () => true],
+  trained: ["trained", (row) => !row.held],
+  "held-out": ["held-out", (row) => row.held],
 };
 const last = (x) => (Number.isNaN(toNumber(x)) ? -Infinity : Number(x)); // what is unknown comes last
 const SORTS = {
   newest: ["newest", (a, b) => b.last - a.last],
-  longest: ["longest", (a, b) => b.turns - a.turns],
-  kl: ["highest KL", (a, b) => order(last(b.kl), last(a.kl))],
-  return: ["lowest return", (a, b) => order(last(negative(b.return)), last(negative(a.return)))],
+  ...(TWO_RUNS
+    ? {
+        seed: ["seed", (a, b) => a.env - b.env],
+        gap: ["gap of returns", (a, b) => order(last(b.gap), last(a.gap))],
+      }
+    : {
+        longest: ["longest", (a, b) => b.turns - a.turns],
+        kl: ["highest KL", (a, b) => order(last(b.kl), last(a.kl))],
+        return: ["lowest return", (a, b) => order(last(negative(b.return)), last(negative(a.return)))],
+      }),
 };
 const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
 const negative = (x) => (x === null ? null : -x);
 
-const COLUMNS = [
+const played = (row) => (row.last ? "after " + row.last : "before");
+const PAIR_COLUMNS = [
+  ["solved by", (row) => row.verdict],
+  ["held-out seed", (row) => row.env],
+  ["iterations", (row) => formatRange(...row.members.map((member) => member.last))],
+  ...[0, 1].flatMap((k) => [
+    ["turns " + LETTERS[k], (row) => row.members[k].turns],
+    ["return " + LETTERS[k], (row) => formatNumber(row.members[k].return, 3)],
+  ]),
+];
+const COLUMNS = TWO_RUNS ? PAIR_COLUMNS : [
   ["", (row) => row.outcome],
-  ["env / ep.", (row) => row.env + " / " + row.episode],
-  ["iteration", (row) => formatRange(row.first, row.last)],
+  ["env / ep.", (row) => (row.held ? "held-out " + row.env : row.env + " / " + row.episode)],
+  ["iteration", (row) => (row.held ? played(row) : formatRange(row.first, row.last))],
   ["turns", (row) => row.turns],
   ["return", (row) => formatNumber(row.return, 3)],
   ["KL", (row) => formatNumber(row.kl, 3)],
@@ -28,22 +60,27 @@ const COLUMNS = [
   ["ended by", (row) => (row.stop ?? "–").replace(/_/g, " ")],
 ];
 const PAGE_SIZE = 100;
-const DEFAULTS = { show: "all", sort: "newest", q: "", from: "", to: "", page: "1", colour: "", episode: "" };
+const DEFAULTS = { show: "all", kind: "", sort: "newest", q: "", from: "", to: "", page: "1", colour: "", episode: "", turn: "" };
 const state = { ...DEFAULTS };
-let shown = EPISODES; // after filters, in order
+let shown = ROWS; // after filters, in order
 let asked = 0; // of two searches under way only the later one may show its result
 
 function readHash() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const key in DEFAULTS) state[key] = given.get(key) ?? DEFAULTS[key];
   if (!(state.show in SHOWS)) state.show = DEFAULTS.show;
+  if (!(state.kind in KINDS)) state.kind = DEFAULTS.kind;
   if (!(state.sort in SORTS)) state.sort = DEFAULTS.sort;
 }
 
 // Filters replace the entry of the history; an opened episode is a new one, so that "back" leads to the list.
+function hashOf(values) {
+  const changed = Object.keys(DEFAULTS).filter((key) => values[key] !== DEFAULTS[key]);
+  return "#" + new URLSearchParams(changed.map((key) => [key, values[key]]));
+}
+
 function writeHash(entry = false) {
-  const changed = Object.keys(DEFAULTS).filter((key) => state[key] !== DEFAULTS[key]);
-  const hash = "#" + new URLSearchParams(changed.map((key) => [key, state[key]]));
+  const hash = hashOf(state);
   if (hash === (location.hash || "#")) return;
   if (entry) history.pushState({ opened: true }, "", hash);
   else history.replaceState(history.state, "", hash);
@@ -54,12 +91,12 @@ async function applyFilters() {
   const from = state.from === "" ? -Infinity : Number(state.from);
   const to = state.to === "" ? Infinity : Number(state.to);
   const words = state.q.trim().toLowerCase();
-  let rows = EPISODES.filter((row) => row.last >= from && row.first <= to);
+  let rows = ROWS.filter((row) => row.last >= from && row.first <= to && KINDS[state.kind][1](row));
   if (words) {
     byId("count").textContent = "reading all turns …";
     try {
       const texts = await loadHaystacks();
-      rows = rows.filter((row) => texts[row.index].includes(words));
+      rows = rows.filter((row) => row.members.some((member) => texts[member.index].includes(words)));
     } catch (error) {
       byId("count").textContent = error.message;
       return;
@@ -84,9 +121,10 @@ function showPage() {
   const start = (page - 1) * PAGE_SIZE;
   const rows = shown.slice(start, start + PAGE_SIZE);
   byId("rows").replaceChildren(...rows.map((row) => make("li", {}, rowButton(row))));
-  byId("count").textContent = shown.length === EPISODES.length
-    ? plural(shown.length, "episode")
-    : `${shown.length.toLocaleString("en")} of ${plural(EPISODES.length, "episode")}`;
+  const what = TWO_RUNS ? "pair" : "episode";
+  byId("count").textContent = shown.length === ROWS.length
+    ? plural(shown.length, what)
+    : `${shown.length.toLocaleString("en")} of ${plural(ROWS.length, what)}`;
   const turn = (label, by) =>
     make("button", { type: "button", text: label, disabled: page + by < 1 || page + by > pages, onclick: () => goToPage(page + by) });
   byId("pages").hidden = pages === 1;
@@ -100,11 +138,12 @@ function showPage() {
 
 function rowButton(row) {
   const cells = COLUMNS.map(([name, of], k) => make("span", { text: of(row), "data-name": name, class: k ? null : row.outcome }));
-  cells[4].className = "return";
+  if (TWO_RUNS) [4, 6].forEach((k, member) => cells[k].classList.add(row.members[member].outcome));
+  else cells[4].className = "return";
   if (row.invalid) cells[6].className = "flag";
   return make(
     "button",
-    { type: "button", class: "row", "data-id": row.id, "aria-current": row.id === state.episode, onclick: () => openEpisode(row) },
+    { type: "button", class: isMarked(row) ? "row starred" : "row", "data-id": row.id, "aria-current": row.id === state.episode, onclick: () => openEpisode(row) },
     ...cells,
   );
 }
@@ -139,6 +178,10 @@ function setUpList() {
     );
   }
   if (!INDEX.iterations) delete SORTS.kl;
+  for (const [kind, [label]] of Object.entries(KINDS)) byId("kind").append(make("option", { value: kind, text: label }));
+  byId("kind").hidden = TWO_RUNS || !EPISODES.some((row) => row.held);
+  byId("kind").addEventListener("change", (event) => change({ kind: event.target.value }));
+  byId("marks").addEventListener("click", saveMarks);
   for (const [sort, [label]] of Object.entries(SORTS)) byId("sort").append(make("option", { value: sort, text: label }));
   document.querySelector(".names").append(...COLUMNS.map(([name]) => make("span", { text: name })));
   const [first, final] = INDEX.iterations ?? [1, 1];
@@ -157,6 +200,7 @@ function change(part) {
 }
 
 function showFilters() {
+  byId("kind").value = state.kind;
   byId("sort").value = state.sort;
   for (const [id, key] of [["search", "q"], ["from", "from"], ["to", "to"]]) {
     if (byId(id).value !== state[key]) byId(id).value = state[key];

@@ -1,4 +1,4 @@
-"""Which files of a run folder belong on the page."""
+"""Which runs lie below a folder, and which files of a run belong on its page."""
 
 from __future__ import annotations
 
@@ -8,57 +8,99 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
+_TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
+_FACTS = "run.json"
 _VERSION_NAME = re.compile(r"version_(\d+)")
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run that were found. Everything but the logs may be missing."""
+    """The files of a run that were found. It has turn logs of at least one kind; all else may be missing."""
 
     name: str  # the run folder, with the version if it is one of several
-    logs: tuple[Path, ...]  # by rank, then in the order they were written
+    folder: Path  # that holds its turn logs
+    logs: tuple[Path, ...]  # of trained turns, by rank, then in the order they were written
+    held_out: tuple[Path, ...]  # of held-out episodes, likewise
     events: Path | None  # folder with TensorBoard event files
+    tables: tuple[Path, ...]  # CSV files, of which some may hold curves
     summary: Path | None
     facts: Path | None  # run.json
     config: Path | None
     notes: tuple[str, ...]  # sentences for the reader of the page
 
 
+def find_runs(root: Path) -> list[Path]:
+    """Return the folders of all runs below a folder, also of those without a turn log.
+
+    Raises:
+        ValueError: ``root`` is not a folder.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise ValueError(f"'{root}' {what}; give the folder of a run")
+    found = {_run_of(path.parent) for path in root.rglob("rank*.jsonl") if LOG_NAME.fullmatch(path.name)}
+    return sorted(found | {path.parent for path in root.rglob(_FACTS)})
+
+
+def several(root: Path) -> bool:
+    """Return whether the logged runs below a folder are more than versions of one, so that one must be chosen."""
+    return len(_to_choose_from(root, _logged(find_runs(root)))) > 1
+
+
 def find_run(run: Path) -> RunFiles:
     """Find the newest version below ``run`` that has a turn log, and its other files.
 
     Raises:
-        ValueError: ``run`` is not a folder, or there is no turn log below it.
+        ValueError: ``run`` is not a folder, there is no turn log below it, or there are several runs to choose from.
     """
-    if not run.is_dir():
-        what = "is a file" if run.exists() else "does not exist"
-        raise ValueError(f"'{run}' {what}; give the folder of a run")
-    root = run.resolve()
-    versions = _versions(root)
-    if not versions:
+    runs = find_runs(run)
+    logged = _logged(runs)
+    if not logged:
         raise ValueError(
             f"there is no turn log below '{run}'; add the callback TurnLog to trainer.callbacks and run again"
         )
-    chosen = _newest(versions)
-    logs = sorted(_logs(chosen), key=log_order)
-    notes = []
-    if len(versions) > 1:
-        others = ", ".join(sorted(_relative(v, root) for v in versions if v != chosen))
+    if len(families := _to_choose_from(run, logged)) > 1:
+        raise ValueError(f"there are several runs below '{run}'; choose one: {_listed(families, run)}")
+    chosen = run if run in logged else max(logged, key=_number)
+    home, notes = _home(chosen, runs)
+    if others := [folder for folder in logged if folder != chosen]:
         notes.append(
-            f"{len(versions)} versions have turn logs; this is {_relative(chosen, root)}, the newest. "
-            f"The command takes the folder of another one: {others}."
+            f"{len(logged)} versions have turn logs; this is {_relative(chosen, run)}, the newest. "
+            f"The command takes the folder of another one: {_listed(others, run)}."
         )
-    events = {path.parent for path in chosen.rglob("events.out.tfevents.*")}
-    places = (chosen, *_above(chosen, root))
+    if later := [f for f in runs if f not in logged and _number(f) > _number(chosen) and f.parent == chosen.parent]:
+        notes.append(f"Started later and without a turn log: {_listed(later, run)}.")
     return RunFiles(
-        name=_name(chosen),
-        logs=tuple(logs),
-        events=_newest(events) if events else None,
-        summary=_first("summary.json", places),
-        facts=_first("run.json", places),
-        config=_first("config.yaml", places),
+        name=_name(chosen.resolve()),
+        folder=chosen,
+        logs=turn_logs(chosen),
+        held_out=held_out_logs(chosen),
+        events=home if any(home.glob("events.out.tfevents.*")) else None,
+        tables=tuple(sorted(home.glob("*.csv"))),
+        summary=_existing(home / "summary.json"),
+        facts=_existing(home / _FACTS),
+        config=_existing(home / "config.yaml"),
         notes=tuple(notes),
     )
+
+
+def _logged(runs: Iterable[Path]) -> list[Path]:
+    return [folder for folder in runs if turn_logs(folder) or held_out_logs(folder)]
+
+
+def _to_choose_from(root: Path, logged: Iterable[Path]) -> list[Path]:
+    """Return the runs below a folder, those that differ in their version as one; none if the folder itself is one."""
+    return [] if root in logged else sorted({run.parent if _number(run) >= 0 else run for run in logged})
+
+
+def turn_logs(run: Path) -> tuple[Path, ...]:
+    """Return the logs of trained turns: in the run's folder ``turns``, or directly in a folder that the user chose."""
+    return _logs(run / _TURNS) + _logs(run)
+
+
+def held_out_logs(run: Path) -> tuple[Path, ...]:
+    """Return the logs of held-out episodes, which lie in a folder beside those of trained turns."""
+    return _logs(run / _TURNS / _HELD_OUT) + _logs(run / _HELD_OUT)
 
 
 def log_order(path: Path) -> tuple[int, int]:
@@ -68,24 +110,31 @@ def log_order(path: Path) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _logs(version: Path) -> list[Path]:
-    """List the turn logs of a version: in its folder ``turns``, or directly in a folder that the user chose."""
-    return [
-        p for place in (version / "turns", version) for p in place.glob("rank*.jsonl") if LOG_NAME.fullmatch(p.name)
+def _logs(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted((p for p in folder.glob("rank*.jsonl") if LOG_NAME.fullmatch(p.name)), key=log_order))
+
+
+def _run_of(folder: Path) -> Path:
+    """Return the folder of the run whose logs are in this folder."""
+    folder = folder.parent if folder.name == _HELD_OUT else folder
+    return folder.parent if folder.name == _TURNS else folder
+
+
+def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
+    """Return the folder of everything but the turn logs, which may lie in one that the user chose.
+
+    Nothing is taken from a folder that could be another run's: a page never shows another run's result.
+    """
+    own = bool(_logs(chosen / _TURNS) or _logs(chosen / _TURNS / _HELD_OUT)) or (chosen / _FACTS).exists()
+    others = [folder for folder in runs if (folder / _FACTS).exists()]
+    if own or not others:
+        return chosen, []
+    if len(others) == 1:
+        return others[0], []
+    return chosen, [
+        f"Which of {len(others)} runs these turns are of cannot be told, so nothing else of it is shown; a TurnLog "
+        "without a folder of its own writes into that of its run."
     ]
-
-
-def _versions(root: Path) -> set[Path]:
-    folders = {p.parent for p in root.rglob("rank*.jsonl") if LOG_NAME.fullmatch(p.name)}
-    return {folder.parent if folder.name == "turns" else folder for folder in folders}
-
-
-def _newest(folders: set[Path]) -> Path:
-    """Return the highest version next to the folder that was written last, since copying a run changes its times."""
-    if len(folders) == 1:
-        return next(iter(folders))
-    latest = max(folders, key=lambda f: max((p.stat().st_mtime for p in f.rglob("*") if p.is_file()), default=0.0))
-    return max((f for f in folders if f.parent == latest.parent), key=lambda f: (_number(f), f == latest))
 
 
 def _number(folder: Path) -> int:
@@ -93,32 +142,17 @@ def _number(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _above(chosen: Path, root: Path) -> list[Path]:
-    """Return the folders above a version whose files are about it: none once a newer version has overwritten them."""
-    newer = [f for f in chosen.parent.glob("version_*") if _number(f) > _number(chosen) and _logs(f)]
-    if newer:
-        return []
-    folders, folder = [], chosen
-    inside = "lightning_logs"  # `run` itself may be a folder inside the run folder
-    while (folder != root and folder.is_relative_to(root)) or _number(folder) >= 0 or folder.name == inside:
-        folder = folder.parent
-        folders.append(folder)
-    return folders
-
-
-def _first(name: str, places: Iterable[Path]) -> Path | None:
-    """Return the file nearest to the version: anywhere below it, or directly in a folder above."""
-    for i, place in enumerate(places):
-        found = place.rglob(name) if i == 0 else place.glob(name)
-        nearest = min(found, key=lambda p: (len(p.parts), str(p)), default=None)
-        if nearest is not None:
-            return nearest
-    return None
+def _existing(path: Path) -> Path | None:
+    return path if path.is_file() else None
 
 
 def _name(chosen: Path) -> str:
     parts = [p for p in (chosen.parent.parent.name, chosen.parent.name, chosen.name) if p and p != "lightning_logs"]
     return " / ".join(parts[-2:] if _number(chosen) >= 0 else parts[-1:])
+
+
+def _listed(runs: Iterable[Path], root: Path) -> str:
+    return ", ".join(sorted(_relative(run, root) for run in runs))
 
 
 def _relative(path: Path, root: Path) -> str:

@@ -6,26 +6,46 @@ function showHead() {
     byId("figures").append(
       make("div", {}, make("dt", { text: name }), make("dd", {}, value, make("span", { class: "quiet", text: about }))),
     );
-  if (INDEX.iterations) figure("iterations in the log", formatRange(...INDEX.iterations));
-  else document.body.classList.add("untrained");
-  figure("episodes", EPISODES.length.toLocaleString("en"));
+  if (!INDEX.iterations) document.body.classList.add("untrained");
+  else if (!TWO_RUNS) figure("iterations in the log", formatRange(...INDEX.iterations));
+  figure(TWO_RUNS ? "pairs of held-out episodes" : "episodes", ROWS.length.toLocaleString("en"));
   figure("turns", INDEX.turns.toLocaleString("en"));
-  for (const [key, name] of [["before", "held-out success before"], ["after", "after training"]]) {
-    const result = INDEX.summary?.[key];
-    if (typeof result?.success !== "number") continue;
-    const bounds = "success_low" in result
-      ? `  ${formatPercent(result.success_low)} to ${formatPercent(result.success_high)}`
-      : "";
-    figure(name, formatPercent(result.success), bounds + (result.episodes ? `, ${plural(result.episodes, "episode")}` : ""));
-  }
+  INDEX.runs.forEach((run, k) => {
+    const letter = TWO_RUNS ? LETTERS[k] + ": " : "";
+    for (const [key, name] of [["before", "held-out success before"], ["after", "after training"]]) {
+      const result = run.summary?.[key];
+      if (typeof result?.success !== "number") continue;
+      const bounds = "success_low" in result
+        ? `  ${formatPercent(result.success_low)} to ${formatPercent(result.success_high)}`
+        : "";
+      figure(letter + name, formatPercent(result.success), bounds + (result.episodes ? `, ${plural(result.episodes, "episode")}` : ""));
+    }
+  });
   byId("notes").append(...INDEX.notes.map((text) => make("p", { class: "note", text })));
-  if (INDEX.facts) {
-    const rows = flatten(INDEX.facts).map(([key, value]) => make("tr", {}, make("td", { text: key }), make("td", { text: value })));
-    byId("facts").append(make("details", { id: "run-facts" }, make("summary", { text: "About this run" }), make("table", {}, ...rows)));
+  if (TWO_RUNS) {
+    document.body.classList.add("two");
+    const names = INDEX.runs.map((run, k) => make("span", {}, make("b", { class: "run" + k, text: LETTERS[k] }), " " + run.name));
+    byId("name").replaceChildren(names[0], " and ", names[1]);
+    if (INDEX.differences.length) byId("facts").append(differences());
   }
-  if (INDEX.config) {
-    byId("facts").append(make("details", {}, make("summary", { text: "Configuration" }), make("pre", { text: INDEX.config })));
-  }
+  INDEX.runs.forEach((run, k) => {
+    const of = TWO_RUNS ? ` ${LETTERS[k]}` : " this run";
+    if (run.facts) {
+      const rows = flatten(run.facts).map(([key, value]) => make("tr", {}, make("td", { text: key }), make("td", { text: value })));
+      byId("facts").append(make("details", { class: "run-facts" }, make("summary", { text: "About" + of }), make("table", {}, ...rows)));
+    }
+    if (run.config) {
+      const title = TWO_RUNS ? "Configuration of" + of : "Configuration";
+      byId("facts").append(make("details", {}, make("summary", { text: title }), make("pre", { text: run.config })));
+    }
+  });
+}
+
+function differences() {
+  const line = (tag, cells) => make("tr", {}, ...cells.map((text) => make(tag, { text })));
+  const rows = INDEX.differences.map((cells) => line("td", cells));
+  const title = plural(INDEX.differences.length, "key") + " of the configuration differ" + (INDEX.differences.length === 1 ? "s" : "");
+  return make("details", { open: true }, make("summary", { text: title }), make("table", {}, line("th", ["key", ...LETTERS]), ...rows));
 }
 
 // Nested facts as lines of dotted keys.
@@ -40,6 +60,7 @@ function onKey(event) {
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "j") goBy(1);
   else if (event.key === "k") goBy(-1);
+  else if (event.key === "s" && current) toggleStar(current.row);
   else if (event.key === "Escape") keepToken(null);
   else if (event.key === "ArrowRight" && moveToken(1)) event.preventDefault();
   else if (event.key === "ArrowLeft" && moveToken(-1)) event.preventDefault();
@@ -53,7 +74,7 @@ async function followHash() {
   readHash();
   showFilters();
   await applyFilters();
-  const row = EPISODES.find((candidate) => candidate.id === state.episode);
+  const row = ROWS.find((candidate) => candidate.id === state.episode);
   if (row) openEpisode(row, false);
   else closeEpisode();
 }
@@ -61,8 +82,10 @@ async function followHash() {
 showHead();
 showCurves();
 setUpList();
-followHash();
-addEventListener("popstate", followHash);
+if (ROWS.length) followHash();
+else byId("bench").remove();
+showMarks();
+addEventListener("popstate", () => ROWS.length && followHash());
 addEventListener("keydown", onKey);
 addEventListener("click", onClick);
 addEventListener("scroll", onScroll, { capture: true, passive: true });

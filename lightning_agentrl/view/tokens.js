@@ -12,10 +12,13 @@ const LISTS = {
   ref_logps: "log-prob of the reference",
 };
 
-const currentQuantity = () => {
+// The chosen one or the first; of held-out episodes, which are not trained on, only log-probs are known.
+function currentQuantity() {
   const chosen = QUANTITIES[state.colour];
-  return chosen && !chosen.absent ? chosen : QUANTITIES[DEFAULT_COLOUR];
-};
+  if (chosen && !chosen.absent) return chosen;
+  const known = (quantity) => current.sides.some(({ turns }) => turns.some((turn) => numbersOf(quantity, turn)));
+  return INDEX.quantities.find((quantity) => !quantity.absent && current?.sides && known(quantity)) ?? QUANTITIES[DEFAULT_COLOUR];
+}
 
 // Numbers per token, NaN where one was not finite; null if the turn lacks a list.
 function numbersOf(quantity, turn) {

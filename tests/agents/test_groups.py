@@ -232,7 +232,7 @@ def test_the_plan_and_the_record_tell_of_groups(tmp_path, tiny_folder):
     trainer = make_trainer(tmp_path, 7, [DryRun()])
     with pytest.raises(PlanShown):
         trainer.fit(agent, data)
-    text = plan_text(trainer, agent, 0)
+    text = plan_text(trainer, agent)
     for line in ("2 groups * 3 = 6, of as many turns as they take", "2, each on a share of 1/2 of the turns"):
         assert line in text
     assert "7, 42 episodes" in text

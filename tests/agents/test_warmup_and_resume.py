@@ -8,13 +8,15 @@ import warnings
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_agentrl.agents.checks import check_trainer
-from lightning_agentrl.callbacks import CriticWarmup, RunSummary
+from lightning_agentrl.callbacks import CriticWarmup, RunSummary, TurnLog
 from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.view.locate import find_run
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
@@ -205,6 +207,35 @@ def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
         assert 1 <= summary[when]["mean_turns"] <= 3
         assert 0 <= summary[when]["valid_action_ratio"] <= 1
         assert summary[when]["env"]["progression"] == summary[when]["success"]
+
+
+@pytest.mark.slow
+def test_a_summary_stays_with_its_run(tmp_path, tiny_folder):
+    """The copy at the root names its version; a second start that fails takes nothing of the first for its own."""
+
+    def fit(fails):
+        data = make_data()
+        if fails:
+            data.collect = lambda: (_ for _ in ()).throw(RuntimeError("no rollout"))
+        logger = CSVLogger(tmp_path, name="logs")
+        make_trainer(tmp_path, 1, [RunSummary(), TurnLog()], logger=logger).fit(make_agent(tiny_folder), data)
+
+    fit(fails=False)
+    with pytest.raises(RuntimeError, match="no rollout"):
+        fit(fails=True)
+    first = tmp_path / "logs" / "version_0" / "summary.json"
+    assert (tmp_path / "summary.json").read_bytes() == first.read_bytes()
+    assert json.loads(first.read_text())["version"] == "logs/version_0"
+    shown = find_run(tmp_path)
+    assert (shown.folder.name, shown.summary) == ("version_1", None)
+    assert find_run(tmp_path / "logs" / "version_0").summary == first
+
+
+def test_a_start_in_the_same_folder_sets_the_earlier_summary_aside(tmp_path, tiny_folder):
+    (tmp_path / "summary.json").write_text('{"seed": 7}')
+    make_trainer(tmp_path, 1, [RunSummary()]).fit(make_agent(tiny_folder), make_data())
+    assert json.loads((tmp_path / "earlier_summary.json").read_text()) == {"seed": 7}
+    assert json.loads((tmp_path / "summary.json").read_text())["version"] == "."
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from lightning_agentrl.agents.hooks import RolloutCallback
-from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
-from lightning_agentrl.callbacks.turn_log import cut_from
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
+from lightning_agentrl.callbacks.turn_files import cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
@@ -186,3 +186,43 @@ def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
     assert log.read_bytes() == b'{"iteration":1,"a":2}\n'
     assert cut_from(log, 1) == 0
     assert not log.exists()
+
+
+def test_held_out_episodes_are_logged_apart(tiny_folder: Path, tmp_path: Path) -> None:
+    """Before training, after it and at each validation between, each with the iterations that came before it."""
+    log = TurnLog(held_out=3)
+    trainer = make_trainer(tmp_path, 3, [log, RunSummary()], limit_val_batches=1, check_val_every_n_epoch=2)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    logged = lines(tmp_path / "turns" / "held_out")
+    assert {record["phase"] for record in logged} == {"held_out"}
+    played: dict[tuple[int, int], list[int]] = {}
+    for record in logged:
+        played.setdefault((record["iteration"], record["env"]), []).append(record["turn"])
+        assert record["prompt_ids"]
+        assert len(record["rollout_logps"]) == len(record["tokens"])
+        assert record["advantages"] is None
+    assert set(played) == {(iteration, place) for iteration in (0, 2, 3) for place in range(3)}
+    assert all(turns == list(range(len(turns))) for turns in played.values())
+    assert len(lines(tmp_path / "turns")) == 3 * 16
+    trainer.validate(make_agent(tiny_folder), make_data(), verbose=False)
+    assert lines(tmp_path / "turns" / "held_out") == logged  # no part of the run
+
+
+@pytest.mark.slow
+def test_a_resumed_run_plays_later_validations_once(tiny_folder: Path, tmp_path: Path) -> None:
+    def go_on(epochs: int, **kwargs: Any) -> None:
+        callbacks = [
+            TurnLog(str(tmp_path / "log"), held_out=2),
+            RunCheckpoints(dirpath=str(tmp_path / "saved"), keep=9),
+        ]
+        settings = {"limit_val_batches": 1, "enable_checkpointing": True}
+        make_trainer(tmp_path, epochs, callbacks, **settings).fit(make_agent(tiny_folder), make_data(), **kwargs)
+
+    go_on(3)
+    whole = lines(tmp_path / "log" / "held_out")
+    go_on(3, ckpt_path=str(tmp_path / "saved" / "iteration-00001.ckpt"))
+    again = lines(tmp_path / "log" / "held_out")
+    kept = [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in whole]
+    assert [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in again if r["iteration"] != 2] == [
+        each for each in kept if each[0] != 2
+    ]

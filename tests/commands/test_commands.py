@@ -13,6 +13,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.view.read import read_turns
 from tests.cli import Config, changed, fit, run_command
+from tests.view.logs import random_turns, write_run
 
 
 @pytest.fixture
@@ -59,6 +60,21 @@ def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]],
     code, _, told = agentrl("view", str(tmp_path), "--output", "x.html")
     assert code == 2
     assert "--output" in told
+
+
+def test_runs_are_listed_and_two_are_compared(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    one, other = (write_run(tmp_path / name, random_turns(20)) for name in ("one", "other"))
+    code, shown, _ = agentrl("view", str(tmp_path))
+    assert code == 0
+    for name in ("one", "other"):
+        assert f"{name}/lightning_logs/version_0" in shown
+    assert not list(tmp_path.rglob("*.html"))
+    code, shown, _ = agentrl("view", str(one), str(other))
+    assert (code, shown) == (0, f"written to {one / 'compare.html'}\n")
+    for wrong in (("--serve", "--out", "x.html"), ("--port", "8000"), ("--serve", "--port", "70000")):
+        code, _, told = agentrl("view", str(one), *wrong)
+        assert code == 2
+        assert wrong[-2] in told
 
 
 @pytest.mark.slow

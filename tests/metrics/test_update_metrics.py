@@ -81,8 +81,8 @@ class Spy(RolloutCallback):
                 self.steps[-1].told = dict(numbers)
             log_dict(numbers, **how)
 
-        def play_held_out(seeds: list[int]) -> list[EpisodeResult]:
-            self.held_out.append(play(seeds))
+        def play_held_out(seeds: list[int], *watched: Any) -> list[EpisodeResult]:
+            self.held_out.append(play(seeds, *watched))
             return self.held_out[-1]
 
         agent.log_dict, agent.datamodule.play_held_out = log, play_held_out

@@ -197,9 +197,17 @@ def write_run(run: Path, turns: Sequence[Turn], iterations: int | None = None) -
     )
     write_events(version, iterations or turns[-1]["iteration"], names)
     (version / "config.yaml").write_text("seed_everything: 0\nmodel:\n  class_path: PPOAgent\n")
-    facts = {"model": "demo", "seed": 0, "versions": {"torch": "2.9.0", "lightning": "2.6.6"}, "devices": ["cpu"]}
+    facts = {
+        "started": "2026-01-02T03:04:05+00:00",
+        "model": "demo",
+        "seed": 0,
+        "versions": {"torch": "2.9.0", "lightning": "2.6.6"},
+        "devices": ["cpu"],
+    }
     (version / "run.json").write_text(json.dumps(facts))
     before = {"success": 0.3203, "success_low": 0.2457, "success_high": 0.4054, "episodes": 128, "mean_turns": 10.4}
     after = {"success": 0.9062, "success_low": 0.8433, "success_high": 0.9456, "episodes": 128, "mean_turns": 5.9}
-    (run / "summary.json").write_text(json.dumps({"seed": 0, "before": before, "after": after, "minutes": 7.59}))
+    summary = {"version": "lightning_logs/version_0", "seed": 0, "before": before, "after": after, "minutes": 7.59}
+    for folder in (run, version):  # the copy names the version
+        (folder / "summary.json").write_text(json.dumps(summary))
     return run

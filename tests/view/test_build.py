@@ -76,9 +76,9 @@ def test_the_page_holds_every_turn_once(tmp_path):
 
 def test_summary_facts_and_config_are_told(tmp_path):
     index = index_of(build_page(write_run(tmp_path, random_turns(20))))
-    assert index["summary"]["after"]["success"] == 0.9062
-    assert index["facts"]["versions"]["torch"] == "2.9.0"
-    assert index["config"].startswith("seed_everything: 0")
+    assert index["runs"][0]["summary"]["after"]["success"] == 0.9062
+    assert index["runs"][0]["facts"]["versions"]["torch"] == "2.9.0"
+    assert index["runs"][0]["config"].startswith("seed_everything: 0")
     assert index["curves"]["x"] == "iteration"
 
 
@@ -135,7 +135,8 @@ def test_texts_of_a_run_are_no_part_of_the_page(tmp_path):
     assert "alert(" not in text.replace(r"\u003cscript>alert(1)", "").replace('onerror=\\"alert(2)', "")
     assert text.count("<script") == text.count("</script>") == 4  # index, code and the two tags of one chunk
     assert "<title>&lt;b&gt;&amp;run</title>" in text
-    assert index_of(page)["facts"]["model"] == index_of(page)["config"] == XSS
+    (told,) = index_of(page)["runs"]
+    assert told["facts"]["model"] == told["config"] == XSS
 
 
 def test_the_page_refers_to_nothing_outside(tmp_path):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from lightning_agentrl.view.curves import read_curves
+from lightning_agentrl.view.curves import Curves, curves_index, read_curves
 from lightning_agentrl.view.episodes import Episode, group
 from lightning_agentrl.view.quantities import QUANTITIES
 from tests.view.logs import make_turn, write_events
@@ -104,18 +106,22 @@ def test_a_scale_of_nothing_but_zeros_or_nan():
 # Curves
 
 
+def of_one(curves: Curves) -> dict[str, Any]:
+    return curves_index([curves])
+
+
 def test_curves_run_over_iterations(tmp_path):
     write_events(tmp_path, 4, ["rollout/success", "kl/reference", "time/update_seconds", "rollout/entropy"])
-    curves = read_curves(tmp_path)
+    curves = of_one(read_curves(tmp_path)[0])
     assert curves["x"] == "iteration"
     assert curves["main"] == ["rollout/success", "kl/reference", "rollout/entropy"]
-    assert curves["series"]["time/update_seconds"][0] == [1, 2, 3, 4]
+    assert curves["series"]["time/update_seconds"][0][0] == [1, 2, 3, 4]
     assert "epoch" not in curves["series"]
 
 
 def test_entropy_is_shown_once(tmp_path):
     write_events(tmp_path, 2, ["policy/entropy", "rollout/entropy"])
-    curves = read_curves(tmp_path)
+    curves = of_one(read_curves(tmp_path)[0])
     assert curves["main"] == ["policy/entropy"]
     assert "rollout/entropy" in curves["series"]
 
@@ -127,10 +133,84 @@ def test_curves_without_epochs_run_over_steps(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_scalar("rollout/success", 0.5, 7)
         writer.add_scalar("rollout/success", float("nan"), 9)
-    curves = read_curves(tmp_path)
+    curves = of_one(read_curves(tmp_path)[0])
     assert curves["x"] == "step"
-    assert curves["series"]["rollout/success"][0] == [7, 9]
+    assert curves["series"]["rollout/success"][0][0] == [7, 9]
 
 
 def test_a_run_without_events_has_no_curves():
-    assert read_curves(None)["series"] == {}
+    assert of_one(read_curves(None)[0])["series"] == {}
+
+
+LIGHTNING = """epoch,step,rollout/success,val/success,note
+0,1,0.25,,first
+0,1,,0.5,
+1,3,0.75,,
+"""
+HISTORY = """_step,_timestamp,epoch,rollout/success,trainer/global_step,val/success
+0,1.5,0,0.25,1,
+1,2.5,0,NaN,1,0.5
+2,3.5,1,0.75,3,
+"""
+CHART = """"Step","calm-sea-3 - rollout/success","calm-sea-3 - rollout/success__MIN","calm-sea-3 - rollout/success__MAX"
+"1","0.25","0.25","0.25"
+"3","0.75","0.75","0.75"
+"""
+BY_EPOCH = CHART.replace("Step", "epoch").replace('"1"', '"0"').replace('"3"', '"1"')
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "success"),
+    [
+        (LIGHTNING, "iteration", {1: 0.25, 2: 0.75}),
+        (HISTORY, "iteration", {1: 0.25, 2: 0.75}),
+        ("\ufeff" + CHART, "step", {1: 0.25, 3: 0.75}),
+        (BY_EPOCH, "iteration", {1: 0.25, 2: 0.75}),
+    ],
+    ids=["CSVLogger", "history of Weights & Biases", "chart of Weights & Biases", "chart over epochs"],
+)
+def test_curves_of_tables(tmp_path, text, x, success):
+    table = tmp_path / "metrics.csv"
+    table.write_text(text, encoding="utf-8")
+    curves, notes = read_curves(None, [table])
+    assert (curves.x, notes) == (x, [])
+    points = {step: y for step, y in curves.points["rollout/success"].items() if y == y}
+    assert points == success
+    assert curves.points.keys() <= {"rollout/success", "val/success"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("name,value\na,1\n", "no column step"),
+        ("", "no column step"),
+        ('"Step","a - x","a - x__MIN","b - x"\n"1","2","2","3"\n', "2 runs"),
+    ],
+)
+def test_a_table_without_curves_of_one_run_is_told(tmp_path, text, why):
+    (tmp_path / "table.csv").write_text(text)
+    curves, notes = read_curves(None, [tmp_path / "table.csv"])
+    assert curves.points == {}
+    assert "table.csv" in notes[0]
+    assert why in notes[0]
+
+
+def test_curves_of_two_runs_share_their_names():
+    one, other = Curves("iteration", {"rollout/success": {2: 0.5, 1: 0.25}}), Curves("iteration", {"b": {1: 1.0}})
+    index = curves_index([one, other])
+    assert index["series"] == {"b": [None, [[1], [1.0]]], "rollout/success": [[[1, 2], [0.25, 0.5]], None]}
+    assert (index["x"], index["main"]) == ("iteration", ["rollout/success"])
+
+
+# Held-out episodes
+
+
+def test_each_validation_has_its_own_held_out_episodes():
+    """Of an episode that was played twice after the same iteration, only the later one is there."""
+    held = [make_turn(phase="held_out", iteration=k, turn=turn) for k in (0, 5) for turn in (0, 1)]
+    again = make_turn(phase="held_out", iteration=5, turn=0, reply="again")
+    episodes = group([*held, make_turn(iteration=5), again])
+    assert [(e.row()["held"], e.row()["last"], len(e.turns)) for e in episodes] == [
+        *((True, 0, 2), (False, 5, 1), (True, 5, 1)),
+    ]
+    assert episodes[-1].last["reply"] == "again"

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from lightning_agentrl.view.locate import find_run
+from lightning_agentrl.view.listing import list_runs
+from lightning_agentrl.view.locate import find_run, several
 from lightning_agentrl.view.read import read_turns
 from tests.view.logs import Turn, make_turn, random_turns, write_log, write_run
 
@@ -144,31 +144,69 @@ def test_an_argument_chooses_a_version(tmp_path):
     assert found.notes == ()
 
 
-def test_of_several_runs_the_one_written_last(tmp_path):
-    for name, number, seconds in (("a", 7, 100), ("b", 0, 300), ("b", 1, 200)):
-        (path,) = write_log(tmp_path / name / f"version_{number}", [make_turn()])
-        os.utime(path, (seconds, seconds))
-    assert find_run(tmp_path).logs[0].is_relative_to(tmp_path / "b" / "version_1")
+def test_of_several_runs_one_must_be_chosen(tmp_path):
+    for name, number in (("a", 7), ("b", 0), ("b", 1)):
+        write_log(tmp_path / name / f"version_{number}", [make_turn()])
+    with pytest.raises(ValueError, match=r"several runs .*: a, b$"):
+        find_run(tmp_path)
+    assert several(tmp_path)
+    assert not several(tmp_path / "b")
+    assert find_run(tmp_path / "b").folder.name == "version_1"
 
 
-def test_what_is_told_about_a_run(tmp_path):
+def test_what_is_told_about_a_run_is_its_own(tmp_path):
+    """The copy at the root is of the run that ended last, which need not be the one that is shown."""
     run = write_run(tmp_path / "goto", random_turns(20))
     version = run / "lightning_logs" / "version_0"
     for given in (run, run / "lightning_logs", version):
         found = find_run(given)
-        assert found.summary == run / "summary.json"
-        assert found.events == found.config.parent == found.facts.parent == version
-    write_log(run / "lightning_logs" / "version_1", [make_turn()])
-    assert find_run(version).summary is None  # it was written again by version 1
+        assert found.events == found.config.parent == found.facts.parent == found.summary.parent == version
+    write_log(run / "lightning_logs" / "version_1", [make_turn()])  # begun anew, and failed
+    assert find_run(version).summary == version / "summary.json"
     newest = find_run(run)
-    assert newest.summary == run / "summary.json"
-    assert newest.facts is newest.config is newest.events is None
+    assert newest.folder.name == "version_1"
+    assert newest.summary is newest.facts is newest.config is newest.events is None
 
 
-def test_a_validation_afterwards_hides_nothing(tmp_path):
+def test_a_start_without_a_turn_log_is_told(tmp_path):
     run = write_run(tmp_path, random_turns(20))
-    (run / "lightning_logs" / "version_1").mkdir()
-    (run / "lightning_logs" / "version_1" / "config.yaml").touch()
+    failed = run / "lightning_logs" / "version_1"
+    failed.mkdir()
+    (failed / "run.json").write_text("{}")
     found = find_run(run)
-    assert found.config == run / "lightning_logs" / "version_0" / "config.yaml"
-    assert found.summary == run / "summary.json"
+    assert found.folder.name == "version_0"
+    assert found.notes == ("Started later and without a turn log: lightning_logs/version_1.",)
+
+
+def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_path):
+    run = write_run(tmp_path, random_turns(20))
+    version = run / "lightning_logs" / "version_0"
+    (version / "turns").rename(run / "log")
+    found = find_run(run)
+    assert found.folder == run / "log"
+    assert found.facts == version / "run.json"
+    (run / "lightning_logs" / "version_1").mkdir()
+    (run / "lightning_logs" / "version_1" / "run.json").write_text("{}")
+    found = find_run(run)
+    assert found.facts is found.summary is None
+    assert "cannot be told" in found.notes[0]
+
+
+# The runs to choose from
+
+
+def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", random_turns(40, envs=2))
+    write_log(tmp_path / "two", [make_turn(iteration=k) for k in (1, 2, 3)])
+    log = tmp_path / "two" / "turns" / "rank0-000000.jsonl"
+    log.write_text(log.read_text() + '{"iteration":')
+    (tmp_path / "two" / "run.json").write_text('{"started": "2026-05-06T07:08:09+00:00"}')
+    _, newest, older, *_ = list_runs(tmp_path).splitlines()
+    assert newest.split()[:3] == ["two", "2026-05-06", "07:08"]
+    assert "3 iterations" in newest
+    assert older.split()[0] == "one/lightning_logs/version_0"
+    assert "32.0% before, 90.6% after" in older
+    (tmp_path / "one" / "lightning_logs" / "version_0" / "empty").mkdir()
+    with pytest.raises(ValueError, match="no run"):
+        list_runs(tmp_path / "one" / "lightning_logs" / "version_0" / "empty")

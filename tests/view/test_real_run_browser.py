@@ -1,8 +1,9 @@
-"""A short run of the quickstart with a tiny model, seen in a browser: the page of the run, and TensorBoard."""
+"""Short runs of the quickstart with a tiny model, seen in a browser: their pages, and TensorBoard."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,25 +15,54 @@ import yaml
 from PIL import Image
 from playwright.sync_api import Browser
 
-from tests.pictures import chromium, picture_of_tensorboard, picture_of_view, tensorboard
+from tests.pictures import (
+    chromium,
+    picture_of_held_out,
+    picture_of_tensorboard,
+    picture_of_two,
+    picture_of_view,
+    tensorboard,
+)
 from tests.test_configs import made_small
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 
 
+PICTURES = os.environ.get("PICTURES")  # folder for those of the docs, which show runs of the demo model
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Four iterations of eight turns, with pictures."""
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[Path, Path]:
+    """Four iterations with pictures, twice: the second run has another seed and a larger learning rate."""
     folder = tmp_path_factory.mktemp("real")
-    config = made_small(yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text()), tiny_folder)
+    config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
+    if PICTURES:
+        config["data"]["init_args"] |= {"num_envs": 16, "mini_batch_turns": 32}
+        config["data"]["init_args"]["validation"] |= {"episodes": 16, "num_envs": 16}
+    else:
+        config = made_small(config, tiny_folder)
     config["data"]["init_args"]["env"]["kwargs"] |= {"mission_in": "observation", "render_mode": "rgb_array"}
-    config["trainer"] |= {"max_epochs": 4, "default_root_dir": str(folder), "enable_checkpointing": False}
+    config["trainer"] |= {"max_epochs": 8 if PICTURES else 4, "enable_checkpointing": False}
+    config["trainer"] |= {"check_val_every_n_epoch": 4}
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
     (folder / "small.yaml").write_text(yaml.safe_dump(config))
     agentrl = str(Path(sys.executable).with_name("agentrl"))
-    subprocess.run([agentrl, "fit", "--config", "small.yaml", "--quiet"], cwd=folder, check=True, timeout=500)
-    return folder
+    for name, *options in (("one",), ("other", "--seed_everything", "1", "--model.init_args.optim.lr_actor", "2e-5")):
+        command = [agentrl, "fit", "--config", "small.yaml", "--quiet", "--trainer.default_root_dir", name, *options]
+        subprocess.run(command, cwd=folder, check=True, timeout=3000)
+    return folder / "one", folder / "other"
+
+
+@pytest.fixture(scope="module")
+def run(runs: tuple[Path, Path]) -> Path:
+    return runs[0]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where the pictures go that the docs show."""
+    return Path(PICTURES or tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +82,33 @@ def shows_something(path: Path) -> None:
 def test_the_page_of_the_run(run: Path, browser: Browser, tmp_path: Path) -> None:
     page = picture_of_view(browser, run, tmp_path / "view.png")
     shows_something(tmp_path / "view.png")
-    (log,) = run.rglob("rank0-*.jsonl")
-    turns = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(turns) == 4 * 8
+    turns = [json.loads(line) for log in run.rglob("turns/rank0-*.jsonl") for line in log.read_text().splitlines()]
+    played = [json.loads(line) for log in run.rglob("held_out/rank0-*.jsonl") for line in log.read_text().splitlines()]
+    assert len(turns) % (4 * 8) == 0
     episodes = {(turn["env"], turn["episode"]) for turn in turns}
-    assert page.locator(".row[data-id]").count() == min(len(episodes), 100)
+    held_out = {(turn["env"], turn["iteration"]) for turn in played}
+    assert page.locator(".row[data-id]").count() == min(len(episodes) + len(held_out), 100)
     opened = page.locator("[data-turn]").first
     assert opened.locator("img").count() == 1  # what the environment drew
     shown = page.locator("[data-turn]").first.inner_text()
-    assert any(line in shown for turn in turns for line in turn["observation"].splitlines())
+    assert any(line in shown for turn in [*turns, *played] for line in turn["observation"].splitlines())
+    page.close()
+
+
+def test_a_held_out_episode_with_pictures(run: Path, browser: Browser, pictures: Path) -> None:
+    page = picture_of_held_out(browser, run, pictures / "view_held_out.png")
+    shows_something(pictures / "view_held_out.png")
+    assert page.locator("[data-turn]").count() == page.locator("[data-turn] img").count() > 1
+    assert "held-out seed" in page.locator("#bar h3").inner_text()
+    page.close()
+
+
+def test_two_runs_beside_each_other(runs: tuple[Path, Path], browser: Browser, pictures: Path) -> None:
+    page = picture_of_two(browser, *runs, pictures / "view_compare.png")
+    shows_something(pictures / "view_compare.png")
+    assert page.locator(".pair img").count() > 1
+    assert "lr_actor" in page.locator("#facts").inner_text()
+    assert page.locator(".tile path[class=run1]").count() > 5
     page.close()
 
 

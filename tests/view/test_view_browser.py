@@ -4,16 +4,20 @@ import json
 import math
 import re
 import shutil
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from lightning_agentrl.view import build_page
+from lightning_agentrl.view.serve import PageServer
+from tests.pictures import seconds_to_open
 from tests.view.logs import Turn, make_turn, random_turns, write_log, write_run
 
 pytestmark = pytest.mark.browser
@@ -66,7 +70,7 @@ def opened(browser):
     yield open_
     for w in watched:
         assert w.complaints == []
-        assert len(w.requests) == 1, w.requests
+        assert len(set(w.requests)) == 1, w.requests
         assert w.requests[0].startswith("file:")
         w.page.context.close()
 
@@ -366,7 +370,147 @@ def test_the_head_tells_the_run(opened, run_page):
     assert "32.0 %" in text
     assert "90.6 %" in text
     page.get_by_text("About this run").click()
-    expect(page.locator("#run-facts")).to_contain_text("versions.torch")
+    expect(page.locator(".run-facts")).to_contain_text("versions.torch")
+
+
+# Held-out episodes, two runs, links and marks
+
+
+def held_out(place: int, iteration: int, won: bool, **changes: Any) -> list[Turn]:
+    """An episode of three turns, or of two if it was won, with pictures and without scores."""
+    gone = {"values": None, "old_logps": None, "ref_logps": None, "entropy": None, "advantages": None, "returns": None}
+    head = {"phase": "held_out", "iteration": iteration, "env": place, "image": RED_DOT, **gone, **changes}
+    turns = [make_turn(turn=k, **head) for k in range(2 if won else 3)]
+    end = {"terminated": won, "truncated": not won, "stop": "env_done" if won else "max_turns"}
+    return [*turns[:-1], {**turns[-1], **end, "success": won, "episode_return": float(won)}]
+
+
+def write_held_out(run: Path, solved: dict[int, list[bool]]) -> Path:
+    """Held-out episodes by the iteration after which they were played, in the only version of a run."""
+    played = [turn for k, wins in solved.items() for place, won in enumerate(wins) for turn in held_out(place, k, won)]
+    folder = run / "lightning_logs" / "version_0" / "turns" / "held_out"
+    folder.mkdir(parents=True)
+    (folder / "rank0-000000.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in played))
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("two")
+    one, other = write_run(folder / "one", random_turns(200)), write_run(folder / "other", random_turns(300, seed=1))
+    config = other / "lightning_logs" / "version_0" / "config.yaml"
+    config.write_text(config.read_text().replace("seed_everything: 0", "seed_everything: 1"))
+    write_held_out(one, {0: [False, False], 2: [True, False]})
+    write_held_out(other, {0: [False, True], 3: [True, True]})
+    return one, other
+
+
+def test_held_out_episodes_are_in_the_list_with_pictures(opened, two_runs):
+    page = opened(build_page(two_runs[0]))
+    page.select_option("#kind", "held-out")
+    assert listed(page) == ["h1.2", "h0.2", "h1.0", "h0.0"]
+    page.locator("#rows .row[data-id='h0.2']").click()
+    expect(page.locator("#bar h3")).to_have_text("held-out seed 0, after iteration 2 ")
+    assert page.locator(".turn img").count() == page.locator(".turn").count() == 2
+    assert page.locator("#colour").input_value() == "log-prob"  # nothing else is known of them
+    assert page.locator(".t.none").count() == 0
+    page.evaluate("location.hash = 'episode=h1.0'")
+    expect(page.locator(".about").first).to_contain_text("before training")
+
+
+def test_a_link_leads_to_one_turn(opened, run_page, episodes):
+    which, played = max(episodes.items(), key=lambda item: len(item[1]))
+    page = opened(run_page, f"#episode={which}")
+    address = page.locator(".turn .link").nth(len(played) - 1).get_attribute("href")
+    again = opened(run_page, address)
+    linked = again.locator(".turn.linked")
+    expect(linked).to_have_attribute("data-turn", str(played[-1]["turn"]))
+    expect(linked).to_be_in_viewport()
+    again.locator(".turn .link").first.click()
+    expect(again.locator(".turn.linked")).to_have_attribute("data-turn", str(played[0]["turn"]))
+    again.keyboard.press("j")
+    assert "turn=" not in again.url
+
+
+def test_stars_and_notes_stay_and_can_be_saved(opened, run_page, episodes):
+    page = opened(run_page)
+    which = page.locator("#rows .row").nth(2).get_attribute("data-id")
+    page.locator("#rows .row").nth(2).click()
+    page.locator("#star").click()
+    page.locator("#note").fill(f"look again {XSS}")
+    page.reload()
+    expect(page.locator("#star")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#note")).to_have_value(f"look again {XSS}")
+    page.locator("#shows button", has_text="★").click()
+    assert listed(page) == [which]
+    with page.expect_download() as download:
+        page.locator("#marks").click()
+    (saved,) = json.loads(Path(download.value.path()).read_text())
+    last = episodes[which][-1]
+    assert (saved["star"], saved["note"], saved["address"]) == (True, f"look again {XSS}", f"#episode={which}")
+    assert saved["episodes"][0] == {
+        "run": "goto / version_0",
+        "held_out": False,
+        "env": last["env"],
+        "episode": last["episode"],
+        "iteration": last["iteration"],
+    }
+    page.keyboard.press("Escape")
+    page.locator("#note").fill("")
+    page.locator("#star").click()
+    expect(page.locator("#marks")).to_be_hidden()
+
+
+def test_small_numbers_can_be_read(opened, tmp_path):
+    write_log(tmp_path, [make_turn("a", old_logps=[-0.5], ref_logps=[-0.5 + 2.43e-5])])
+    page = opened(build_page(tmp_path))
+    cell = page.locator("#rows .row [data-name=KL]")
+    expect(cell).to_have_text("−2.43·10⁻⁵")
+    assert cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth")  # nothing is cut off
+
+
+def test_two_runs_stand_beside_each_other(opened, two_runs, tmp_path):
+    page = opened(build_page(two_runs[0], tmp_path / "two.html", other=two_runs[1]))
+    tile = page.locator(".tile[data-name='rollout/success']")
+    assert [path.get_attribute("class") for path in tile.locator("path[class^=run]").all()] == ["run0", "run1"]
+    assert re.fullmatch(r"A .+\nB .+", tile.locator(".top").inner_text().strip())
+    # Equal iterations are a pair, and so are the last ones of both.
+    assert listed(page) == ["h1.2", "h0.2", "h1.0", "h0.0"]
+    page.locator("#shows button", has_text="by B only").click()
+    assert listed(page) == ["h1.2", "h1.0"]
+    page.locator("#rows .row").first.click()
+    expect(page.locator("#bar h3")).to_have_text("held-out seed 1 ")
+    heads = page.locator(".pair > .turn h3").all_inner_texts()
+    assert heads == ["A: turn 0", "B: turn 0", "A: turn 1", "B: turn 1", "A: turn 2"]
+    left, right = (page.locator(".pair > article").nth(k).bounding_box() for k in (0, 1))
+    assert left is not None
+    assert right is not None
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"] + 1
+    about = page.locator(".about").all_inner_texts()
+    assert [text.split(" · ")[0] for text in about] == ["A: one / version_0, failed", "B: other / version_0, solved"]
+    assert "seed_everything" in page.locator("#facts").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_live_page_shows_what_is_new(browser, tmp_path):
+    """It says that it waits, then shows turns as they come; an open episode stays until the reader asks."""
+    with PageServer(tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(server.address)
+        expect(page.locator("p")).to_contain_text("Nothing to show yet")
+        write_log(tmp_path, [make_turn()])
+        expect(page.locator("#rows .row")).to_have_count(1, timeout=20_000)
+        write_log(tmp_path, [make_turn(), make_turn(env=1)])
+        expect(page.locator("#rows .row")).to_have_count(2, timeout=20_000)
+        page.locator("#rows .row").first.click()
+        write_log(tmp_path, [make_turn(env=env) for env in range(3)])
+        page.locator("#live button").click(timeout=20_000)
+        expect(page.locator("#rows .row")).to_have_count(3)
+        expect(page.locator(".turn")).to_have_count(1)  # the same episode is still open
+        server.shutdown()
+        page.close()
 
 
 # Phone
@@ -438,7 +582,7 @@ def test_what_is_missing_is_said(opened, tmp_path):
         ["log-prob gap (not scored)", True],
         ["log-prob", False],
     ]
-    assert "no TensorBoard events" in page.locator("#curves").inner_text()
+    assert "neither TensorBoard events nor" in page.locator("#curves").inner_text()
 
 
 def test_a_number_that_was_not_finite_has_no_colour(opened, tmp_path):
@@ -477,31 +621,14 @@ def test_of_ten_thousand_turns_only_what_is_seen_is_drawn(browser, tmp_path):
     """How long it takes is printed."""
     turns = random_turns(10_000, seed=5)
     path = build_page(write_run(tmp_path, turns))
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    page = context.new_page()
-    # Noted by the page itself, since the test's own calls take time: first picture with the list in it, and loaded.
-    page.add_init_script(
-        """new MutationObserver((_, observer) => {
-            if (!document.querySelector("#rows .row")) return;
-            observer.disconnect();
-            requestAnimationFrame(() => setTimeout(() => { window.listAfter = performance.now() }));
-        }).observe(document, { childList: true, subtree: true });"""
-    )
-    page.goto(path.as_uri(), wait_until="load")
-    page.locator("#rows .row").nth(1).click()  # interactive: it opens an episode
-    expect(page.locator(".turn").first).to_be_visible()
-    after = page.evaluate("[window.listAfter, performance.now()]")
+    listed_after, open_after, page = seconds_to_open(browser, path)
     tokens = sum(len(turn["tokens"]) for turn in turns) / len(turns)
     characters = sum(len(turn["prompt"]) for turn in turns) / len(turns)
-    print(
-        f"\n{len(turns)} turns of {tokens:.0f} reply tokens and {characters:.0f} prompt characters: "
-        f"{path.stat().st_size / 1e6:.1f} MB, list after {after[0] / 1000:.2f} s, "
-        f"first episode open after {after[1] / 1000:.2f} s"
-    )
+    print(f"\nlist after {listed_after:.2f} s, first episode open after {open_after:.2f} s")
     assert tokens >= 28
     assert characters >= 850
     assert page.locator("#rows .row").count() <= 100
     assert page.locator(".turn").count() <= 100
     page.fill("#search", turns[5000]["thought"].split()[-1])
     expect(page.locator("#count")).to_have_text(re.compile("of [0-9,]+ episodes"), timeout=5000)
-    context.close()
+    page.close()

@@ -1,0 +1,85 @@
+"""Files of JSON lines that are followed by the next when they are full, one series for each process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class TurnFiles:
+    """The series ``rank<R>-<number>.jsonl`` of one process in a folder.
+
+    It never goes on in the file of an earlier run, which may end in a broken line.
+
+    Args:
+        folder: made if it is not there.
+        rank: of the process.
+        file_mb: a file is full at this many megabytes.
+        keep_files: full files kept; the oldest are removed.
+    """
+
+    def __init__(self, folder: Path, rank: int, file_mb: float, keep_files: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.rank = rank
+        self.file_mb = file_mb
+        self.keep_files = keep_files
+        self._number: int | None = None  # of the file being written
+
+    def cut(self, iteration: int, world: int) -> None:
+        """Remove the turns from an iteration on, of this rank and of those beyond the last that it stands for."""
+        ranks = {int(path.name[4:].split("-")[0]) for path in self.folder.glob("rank*-*.jsonl")}
+        for other in sorted(ranks):
+            if other % world == self.rank:
+                for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
+                    if cut_from(self._path(other, number), iteration) > 0:
+                        break
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add a line for each record; its first key must be the iteration."""
+        if self._number is None:
+            self._number = max(self._numbers(self.rank), default=-1) + 1
+        first = self._number
+        file = self._path(self.rank, self._number).open("a", encoding="utf-8")
+        try:
+            for record in records:
+                if file.tell() >= self.file_mb * 1e6:
+                    file.close()
+                    self._number += 1
+                    file = self._path(self.rank, self._number).open("a", encoding="utf-8")
+                file.write(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+        finally:
+            file.close()
+        if self._number > first:
+            for old in self._numbers(self.rank)[: -self.keep_files - 1]:
+                self._path(self.rank, old).unlink()
+
+    def _path(self, rank: int, number: int) -> Path:
+        return self.folder / f"rank{rank}-{number:06d}.jsonl"
+
+    def _numbers(self, rank: int) -> list[int]:
+        """Return the sorted numbers of the files of a rank."""
+        found = (re.fullmatch(rf"rank{rank}-(\d+)\.jsonl", path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+
+def cut_from(log: Path, iteration: int) -> int:
+    """Cut a log off before its first turn of this iteration or a later one, also a last line that is not whole.
+
+    Returns:
+        Bytes that are left; a log of which nothing is left is removed.
+    """
+    kept = 0
+    with log.open("rb+") as opened:
+        for line in opened:
+            begun = re.match(rb'{"iteration":(\d+),', line)
+            if begun is None or int(begun[1]) >= iteration or not line.endswith(b"\n"):
+                break
+            kept += len(line)
+        opened.truncate(kept)
+    if not kept:
+        log.unlink()
+    return kept

@@ -1,0 +1,210 @@
+"""What memory a run will need: counted, and measured on short rows before it starts."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.models.allocator import resident_bytes, trim
+from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
+from lightning_agentrl.models.packing import Row
+from lightning_agentrl.models.sharding import gathered, local_bytes, units
+from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.types import ModelInput
+
+PROBE_TOKENS = (128, 256, 512)  # lengths at which micro-batches are measured
+
+
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Memory of one process at the peak of an update, in bytes."""
+
+    program: int  # interpreter and libraries, on a CPU only
+    weights: int  # of actor, critic and reference
+    gradients: int
+    optimizer: int  # two moments of every trained parameter
+    activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
+    engine: int  # what it holds all the time
+    sampling: int  # of the engine while it samples, with the gathered weights of a sharded policy; not in the update
+
+    @property
+    def peak(self) -> int:
+        always = self.program + self.weights + self.optimizer + self.engine
+        return always + max(self.gradients + self.activations, self.sampling)
+
+    def lines(self) -> Rows:
+        rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
+        return [*rows, ("expected peak", _size(self.peak))]
+
+
+def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> MemoryPlan:
+    """Count weights, measure micro-batches on short rows, and extrapolate to the longest.
+
+    Args:
+        agent: whose models have been loaded.
+        data: connected to it.
+        rows: of an optimizer step on this process, as long as they can be expected.
+    """
+    every = _weights(agent)
+    trained = [p for p in every if p.requires_grad]
+    plans = agent.reader().micro_batches(rows)
+    longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
+    reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
+    window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
+    handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
+    engine = data.engine.memory(handle, data.at_a_time)
+    activations = activation_bytes(agent, longest, reads)
+    return MemoryPlan(
+        program=program_bytes(agent) if agent.device.type == "cpu" else 0,  # with what libraries keep once models ran
+        weights=_bytes(every),
+        gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
+        optimizer=2 * _bytes(trained),
+        activations=activations,
+        engine=engine.resident,
+        sampling=engine.sampling + _gathered_bytes(agent.actor),
+    )
+
+
+def program_bytes(agent: Agent) -> int:
+    """Return the main memory of the process without the weights that it has loaded: interpreter, libraries, games."""
+    weights = _weights(agent)
+    for weight in weights:  # some are mapped from files, and not there before they are read
+        if weight.device.type == "cpu":
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            local.detach().sum()
+    trim()
+    held = sum(local_bytes(weight) for weight in weights if weight.device.type == "cpu")
+    return max(resident_bytes() - held, 0)
+
+
+def _weights(agent: Agent) -> list[torch.nn.Parameter]:
+    """Return each weight of actor, critic and reference once."""
+    models = [model for model in (agent.actor, agent.critic, agent.models.reference) if model is not None]
+    return list({id(p): p for model in models for p in model.parameters()}.values())
+
+
+def _copies_gradients(trainer: L.Trainer) -> bool:
+    """Return whether DDP keeps a second copy of all gradients in its buckets, as it does unless they are views."""
+    strategy = trainer.strategy
+    return isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
+
+
+def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
+    """Return the most bytes that the update needs for one micro-batch, gradients of weights not counted.
+
+    A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
+    and one that grows with their square (attention, where it is dense). They have the same share of logit positions as
+    the micro-batch, up to one chunk of them if logits are recomputed.
+    """
+    kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
+    share = min(kept / tokens, 1.0)
+    measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in PROBE_TOKENS]
+    return int(np.polynomial.Polynomial.fit(PROBE_TOKENS, measured, deg=2)(tokens))
+
+
+def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
+    """Measure :func:`activation_bytes` on one row, as the update goes: the actor, then a critic of its own.
+
+    Sharded models are only read, since what differentiates them needs all ranks.
+    """
+    packed = agent.reader().pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
+    critic, whole = agent.critic, not units(agent.actor)
+    with gathered(agent.actor), gathered(critic or agent.actor):
+        live = LiveBytes([*agent.parameters(), *agent.buffers()])
+        with agent.trainer.precision_plugin.forward_context(), live:
+            hidden = agent.actor.hidden(packed)
+            scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
+            outputs = [scores.logps, scores.entropy]
+            if critic is not None and critic.shares_trunk:
+                outputs.append(critic(packed, hidden))
+            del hidden, scores
+            _differentiate(outputs, agent.actor if critic is None else agent, live, whole)
+            if critic is not None and not critic.shares_trunk:
+                outputs = [critic(packed, None)]
+                _differentiate(outputs, critic, live, whole)
+    return live.peak
+
+
+def _differentiate(outputs: list[Tensor], module: torch.nn.Module, live: LiveBytes, whole: bool) -> None:
+    """Run the backward pass, which frees the graph, and drop the outputs; gradients leave the count as they are made.
+
+    It accumulates nothing, so no hook of a strategy runs.
+    """
+    if whole:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        hooks = [p.register_hook(live.forget) for p in trained]
+        torch.autograd.grad([output.float().sum() for output in outputs], trained, allow_unused=True)
+        for hook in hooks:
+            hook.remove()
+    outputs.clear()
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the tensors that operations inside have made and that are still there, and the most there were.
+
+    Args:
+        known: tensors that were there before.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._sizes = {x.untyped_storage()._cdata: 0 for x in known}  # by the address of a storage
+        self._watched: dict[int, weakref.ref] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor):
+                self._note(x.untyped_storage())
+        return made
+
+    def forget(self, x: Tensor) -> None:
+        """Count a tensor no longer."""
+        key = x.untyped_storage()._cdata
+        self.now -= self._sizes.get(key, 0)
+        self._sizes[key] = 0
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._sizes:
+            return
+        self._sizes[key] = storage.nbytes()
+        self._watched[key] = weakref.ref(storage, lambda _: self._end(key))
+        self.now += self._sizes[key]
+        self.peak = max(self.peak, self.now)
+
+    def _end(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+        self._watched.pop(key, None)
+
+
+def _gathered_bytes(actor: LanguageModel) -> int:
+    """Return the bytes of the whole policy, which is gathered beside this rank's share; 0 if it is not sharded."""
+    if not units(actor):
+        return 0
+    with gathered(actor):
+        return _bytes(actor.parameters())
+
+
+def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    return sum(map(local_bytes, parameters))
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**28 else f"{count / 2**20:.0f} MiB"

@@ -1,0 +1,51 @@
+"""`agentrl view`: the page of a run or of two, as a file or live, or a list of the runs to choose from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_agentrl.view.build import build_page
+from lightning_agentrl.view.listing import list_runs
+from lightning_agentrl.view.locate import several
+from lightning_agentrl.view.serve import PageServer
+
+
+def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None, serve: bool, port: int) -> None:
+    """Write a page, or offer it to browsers of this machine until Ctrl-C; list the runs of a folder with several.
+
+    Args:
+        run: folder of a run or of several.
+        other: folder of a second run, to compare.
+        out: file of the page.
+        last: show only this many of the last iterations.
+        serve: offer the page in place of writing it.
+        port: where to offer it; 0 for any that is free.
+
+    Raises:
+        ValueError: the folders hold no run to show, or the arguments do not fit together.
+    """
+    if serve and out is not None:
+        raise ValueError("a page is either offered or written: give --serve or --out, not both")
+    if not serve and port:
+        raise ValueError("--port is where a page is offered; give --serve, too, or leave it out")
+    if other is None and run.is_dir() and several(run):
+        print(list_runs(run))
+    elif serve:
+        _offer(run, other, last, port)
+    else:
+        print(f"written to {build_page(run, out, last, other)}")
+
+
+def _offer(run: Path, other: Path | None, last: int | None, port: int) -> None:
+    try:
+        server = PageServer(run, other, last, port)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"cannot listen on port {port} ({error}); give another one, or 0 for any (argument --port)"
+        ) from error
+    with server:
+        print(f"live at {server.address} until Ctrl-C; only this machine can open it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("ended")

@@ -1,0 +1,68 @@
+"""The runs below a folder, to choose from: one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from lightning_agentrl.view.locate import find_runs, held_out_logs, turn_logs
+
+_TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
+
+
+def list_runs(root: Path) -> str:
+    """Return a table of all runs below a folder, the last one that was started first.
+
+    Raises:
+        ValueError: ``root`` is not a folder, or there is no run below it.
+    """
+    runs = find_runs(root)
+    if not runs:
+        raise ValueError(f"there is no run below '{root}'")
+    rows = sorted((_row(run) for run in runs), reverse=True)
+    width = max(len(row[1]) for row in rows)
+    lines = [f"  {path:<{width}}  {started or 'start unknown':<16}  {told}" for started, path, told in rows]
+    return "\n".join(
+        [
+            f"runs below {root}:",
+            *lines,
+            f"a page of one: agentrl view {rows[0][1]}",
+            "of two, beside each other: agentrl view A B",
+        ]
+    )
+
+
+def _row(run: Path) -> tuple[str, str, str]:
+    """Return when a run was started, to the minute, its folder, and how it went."""
+    started = str(_json(run / "run.json").get("started", ""))[:16].replace("T", " ")
+    iterations = last_iteration(run)
+    told = [f"{iterations} iterations" if iterations else "no iteration in its turn log"]
+    summary = _json(run / "summary.json")
+    before, after = ((summary.get(when) or {}).get("success") for when in ("before", "after"))
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        told.append(f"held-out success {before:.1%} before, {after:.1%} after")
+    else:
+        told.append("not ended, so no summary")
+    return started, os.path.relpath(run), ", ".join(told)
+
+
+def last_iteration(run: Path) -> int:
+    """Return the last iteration in the turn log of a run, 0 if there is none."""
+    found = 0
+    for log in turn_logs(run) or held_out_logs(run):
+        with log.open("rb") as opened:
+            opened.seek(max(0, log.stat().st_size - _TAIL))
+            found = max(found, *map(int, [*re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M), b"0"]))
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return a file's object; empty if it is not there, or not whole because it is being written."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

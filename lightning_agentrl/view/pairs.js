@@ -1,0 +1,41 @@
+// The lines of the list: the episodes of a run or, of two runs, pairs of held-out episodes of the same seed.
+
+const TWO_RUNS = INDEX.runs.length > 1;
+const LETTERS = ["A", "B"]; // of the runs
+const ROWS = TWO_RUNS ? pairs() : EPISODES;
+
+// Validations after the same iteration belong together, and the last of either run.
+function pairs() {
+  const lasts = [0, 1].map((run) => Math.max(...EPISODES.filter((row) => row.run === run).map((row) => row.last)));
+  const key = (row) => `${row.env}.${row.last}`;
+  const seconds = new Map(EPISODES.filter((row) => row.run === 1).map((row) => [key(row), row]));
+  const rows = [];
+  for (const first of EPISODES) {
+    if (first.run) continue;
+    const ended = first.last === lasts[0];
+    const second = seconds.get(ended ? `${first.env}.${lasts[1]}` : key(first));
+    if (second) rows.push(pair(rows.length, first, second));
+  }
+  return rows;
+}
+
+function pair(index, first, second) {
+  const won = [first, second].map((row) => row.outcome === "solved");
+  return {
+    index,
+    id: `h${first.env}.${first.last}`,
+    members: [first, second],
+    env: first.env,
+    first: Math.min(first.last, second.last),
+    last: Math.max(first.last, second.last),
+    verdict: won[0] === won[1] ? (won[0] ? "both" : "neither") : won[0] ? "A only" : "B only",
+    gap: Math.abs(Number(first.return) - Number(second.return)),
+  };
+}
+
+const playedAfter = (row) => (row.last ? `after iteration ${row.last}` : "before training");
+
+function titleOf(row) {
+  if (TWO_RUNS) return `held-out seed ${row.env}`;
+  return row.held ? `held-out seed ${row.env}, ${playedAfter(row)}` : `env ${row.env}, episode ${row.episode}`;
+}

@@ -1,0 +1,56 @@
+"""The server of a live page: what it answers, and to whom."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_agentrl.view.serve import PageServer
+from tests.view.logs import make_turn, write_log
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[PageServer]:
+    with PageServer(tmp_path) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def ask(server: PageServer, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=20)
+    connection.request(method, path, headers={"Host": host or f"127.0.0.1:{server.server_address[1]}"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_it_listens_on_the_loopback_and_gives_one_page_only(server: PageServer, tmp_path: Path) -> None:
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    (tmp_path / "secret.txt").write_text("secret")
+    for path in ("/secret.txt", "/../secret.txt", "//etc/passwd", "/?x"):
+        assert ask(server, path)[0] == 404
+    assert ask(server, "/", method="POST")[0] == 501
+    assert ask(server, "/", host="example.org:80")[0] == 403  # a name that leads here, used by a page of elsewhere
+
+
+def test_the_page_is_made_anew_when_its_files_have_changed(server: PageServer, tmp_path: Path) -> None:
+    assert "Nothing to show yet" in ask(server, "/")[1]
+    write_log(tmp_path, [make_turn(observation="first")])
+    stamp, page = ask(server, "/stamp")[1], ask(server, "/")[1]
+    assert f'"stamp":"{stamp}"' in page
+    assert ask(server, "/")[1] == page
+    write_log(tmp_path, [make_turn(observation="first"), make_turn(turn=1)])
+    assert ask(server, "/stamp")[1] != stamp
+    assert '"turns":2' in ask(server, "/")[1]
+
+
+def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        PageServer(tmp_path, port=taken.getsockname()[1])
