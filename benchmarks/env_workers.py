@@ -59,7 +59,7 @@ class Side:
 
     def __init__(self, worker: str, envs: int, rounds: int) -> None:
         renderer = ChatRenderer(load_tokenizer(MODEL), PromptFormat(think=False))
-        reply = (*renderer.tokenizer.encode("go", add_special_tokens=False), renderer.turn_close_id)
+        reply = (*renderer.tokenizer.encode("go", add_special_tokens=False), renderer.template.turn_close_id)
         source = EnvConfig("busy_environment:Busy-v0", {"rounds": rounds}, worker=worker)  # type: ignore[arg-type]
         self.executor, self.loop = ThreadPoolExecutor(envs), LoopThread()
         self.player = Player(TurnInteraction(8), Scripted(reply), grows=False, temperature=1.0, seed=0)

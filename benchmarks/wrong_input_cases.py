@@ -198,6 +198,16 @@ CASES: tuple[Case, ...] = (
     Case("num_envs: 0", {"data.init_args.num_envs": 0}, says=["must be at least 1, got 0", _LINE]),
     Case("mini-batches that do not divide", {"data.init_args.mini_batch_turns": 3}, says=["do not divide", _LINE]),
     Case("temperature 0", {"model.init_args.temperature": 0.0}, says=["temperature must be above 0", _LINE]),
+    Case(
+        "a misspelt place in the system text",
+        {"data.init_args.prompt.system": "You must {mision}."},
+        says=["did you mean {mission}?", _LINE],
+    ),
+    Case(
+        "a place that the environment does not fill",
+        {"data.init_args.prompt.system": "Try this: {tips}"},
+        says=["attribute `tips`", _LINE],
+    ),
     Case("prompts over the context", {"data.init_args.prompt.max_prompt_tokens": 2048}, says=["of 2048", _LINE]),
     Case("a memory too long for the prompt", {"data.init_args.memory.init_args.turns": 200}, says=["200 turns", _LINE]),
     Case(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import lightning as L
 import pytest
 import torch
@@ -19,13 +21,17 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.commands import main as commands
+from lightning_agentrl.episodes.contract import read_contract
+from lightning_agentrl.prompts import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.shown import shown
 from tests.engines.servers import ServerProcess
-from tests.tiny import VisionFamily, tiny_vision_folder
+from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 
 FOLDER = Path(__file__).parents[1] / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
 ALIKE = ("babyai_goto_qwen2.5-3b", "babyai_goto_qwen2.5-3b_4gpus", "babyai_goto_qwen2.5-7b_2nodes")  # made small
-# Models of these families are made small as such. They sample with transformers; tests/engines has them in vLLM.
+# Models of these families are made small as such.
 SEE: dict[str, VisionFamily] = {"Qwen/Qwen2.5-VL": "qwen2_5_vl", "Qwen/Qwen3-VL": "qwen3_vl"}
 
 
@@ -34,7 +40,9 @@ def family_of(path: Path) -> VisionFamily | None:
     return next((family for name, family in SEE.items() if model.startswith(name)), None)
 
 
-MARKS = {path: pytest.mark.vllm for path in CONFIGS if "vllm" in path.stem and family_of(path) is None}
+# These sample with vLLM as they say; the others that do sample with transformers here, so that they run without it.
+WITH_VLLM = ("quickstart_vllm", "quickstart_vllm_server", "babyai_goto_qwen2.5-7b_8gpus")
+MARKS = {path: pytest.mark.vllm for path in CONFIGS if path.stem in WITH_VLLM}
 MARKS |= {path: pytest.mark.long for path in CONFIGS if path.stem in ALIKE}
 TO_RUN = [pytest.param(path, marks=MARKS.get(path, ())) for path in CONFIGS]
 QUICK = ("quickstart", "guess_number_grpo")
@@ -146,8 +154,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {  # of BabyAI
         "mini_batch_turns": 128,
         "update_epochs": 1,
         "memory": {"class_path": "WindowMemory", "init_args": {"turns": 1}},
-        "prompt": {"think": True, "max_prompt_tokens": 1024},
     },
+    "prompt": {"think": True, "examples": False, "max_prompt_tokens": 1024},
+    "interaction": {"max_reply_tokens": 512, "invalid_penalty": 0.1, "invalid_mode": "replace"},
 }
 OF_ADAPTERS = {"optim": PUBLISHED["model"]["optim"] | {"lr_actor": 1e-5, "lr_critic": 1e-4}}  # ten times as much
 
@@ -159,13 +168,41 @@ def test_a_config_has_the_published_settings(path: Path) -> None:
     expected = PUBLISHED["model"] | (OF_ADAPTERS if "lora" in model else {})
     assert {key: model.get(key) for key in expected} == expected
     assert {key: data.get(key) for key in PUBLISHED["data"]} == PUBLISHED["data"]
-    turn = data["interaction"]["init_args"]
-    assert (turn["max_reply_tokens"], turn["invalid_penalty"]) == (512, 0.1)
+    assert data["interaction"]["init_args"] == PUBLISHED["interaction"]
+    assert {key: data["prompt"].get(key) for key in PUBLISHED["prompt"]} == PUBLISHED["prompt"]
+    assert PromptFormat(**data["prompt"]).places == ["mission", "actions", "tips"]
     (warmup,) = (c["init_args"] for c in trainer["callbacks"] if c["class_path"] == "CriticWarmup")
-    assert warmup == {"rollouts": 40, "rounds": 5, "fraction": 0.1}
-    assert trainer["max_epochs"] == 300 + warmup["rounds"] * warmup["rollouts"] * warmup["fraction"]
+    assert (warmup["rollouts"], warmup["rounds"]) == (40, 5)
+    warm = warmup["rounds"] * warmup["rollouts"] * warmup["fraction"]
+    assert warm * data["num_envs"] * data["turns_per_env"] / data["mini_batch_turns"] == 100  # steps of the critic
+    assert trainer["max_epochs"] == 300 + warm
     assert trainer["check_val_every_n_epoch"] == 30
     assert trainer["precision"] == "bf16-mixed"
+
+
+def test_the_published_prompt_is_filled_by_the_environment() -> None:
+    data = yaml.safe_load((FOLDER / "babyai_goto_qwen2.5-3b.yaml").read_text())["data"]["init_args"]
+    env = gymnasium.make(data["env"]["id"])
+    observation, _ = env.reset(seed=0)
+    contract = read_contract(env, begun=True)
+    tokenizer = tiny_tokenizer()
+    chat = ChatRenderer(tokenizer, PromptFormat(**data["prompt"] | {"max_prompt_tokens": 2000}))
+    told = contract.system_prompt, contract.examples, Recollection(), observation, "", contract.actions
+    text = shown(tokenizer, chat.render(*told, places=contract.places).segments[0].input)
+    assert contract.mission.startswith("go to")
+    assert f"Your goal is to {contract.mission}. The following" in text
+    listed = "\n".join(f"- {name}: {description}" for name, description in contract.actions.items())
+    assert f"\n\n{listed}\n\n" in text
+    assert f"Tips:\n{contract.tips}\n\nPLAY!<|im_end|>" in text
+    assert contract.system_prompt not in text
+    assert not re.search(r"[{}]", text)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_config_for_gpus_samples_with_vllm(path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    if config["trainer"]["accelerator"] == "gpu":
+        assert config["data"]["init_args"]["engine"]["class_path"] == "VLLMEngine"
 
 
 def processes(trainer: dict[str, Any]) -> int:
@@ -231,7 +268,7 @@ def test_a_config_runs(
     if family is not None:
         model = tiny_vision_folder(tmp_path / "model", family)
     config = made_small(yaml.safe_load(path.read_text()), model)
-    if family is not None:
+    if path.stem not in WITH_VLLM:
         config["data"]["init_args"].pop("engine", None)
     for env in environments(config):
         if "source" in env["kwargs"]:

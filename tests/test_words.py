@@ -27,6 +27,7 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
         {
             f"{PACKAGE}/view/chunks.js": "a class of browsers",
             "docs/reliability.md": "a role marker of other templates",
+            "docs/other_trainers.md": "keys of other trainers",
         },
     ),
     "read-outs?": (

@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    Gemma3TextConfig,
     GPTNeoXConfig,
     Idefics3Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -45,7 +47,10 @@ CONFIGS = {
     "qwen3": Qwen3Config,
     "gpt_neox": GPTNeoXConfig,
     "mistral": MistralConfig,
+    "gemma3_text": Gemma3TextConfig,
+    "phi3": Phi3Config,
 }
+Family = Literal["llama", "qwen2", "qwen3", "gpt_neox", "mistral", "gemma3_text", "phi3"]
 
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"
@@ -86,10 +91,11 @@ VisionFamily = Literal["qwen2_5_vl", "qwen3_vl", "smolvlm", "idefics3"]
 
 def tiny_model_folder(
     path: Path,
-    family: Literal["llama", "qwen2", "qwen3", "gpt_neox", "mistral"] = "llama",
+    family: Family = "llama",
     vocab_words: Iterable[str] = (),
     seed: int = 0,
     head_dim: int = 8,
+    tokenizer: PreTrainedTokenizerFast | None = None,
     **settings: Any,
 ) -> Path:
     """Write a tiny random model with its tokenizer to `path`; equal arguments give equal files.
@@ -101,9 +107,10 @@ def tiny_model_folder(
         vocab_words: text that the tokenizer is trained on besides its own sentences, so that it needs few tokens.
         seed: of the weights.
         head_dim: width of an attention head; vLLM has none below 32.
+        tokenizer: of the model, if not a tiny one.
         settings: further ones of the family's config.
     """
-    tokenizer = tiny_tokenizer(vocab_words)
+    tokenizer = tokenizer or tiny_tokenizer(vocab_words)
     config = CONFIGS[family](
         vocab_size=len(tokenizer),
         hidden_size=32,

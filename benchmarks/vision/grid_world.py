@@ -113,7 +113,7 @@ def warm_start(folder: Path, seed: int) -> float:
     draw = random.Random(seed)
     shown = states(draw)
     replies = {
-        name: ModelInput.of_ids([*tokenizer.encode(name, add_special_tokens=False), chat.turn_close_id])
+        name: ModelInput.of_ids([*tokenizer.encode(name, add_special_tokens=False), chat.template.turn_close_id])
         for name in ("up", "down", "left", "right")
     }
     for step in range(steps):

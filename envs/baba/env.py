@@ -74,10 +74,15 @@ class BabaIsAIEnv(TextEnv):
         self._outcome: Outcome = ""
 
     @property
+    def tips(self) -> str:
+        """Hints, one a line."""
+        return _WORDING.texts["tips"]
+
+    @property
     def system_prompt(self) -> str:
         """The game, the actions and some hints; the same for all episodes."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
-        told = _WORDING.system_prompt.format(actions=listed)
+        told = _WORDING.system_prompt.format(actions=listed, tips=self.tips)
         return told if self.observation == "text" else f"{told}\n{_WORDING.texts['picture']}"
 
     def render(self) -> np.ndarray | None:

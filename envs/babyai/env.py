@@ -107,6 +107,11 @@ class BabyAIEnv(TextEnv):
         return str(self._level.mission)
 
     @property
+    def tips(self) -> str:
+        """Two hints, on a line each."""
+        return words.TIPS
+
+    @property
     def system_prompt(self) -> str:
         """A short prompt if the agent can only move, else a longer one that explains every action."""
         told_here = words.MISSION_LINE.format(mission=self.mission) if self.mission_in == "system" else ""
@@ -117,7 +122,9 @@ class BabyAIEnv(TextEnv):
             return f"{short}\n{told_here}" if told_here else short
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
         mission = told_here or words.MISSION_IN_OBSERVATION
-        return words.LONG_PROMPT.format(sight=words.SIGHT[self.observation], mission=mission, actions=listed)
+        return words.LONG_PROMPT.format(
+            sight=words.SIGHT[self.observation], mission=mission, actions=listed, tips=self.tips
+        )
 
     @property
     def examples(self) -> Sequence[tuple[str, str]]:

@@ -47,6 +47,9 @@ Choose one action in every turn:
 {actions}
 
 Hints:
+{tips}"""
+
+TIPS = """\
 - An object or a door can be used only when it is directly ahead, that is 1 step forward and 0 steps to the side.
 - If an action did not change what you see, do not repeat it; try another one."""
 

@@ -71,6 +71,11 @@ class CrafterText(TextEnv):
         self.aliases: Mapping[str, str] = self._draw_aliases()
 
     @property
+    def tips(self) -> str:
+        """Hints, one a line."""
+        return _WORDING.texts["tips"]
+
+    @property
     def system_prompt(self) -> str:
         """Rules, actions and the achievements to unlock."""
         unlocked = self._game.unlocked if self.goals == "open" else set()
@@ -78,7 +83,7 @@ class CrafterText(TextEnv):
         goals = "\n".join(f"- {name}" for name in names) or _WORDING.texts["all_unlocked"]
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
         sight = _WORDING.texts[f"sight_{self.observation}"]
-        return _WORDING.system_prompt.format(achievements=goals, actions=listed, sight=sight)
+        return _WORDING.system_prompt.format(achievements=goals, actions=listed, sight=sight, tips=self.tips)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names without what stands in brackets; "Sleep" while nothing else works."""

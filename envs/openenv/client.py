@@ -94,6 +94,16 @@ class OpenEnv(gymnasium.Env[str, str]):
         return self._offered.get("system_prompt", "")
 
     @property
+    def mission(self) -> str:
+        """What to do in this episode."""
+        return self._offered.get("mission", "")
+
+    @property
+    def tips(self) -> str:
+        """Hints."""
+        return self._offered.get("tips", "")
+
+    @property
     def examples(self) -> Sequence[tuple[str, str]]:
         """Pairs of an observation and a reply."""
         return self._offered.get("examples", ())

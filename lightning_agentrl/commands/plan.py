@@ -26,8 +26,9 @@ from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
-from lightning_agentrl.prompts.renderer import ChatRenderer, Message
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
@@ -305,6 +306,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.short_term,
         session.contract.actions,
         session.images,
+        places=session.contract.places,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:

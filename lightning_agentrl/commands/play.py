@@ -67,7 +67,7 @@ class Person(Engine):
         text = _line(f"--- your reply, of up to {request.max_tokens} tokens (Ctrl-D ends) > ")
         while text.endswith("\\"):  # a reply of several lines
             text = f"{text[:-1]}\n{_line('... ')}"
-        reply = (*self.tokenizer.encode(text, add_special_tokens=False), self.renderer.turn_close_id)
+        reply = (*self.tokenizer.encode(text, add_special_tokens=False), self.renderer.template.turn_close_id)
         closed = len(reply) <= request.max_tokens
         if not closed:
             print(f"--- cut after {request.max_tokens} of {len(reply)} tokens, as a reply of the model would be")

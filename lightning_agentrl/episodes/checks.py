@@ -34,14 +34,21 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             "RawParser hands the whole reply to the environment, so a reply must not contain a thought; set "
             "data.init_args.prompt.think to false"
         )
-    if memory.grows and not session.renderer.append_only:
+    template = session.renderer.template
+    if memory.grows and template.rewrites:
         raise ValueError(
-            f"{type(memory).__name__} needs a chat template that only appends, and that of the model "
-            f"'{session.renderer.tokenizer.name_or_path}' rewrites earlier messages; use WindowMemory "
-            "(key data.init_args.memory)"
+            f"{type(memory).__name__} needs a chat template that only appends, and {template.name} "
+            f"{template.rewrites}; use WindowMemory (key data.init_args.memory)"
         )
     if contract.tool_schemas:
-        session.renderer.check_tools(contract.tool_schemas)
+        template.check_tools(contract.tool_schemas)
+    offered = {**contract.places, "actions": contract.actions}
+    for place in form.places:
+        if not offered[place]:
+            raise ValueError(
+                f"the system text has the place {{{place}}}, and the environment offers none (attribute `{place}`); "
+                "take it out of the text (key data.init_args.prompt.system), or give the environment the attribute"
+            )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
     fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action, images=session.images))
     if fullest and not contract.one_turn:

@@ -31,6 +31,8 @@ class Contract:
         aliases: other names of actions, in lower case, and the action that each means.
         default_action: the action taken when a reply names none.
         system_prompt: rules and task.
+        mission: what to do in this episode, such as ``go to the red ball``, for a system text of the config.
+        tips: hints, one a line, for such a text.
         examples: worked examples, pairs of an observation and a reply.
         free_text: the whole reply is the action.
         tool_schemas: functions that a reply may call, as JSON schemas; the chat template shows them in its own form.
@@ -48,6 +50,8 @@ class Contract:
     aliases: Mapping[str, str] = field(default_factory=dict)
     default_action: str = ""
     system_prompt: str = ""
+    mission: str = ""
+    tips: str = ""
     examples: tuple[tuple[str, str], ...] = ()
     free_text: bool = False
     tool_schemas: tuple[Mapping[str, Any], ...] = ()
@@ -56,6 +60,11 @@ class Contract:
     render_mode: str | None = None
     worker: Literal["process", "inline"] | None = None
     deterministic: bool = True
+
+    @property
+    def places(self) -> dict[str, str]:
+        """What a system text of the config may take from the environment, besides the actions."""
+        return {"mission": self.mission, "tips": self.tips}
 
 
 def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
@@ -230,6 +239,10 @@ def _text_or_none(value: Any) -> str | None:
     return None if value is None else _text(value)
 
 
+def _text_or_empty(value: Any) -> str:
+    return "" if value is None else _text(value)
+
+
 def _worker(value: Any) -> str | None:
     _need(value is None or (isinstance(value, str) and value in ("process", "inline")))
     return value
@@ -240,6 +253,8 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "aliases": ("a dictionary of other names and actions, such as {'go left': 'left'}", _texts),
     "default_action": ("the name of an action", _text),
     "system_prompt": ("a text", _text),
+    "mission": ("a text or None", _text_or_empty),
+    "tips": ("a text or None", _text_or_empty),
     "examples": ("a list of pairs of texts, such as [('a wall on the left', 'right')]", _pairs),
     "free_text": ("true or false", _truth),
     "tool_schemas": ("a list of JSON schemas of functions, each with a name", _tools),

@@ -232,6 +232,7 @@ class Session:
                 self.images,
                 contract.tool_schemas,
                 self.role,
+                contract.places,
             )
             return Prompt(self.context, new, history_cuts=0)
         rendered = self.renderer.render(
@@ -244,6 +245,7 @@ class Session:
             self.images,
             contract.tool_schemas,
             self.role,
+            contract.places,
         )
         return Prompt((), rendered.segments, rendered.history_cuts)
 
@@ -262,7 +264,7 @@ class Session:
     def _grow(self, prompt: Prompt, action: Segment) -> None:
         if self.memory.grows:
             self.context = (*prompt.context, *prompt.new, action)
-            self.closed = action.ids[-1] == self.renderer.turn_close_id
+            self.closed = action.ids[-1] == self.renderer.template.turn_close_id
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episode as plain types and tensors; the environment itself as its seed and actions."""

@@ -5,29 +5,24 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.errors.names import closest
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
-from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
+from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool, images_of
+from lightning_agentrl.prompts.untrusted import Untrusted
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
-Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
-Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
-
-_IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
-_SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
-_TOOL = "probe of a tool's answer"
+PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
+_PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,9 @@ class PromptFormat:
         instruction: text that ends the current user message in place of the built-in one. ``{actions}`` in it stands
             for the names of the actions; an empty text omits the instruction.
         examples: show the worked examples of the environment.
-        system: system message in place of the environment's; an empty text omits the message.
+        system: system message in place of the environment's; an empty text omits the message. In it ``{mission}``,
+            ``{actions}`` and ``{tips}`` stand for what the environment says: the mission of the episode, the actions
+            with their descriptions, and its hints.
         max_prompt_tokens: the most tokens of a rendered prompt, those of images included; the oldest history is dropped
             first.
         max_images: the most images of a prompt; None: no limit. The oldest history is dropped first.
@@ -57,6 +54,17 @@ class PromptFormat:
             raise ValueError(f"max_prompt_tokens must be at least 1, got {self.max_prompt_tokens}")
         if self.max_images is not None and self.max_images < 0:
             raise ValueError(f"max_images must be at least 0 or null, got {self.max_images}")
+        for name in re.findall(r"\{(\w+)\}", self.system or ""):
+            if name not in PLACES and (meant := closest(name, PLACES, cutoff=0.85)):
+                raise ValueError(
+                    f"the system text has {{{name}}}, which stands for nothing; did you mean {{{meant}}}? (key "
+                    "data.init_args.prompt.system)"
+                )
+
+    @property
+    def places(self) -> list[str]:
+        """What the system text takes from the environment."""
+        return [name for name in PLACES if f"{{{name}}}" in (self.system or "")]
 
     def allows(self, prompt: ModelInput) -> bool:
         """Return whether a prompt is within the limits."""
@@ -87,11 +95,8 @@ class ChatRenderer:
         image_reader: what the model makes of images; None: it reads text only.
 
     Raises:
-        ValueError: the template cannot render an agent's conversation; see :meth:`probe`.
+        ValueError: the template cannot render an agent's conversation; see :class:`ChatTemplate`.
     """
-
-    append_only: bool  # a rendered conversation is a prefix of the longer one; a growing sample needs it
-    turn_close_id: int  # the token that ends an assistant message
 
     def __init__(
         self,
@@ -102,11 +107,12 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.format = prompt_format or PromptFormat()
         self.image_reader = image_reader
-        self._as_items = False  # the template reads contents as lists of items only
+        self.template = ChatTemplate(tokenizer, image_reader)
         self._heading = "Observation:"
         # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
-        self._safe = Untrusted(tokenizer, self.probe(), max_chars=longest * (self.format.max_prompt_tokens + 1))
+        most = longest * (self.format.max_prompt_tokens + 1)
+        self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -143,6 +149,7 @@ class ChatRenderer:
         images: Sequence[ModelInput] = (),
         tools: Sequence[Tool] = (),
         role: str = "user",
+        places: Mapping[str, str] | None = None,
     ) -> RenderedPrompt:
         """Return the prompt of one turn as one segment.
 
@@ -156,11 +163,12 @@ class ChatRenderer:
             images: of the observation, from :meth:`see`.
             tools: functions that may be called, for the chat template.
             role: of the message with the observation.
+            places: texts of the environment for the places of the format's system text, by name.
 
         Raises:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
-        parts = self.messages(system, examples, recollection, observation, short_term, actions, images, role)
+        parts = self.messages(system, examples, recollection, observation, short_term, actions, images, role, places)
         head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
@@ -194,11 +202,12 @@ class ChatRenderer:
         actions: Mapping[str, str],
         images: Sequence[ModelInput] = (),
         role: str = "user",
+        places: Mapping[str, str] | None = None,
     ) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
         shown = examples if self.format.examples else ()
         return {
-            "system": self._system(system, actions),
+            "system": self._system(system, actions, places),
             "examples": self._pairs(_shown(text, said) for text, said in shown),
             "history": self._pairs(recollection.turns),
             "current": [
@@ -210,24 +219,6 @@ class ChatRenderer:
         """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
         return len(self._read(messages, generate=reply_follows, tools=tools))
 
-    def check_tools(self, tools: Sequence[Tool]) -> None:
-        """Refuse tools that the chat template does not show.
-
-        Raises:
-            ValueError: it leaves them or the message of a tool out.
-        """
-        names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
-        start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
-        try:
-            text = self._apply([*start, self.message("tool", _TOOL)], tools=tools)
-        except TemplateError as error:
-            raise ValueError(f"{self._template_name} refuses tools: {error}") from error
-        if left_out := [name for name in (*names, _TOOL) if name not in text]:
-            raise ValueError(
-                f"{self._template_name} leaves out the tools of the environment ({', '.join(left_out)}); choose a "
-                "model whose template has tools (key model.init_args.model), or describe them in the system text"
-            )
-
     def continuation(
         self,
         system: str,
@@ -238,6 +229,7 @@ class ChatRenderer:
         images: Sequence[ModelInput] = (),
         tools: Sequence[Tool] = (),
         role: str = "user",
+        places: Mapping[str, str] | None = None,
     ) -> tuple[Segment, ...]:
         """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
 
@@ -246,23 +238,25 @@ class ChatRenderer:
             observation: long-term text of the observation.
             short_term: text that belongs to this turn only.
             actions: names of the allowed actions and their descriptions.
-            closed: whether the reply ended with ``turn_close_id``. Otherwise the close comes first, as glue.
+            closed: whether the reply ended with the token that closes a turn. Otherwise the close comes first, as glue.
             images: of the observation, from :meth:`see`.
             tools: functions that may be called, as at the start of the episode.
             role: of the message with the observation.
+            places: texts for the places of the system text, as at the start of the episode.
 
         Raises:
             ValueError: the template is not append-only.
         """
         message = self._observed(observation, short_term, "", self._instruction(actions), images, role)
-        suffix = self._suffix(self._system(system, actions), message, tools=tools)
-        if suffix is None:
-            raise ValueError(f"{self._template_name} is not append-only, a growing sample cannot be built with it")
+        suffix = self.template.suffix(self._system(system, actions, places), message, tools=tools)
+        if suffix is None or self.template.rewrites:
+            raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
         if not closed:
-            suffix, glue = self._turn_close + suffix, self._turn_close + glue
+            close = self.template.turn_close
+            suffix, glue = close + suffix, close + glue
         text, *rest = self._with_images(suffix, [message]).chunks  # before the first image
-        glue_ids = tuple(self._encode(glue))
+        glue_ids = tuple(self.template.encode(glue))
         cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
         observed = ModelInput((TextChunk(text.ids[cut:]), *rest))
         parts = ((SegmentKind.GLUE, ModelInput.of_ids(text.ids[:cut])), (SegmentKind.OBSERVATION, observed))
@@ -278,7 +272,8 @@ class ChatRenderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a reply: the template's turn close, then the tokenizer's end of sequence if it is another."""
         eos = self.tokenizer.eos_token_id
-        return (self.turn_close_id,) if eos in (None, self.turn_close_id) else (self.turn_close_id, int(eos))
+        close = self.template.turn_close_id
+        return (close,) if eos in (None, close) else (close, int(eos))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids without special tokens."""
@@ -292,90 +287,14 @@ class ChatRenderer:
         beyond = bisect_left(range(len(ids) + 1), True, key=lambda count: len(self.decode(ids[:count])) > chars)
         return beyond - 1
 
-    # Start-up
-
-    def probe(self) -> set[str]:
-        """Check the template once; learn its turn close and whether it is append-only.
-
-        Returns:
-            Its role markers that are plain text.
-
-        Raises:
-            ValueError: there is no chat template, or it refuses or ignores system messages, does not close a reply with
-                a special token, or doubles the beginning-of-sequence token.
-        """
-        if not self.tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of '{self.tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
-                "one: use an instruct model, or put a chat_template.jinja into the model folder"
-            )
-        if self.image_reader is not None:
-            self._probe_images(self.image_reader)
-        head: list[Message] = [self.message("system", _SYSTEM)]
-        pair: list[Message] = [self.message("user", _USER), self.message("assistant", _REPLY)]
-        try:
-            text = self._apply(head + pair)
-        except TemplateError as error:
-            raise ValueError(f"{self._template_name} refuses [system, user, assistant] messages: {error}") from error
-        if not (_SYSTEM in text and _USER in text and _REPLY in text):
-            raise ValueError(f"{self._template_name} leaves out the text of a system, user or assistant message")
-        special = special_strings(self.tokenizer)
-        strings = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
-        close = re.match(strings, text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
-        if close is None:
-            raise ValueError(f"{self._template_name} does not close a reply with a special token")
-        self._turn_close = close[0]
-        (self.turn_close_id,) = self._encode(self._turn_close)
-        bos = self.tokenizer.bos_token_id
-        if bos is not None and self._encode(text)[:2] == [bos, bos]:
-            raise ValueError(f"{self._template_name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
-        replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
-        self.append_only = all(self._suffix(head, pair[0], reply) for reply in replies)
-        whole = self._apply([*head, *pair, pair[0]], generate=True)
-        markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
-        with suppress(TemplateError):  # it knows no tools
-            answered = self._apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
-            markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
-        return markers
-
-    def _probe_images(self, reader: ImageReader) -> None:
-        """Learn whether the template reads texts as they are, and check that it writes one placeholder per image.
-
-        Raises:
-            ValueError: it does not.
-        """
-        try:
-            self._as_items = _USER not in self._apply([self.message("user", _USER)])
-        except TemplateError:
-            self._as_items = True
-        items = [{"type": "image"}, {"type": "text", "text": _USER}]
-        try:
-            count = self._encode(self._apply([{"role": "user", "content": items}])).count(reader.placeholder)
-        except TemplateError as error:
-            raise ValueError(f"{self._template_name} refuses a message with an image: {error}") from error
-        if count != 1:
-            raise ValueError(
-                f"{self._template_name} writes {count} placeholders for an image; it must write one, with the id "
-                f"{reader.placeholder} of the model's config"
-            )
-
-    def _suffix(
-        self, head: list[Message], message: Message, reply: str = _REPLY, tools: Sequence[Tool] = ()
-    ) -> str | None:
-        """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
-        start = [*head, self.message("user", _USER), self.message("assistant", reply)]
-        before = self._apply(start, tools=tools)
-        before = before[: before.rindex(self._turn_close) + len(self._turn_close)]
-        after = self._apply([*start, message], generate=True, tools=tools)
-        return after[len(before) :] if after.startswith(before) else None
-
     # Messages
 
-    def _system(self, system: str, actions: Mapping[str, str]) -> list[Message]:
+    def _system(self, system: str, actions: Mapping[str, str], places: Mapping[str, str] | None) -> list[Message]:
         if self.format.system is not None:
-            text = self.format.system
+            told = {**(places or {}), "actions": "\n".join(_listed(actions))}
+            text = _PLACE.sub(lambda place: self._safe(told.get(place[1], "")), self.format.system)
         else:
-            listed = [f"- {name}: {text}" for name, text in actions.items() if text and text not in system]
+            listed = _listed({name: text for name, text in actions.items() if text and text not in system})
             text = self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
         return [self.message("system", text)] if text else []
 
@@ -403,9 +322,7 @@ class ChatRenderer:
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
         """Return a message in the form that the template reads."""
-        if not images and not self._as_items:
-            return {"role": role, "content": text}
-        return {"role": role, "content": [*({"type": "image", _IMAGE: one} for one in images), _text_item(text)]}
+        return self.template.message(role, text, images)
 
     def _instruction(self, actions: Mapping[str, str]) -> str:
         names = self._safe(", ".join(actions))
@@ -416,16 +333,12 @@ class ChatRenderer:
             return f"Answer with two lines.\nTHINK: your reasoning, step by step\nACTION: {action}"
         return f"Answer with one of: {names}" if names else ""
 
-    def _apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
-        shown: Any = [dict(tool) for tool in tools] or None
-        return str(self.tokenizer.apply_chat_template(messages, shown, tokenize=False, add_generation_prompt=generate))
-
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
-        return self._with_images(self._apply(messages, generate, tools), messages)
+        return self._with_images(self.template.apply(messages, generate, tools), messages)
 
     def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""
-        ids = self._encode(text)
+        ids = self.template.encode(text)
         images = [image for message in messages for image in images_of(message)]
         if not images:
             return ModelInput.of_ids(ids)
@@ -441,30 +354,12 @@ class ChatRenderer:
             parts += [ModelInput.of_ids(ids[start:end]), image]
         return ModelInput.join([*parts, ModelInput.of_ids(ids[places[-1] + 1 :])])
 
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
-    @property
-    def _template_name(self) -> str:
-        return f"the chat template of '{self.tokenizer.name_or_path}'"
-
-
-def images_of(message: Message) -> list[ModelInput]:
-    """Return the images of a message, in order."""
-    content = message["content"]
-    return [] if isinstance(content, str) else [item[_IMAGE] for item in content if _IMAGE in item]
-
-
-def text_of(message: Message) -> str:
-    """Return the text of a message."""
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(item.get("text", "") for item in content)
+def _listed(actions: Mapping[str, str]) -> list[str]:
+    """Return a line for each action."""
+    return [f"- {name}: {text}" if text else f"- {name}" for name, text in actions.items()]
 
 
 def _shown(observation: str, reply: str) -> PastTurn:
     thought, action, _ = split_reply(reply)
     return PastTurn(observation, thought.strip(), action.strip())
-
-
-def _text_item(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}

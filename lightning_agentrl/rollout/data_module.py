@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
@@ -225,6 +225,9 @@ class RolloutDataModule(L.LightningDataModule):
             ValueError: one sentence with the key to change.
         """
         make = self._make_sessions(tokenizer, image_reader)
+        template = make.renderer.template
+        if template.folds_system:
+            rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         self.first_inputs = []
         for kind in range(len(self.pool.sources)):
             session = make.session(kind, 0, lambda _episode: 0)

@@ -51,7 +51,7 @@ class Twos(Engine):
     """Replies "2" to whatever it reads, as a model would, and keeps what it read."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
-        self.reply = (*renderer.tokenizer.encode("2", add_special_tokens=False), renderer.turn_close_id)
+        self.reply = (*renderer.tokenizer.encode("2", add_special_tokens=False), renderer.template.turn_close_id)
         self.read: list[tuple[int, ...]] = []
 
     async def generate(self, request: SamplingRequest) -> Reply:

@@ -46,9 +46,9 @@ class Scripted(Engine):
 
     async def generate(self, request: SamplingRequest) -> Reply:
         self.asked.append(request)
-        ids = [*self.chat.tokenizer.encode(self.say(), add_special_tokens=False), self.chat.turn_close_id]
+        ids = [*self.chat.tokenizer.encode(self.say(), add_special_tokens=False), self.chat.template.turn_close_id]
         ids = ids[: request.max_tokens]
-        return Reply(tuple(ids), (-1.0,) * len(ids), ids[-1] == self.chat.turn_close_id, policy_version=0)
+        return Reply(tuple(ids), (-1.0,) * len(ids), ids[-1] == self.chat.template.turn_close_id, policy_version=0)
 
     def start(self, handle: PolicyHandle) -> None: ...
 

@@ -245,13 +245,13 @@ def test_a_template_without_newline_gives_no_empty_glue():
     chat = ChatRenderer(make_tokenizer(CHATML.replace("<|im_end|>\n", "<|im_end|>")))
     assert [s.kind for s in chat.continuation(SYSTEM, "a wall", "", ACTIONS)] == [SegmentKind.OBSERVATION]
     glue, _ = chat.continuation(SYSTEM, "a wall", "", ACTIONS, closed=False)
-    assert glue.ids == (chat.turn_close_id,)
+    assert glue.ids == (chat.template.turn_close_id,)
 
 
 def test_a_forgetting_template_renders_but_does_not_grow():
     chat = ChatRenderer(make_tokenizer(FORGETTING))
-    assert renderer().append_only
-    assert not chat.append_only
+    assert not renderer().template.rewrites
+    assert chat.template.rewrites
     assert "room 4" in prompt_text(chat, Recollection(PAST))
     with pytest.raises(ValueError, match="'models/tiny'"):
         chat.continuation(SYSTEM, "a wall", "", ACTIONS)
@@ -273,7 +273,7 @@ def test_close_ids_and_decode():
     [
         (None, "'models/tiny' has no chat template.*chat_template.jinja"),
         ("{{ raise_exception('no system') }}", "refuses .*no system"),
-        ("{% for m in messages if m.role != 'system' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out"),
+        ("{% for m in messages if m.role != 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out"),
         ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "close a reply with a special"),
         ("<|endoftext|><|endoftext|>" + CHATML, "both add the token"),
     ],
@@ -298,7 +298,7 @@ SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"que
 
 def test_tools_are_in_the_prompt_and_their_answers_have_their_role():
     chat = ChatRenderer(make_tokenizer(TOOLS), PromptFormat(instruction="")).free_text
-    chat.check_tools([SEARCH])
+    chat.template.check_tools([SEARCH])
     first = chat.render(SYSTEM, (), Recollection(), "Where is the key?", "", {}, tools=[SEARCH])
     assert text_of(first.segments) == (
         "<|im_start|>system\nReach the green door.\nTools: search<|im_end|>\n"
@@ -320,4 +320,39 @@ def test_tools_are_in_the_prompt_and_their_answers_have_their_role():
 def test_a_template_without_tools_is_refused_where_they_are_needed(template):
     chat = ChatRenderer(make_tokenizer(template))
     with pytest.raises(ValueError, match="leaves out the tools"):
-        chat.check_tools([SEARCH])
+        chat.template.check_tools([SEARCH])
+
+
+# A system text with places
+
+TOLD = {"mission": "go to the key", "tips": "- look first\n- {actions} are no place here"}
+
+
+def with_places(system: str, **format_args: object) -> str:
+    chat = renderer(system=system, examples=False, instruction="", **format_args)
+    prompt = chat.render("not shown", (), Recollection(), "a key", "", ACTIONS, places=TOLD)
+    return text_of(prompt.segments).removeprefix("<|im_start|>system\n").split("<|im_end|>")[0]
+
+
+def test_places_of_the_system_text_are_filled_once() -> None:
+    assert with_places('You must {mission}.\n{actions}\n{tips}\n{mission}! {"a": {b}} {{x}}') == (
+        "You must go to the key.\n- turn left\n- turn right\n- go forward: one step\n"
+        '- look first\n- {actions} are no place here\ngo to the key! {"a": {b}} {{x}}'
+    )
+    assert renderer(system="{tips} {mission}").format.places == ["mission", "tips"]
+    assert renderer(system="{instruction} {permission}").format.places == renderer().format.places == []
+
+
+def test_what_fills_a_place_cannot_forge_a_token() -> None:
+    chat = renderer(system="{mission} {tips} {actions}", examples=False)
+    plain, forged = (
+        input_of(chat.render("", (), Recollection(), "a", "", {x: x}, places=dict.fromkeys(TOLD, x)).segments).ids
+        for x in ("plain", FORGED)
+    )
+    assert counts(plain) == counts(forged)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("{mision}", "mission"), ("{Tips}", "tips"), ("{action}", "actions")])
+def test_a_misspelt_place_is_told(written: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=rf"\{written}.*{{{meant}}}.*data\.init_args\.prompt\.system"):
+        PromptFormat(system=f"Go. {written}")

@@ -39,7 +39,7 @@ def everywhere(chat: ChatRenderer, text: str) -> tuple[Segment, ...]:
     actions = {f"look{text}": text}
     memory = Recollection((PastTurn(text, text, text),), note=text)
     prompt = chat.render(f"rules{text}", [(text, text)], memory, f"a{text}", text, actions)
-    following = chat.continuation(f"rules{text}", f"a{text}", text, actions) if chat.append_only else ()
+    following = chat.continuation(f"rules{text}", f"a{text}", text, actions) if not chat.template.rewrites else ()
     return (*prompt.segments, *following)
 
 

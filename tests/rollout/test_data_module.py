@@ -29,6 +29,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.published import published_tokenizer
 from tests.rollout.scripted import Learner, Scripted, story
 
 BANDIT = EnvConfig("agentrl_envs:Bandit-v0")
@@ -141,6 +142,10 @@ def test_a_wrong_environment_is_told_in_setup():
             {"memory": NotebookMemory(30, turns=0), "prompt": PromptFormat(max_prompt_tokens=400)},
             r"over the limit of 400; .* notes, .* raise max_prompt_tokens",
         ),
+        (
+            {"prompt": PromptFormat(system="You must {mission}.", max_prompt_tokens=1000)},
+            r"\{mission\}.*attribute `mission`.*data.init_args.prompt.system",
+        ),
     ],
 )
 def test_prompts_that_cannot_work(tiny_folder, settings, message):
@@ -148,6 +153,16 @@ def test_prompts_that_cannot_work(tiny_folder, settings, message):
     for _ in range(2):  # a second attempt is refused too
         with pytest.raises(ValueError, match=message):
             check(data, tiny_folder)
+    data.teardown("fit")
+
+
+def test_a_template_without_a_system_role_is_told_once(caplog):
+    data = data_module(env=BABYAI, prompt=PromptFormat(system="You must {mission}.\n{tips}\n{actions}"))
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        data.check(published_tokenizer("llama3"), 2048)
+        assert "system role" not in caplog.text
+        data.check(published_tokenizer("gemma2"), 2048)
+    assert caplog.text.count("'models/gemma2' has no system role") == 1
     data.teardown("fit")
 
 

@@ -1,0 +1,197 @@
+"""The chat template of a tokenizer: what it makes of messages, and what it can and cannot do, found out once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.prompts.untrusted import role_markers, special_strings
+from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types.model_input import ImageReader
+
+Tool = Mapping[str, Any]  # a function as JSON schema, in the form that chat templates read
+Message = dict[str, Any]  # role, and content: a text, or images and a text as a list of items
+
+_IMAGE = "input"  # key of an item that holds an image as the model reads it; templates do not look at it
+_SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a reply"
+_TOOL = "probe of a tool's answer"
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, tried on a few messages when it is made.
+
+    Args:
+        tokenizer: with a chat template.
+        image_reader: what the model makes of images; None: it reads text only.
+
+    Raises:
+        ValueError: there is no chat template, or it leaves out the text of a message, does not close a reply with a
+            special token, doubles the beginning-of-sequence token, or does not write one placeholder for each image.
+    """
+
+    folds_system: bool = False  # it has no system role: system text stands at the start of the first user message
+    rewrites: str = ""  # how a rendered conversation differs from the start of the longer one; empty: it does not
+    turn_close: str  # the special token that ends an assistant message
+    turn_close_id: int
+    markers: set[str]  # its role markers that are plain text
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.name = f"the chat template of '{tokenizer.name_or_path}'"
+        self._as_items = False  # it reads contents as lists of items only
+        if not tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of '{tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
+                "one: use an instruct model, or put a chat_template.jinja into the model folder"
+            )
+        if image_reader is not None:
+            self._probe_images(image_reader)
+        self._probe()
+
+    def apply(self, messages: list[Message], generate: bool = False, tools: Sequence[Tool] = ()) -> str:
+        """Return the text of a conversation, with the header of the next reply if one is to be generated."""
+        shown: Any = [dict(tool) for tool in tools] or None
+        given = folded(messages) if self.folds_system else messages
+        return str(self.tokenizer.apply_chat_template(given, shown, tokenize=False, add_generation_prompt=generate))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
+        """Return a message in the form that the template reads."""
+        if not images and not self._as_items:
+            return {"role": role, "content": text}
+        return {"role": role, "content": [*({"type": "image", _IMAGE: one} for one in images), _text_item(text)]}
+
+    def suffix(
+        self, head: list[Message], message: Message, reply: str = _REPLY, tools: Sequence[Tool] = ()
+    ) -> str | None:
+        """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
+        start = [*head, self.message("user", _USER), self.message("assistant", reply)]
+        before = self.apply(start, tools=tools)
+        before = before[: before.rindex(self.turn_close) + len(self.turn_close)]
+        after = self.apply([*start, message], generate=True, tools=tools)
+        return after[len(before) :] if after.startswith(before) else None
+
+    def check_tools(self, tools: Sequence[Tool]) -> None:
+        """Refuse tools that the template does not show.
+
+        Raises:
+            ValueError: it leaves them or the message of a tool out.
+        """
+        names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
+        start = [self.message("system", _SYSTEM), self.message("user", _USER), self.message("assistant", _REPLY)]
+        try:
+            text = self.apply([*start, self.message("tool", _TOOL)], tools=tools)
+        except TemplateError as error:
+            raise ValueError(f"{self.name} refuses tools: {error}") from error
+        if left_out := [name for name in (*names, _TOOL) if name not in text]:
+            raise ValueError(
+                f"{self.name} leaves out the tools of the environment ({', '.join(left_out)}); choose a model whose "
+                "template has tools (key model.init_args.model), or describe them in the system text"
+            )
+
+    def _probe(self) -> None:
+        head: list[Message] = [self.message("system", _SYSTEM)]
+        pair: list[Message] = [self.message("user", _USER), self.message("assistant", _REPLY)]
+        try:
+            self.folds_system = _SYSTEM not in self.apply(head + pair)
+        except TemplateError:
+            self.folds_system = True
+        try:
+            text = self.apply(head + pair)
+        except TemplateError as error:
+            raise ValueError(f"{self.name} refuses [user, assistant] messages: {error}") from error
+        if not (_SYSTEM in text and _USER in text and _REPLY in text):
+            raise ValueError(f"{self.name} leaves out the text of a user or assistant message")
+        special = special_strings(self.tokenizer)
+        strings = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
+        close = re.match(strings, text[text.rindex(_REPLY) + len(_REPLY) :].lstrip())
+        if close is None:
+            raise ValueError(f"{self.name} does not close a reply with a special token")
+        self.turn_close = close[0]
+        (self.turn_close_id,) = self.encode(self.turn_close)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and self.encode(text)[:2] == [bos, bos]:
+            raise ValueError(f"{self.name} and the tokenizer both add the token '{self.tokenizer.bos_token}'")
+        self.rewrites = self._rewriting(head, pair)
+        whole = self.apply([*head, *pair, pair[0]], generate=True)
+        self.markers = role_markers(whole, (_SYSTEM, _USER, _REPLY), special)
+        with suppress(TemplateError):  # it knows no tools
+            answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
+            self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
+
+    def _rewriting(self, head: list[Message], pair: list[Message]) -> str:
+        """Return how a conversation differs from the start of the longer one; empty if it does not.
+
+        A growing sample is what was asked with, the reply, and what comes next. So the header of a reply that is asked
+        for has to be that of an earlier reply.
+        """
+        replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
+        if not all(self.suffix(head, pair[0], reply) for reply in replies):
+            return "rewrites earlier messages"
+        asked = self.apply([*head, pair[0]], generate=True)
+        later = self.apply([*head, *pair, pair[0]], generate=True)
+        same = next((i for i, (one, other) in enumerate(zip(asked, later, strict=False)) if one != other), len(asked))
+        if asked[same:]:
+            return f"writes {asked[same:]!r} before a reply that is asked for, and not before an earlier one"
+        between = later[same : later.index(_REPLY)]
+        if between.strip():  # blanks a policy may write itself
+            return f"writes {between!r} before an earlier reply, and not before one that is asked for"
+        return ""
+
+    def _probe_images(self, reader: ImageReader) -> None:
+        """Learn whether the template reads texts as they are, and check that it writes one placeholder per image.
+
+        Raises:
+            ValueError: it does not.
+        """
+        try:
+            self._as_items = _USER not in self.apply([self.message("user", _USER)])
+        except TemplateError:
+            self._as_items = True
+        items = [{"type": "image"}, {"type": "text", "text": _USER}]
+        try:
+            count = self.encode(self.apply([{"role": "user", "content": items}])).count(reader.placeholder)
+        except TemplateError as error:
+            raise ValueError(f"{self.name} refuses a message with an image: {error}") from error
+        if count != 1:
+            raise ValueError(
+                f"{self.name} writes {count} placeholders for an image; it must write one, with the id "
+                f"{reader.placeholder} of the model's config"
+            )
+
+
+def folded(messages: list[Message]) -> list[Message]:
+    """Return the messages with a leading system text at the start of the first user message."""
+    if not messages or messages[0]["role"] != "system":
+        return messages
+    system, *rest = messages
+    if not rest or rest[0]["role"] != "user":
+        return [{**system, "role": "user"}, *rest]
+    content = rest[0]["content"]
+    text = "\n\n".join(filter(None, (text_of(system), text_of(rest[0]))))
+    told = text if isinstance(content, str) else [*(item for item in content if _IMAGE in item), _text_item(text)]
+    return [{**rest[0], "content": told}, *rest[1:]]
+
+
+def images_of(message: Message) -> list[ModelInput]:
+    """Return the images of a message, in order."""
+    content = message["content"]
+    return [] if isinstance(content, str) else [item[_IMAGE] for item in content if _IMAGE in item]
+
+
+def text_of(message: Message) -> str:
+    """Return the text of a message."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(item.get("text", "") for item in content)
+
+
+def _text_item(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
