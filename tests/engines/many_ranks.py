@@ -42,13 +42,14 @@ def run(rank: int, folder: str, model: str, ranks: int, urls: list[str]) -> None
 
 
 async def _play(engine: VLLMServerEngine, rank: int) -> None:
-    together = asyncio.Barrier(ENVS)
+    """Ask for the first turns at once, which meet, and for the others one after the other, which find their past."""
+    prompts = [BEGINNING + tokens(100 * rank + env, 2 * 32) for env in range(ENVS)]
 
-    async def episode(env: int) -> None:
-        prompt = BEGINNING + tokens(100 * rank + env, 8)
-        for turn in range(TURNS):
-            await together.wait()
-            prompt += (await engine.generate(request(prompt, seed=env, max_tokens=8))).ids
-            prompt += tokens(turn, 24)
+    async def turn(env: int) -> None:
+        reply = await engine.generate(request(prompts[env], seed=env, max_tokens=8))
+        prompts[env] += reply.ids + tokens(env, 24)
 
-    await asyncio.gather(*map(episode, range(ENVS)))
+    await asyncio.gather(*map(turn, range(ENVS)))
+    for _ in range(1, TURNS):
+        for env in range(ENVS):
+            await turn(env)
