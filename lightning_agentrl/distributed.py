@@ -29,6 +29,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def ranks() -> int:
+    """Return the number of processes of the run."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks; ``x`` must lie on a device that the process group can reach."""
     if not (dist.is_available() and dist.is_initialized()):

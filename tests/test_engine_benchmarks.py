@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engines.alone import interpolated
+from benchmarks.engines.routing import same, simulated
 from benchmarks.engines.simulation import simulated_seconds
+from lightning_agentrl.engines.vllm_server.routing import preferred
 
 
 def test_one_environment_takes_turns_with_the_engine() -> None:
@@ -52,3 +54,14 @@ def test_no_environment_is_done_before_its_own_delays_and_steps(
 def test_between_measured_rows() -> None:
     assert interpolated({1: 10.0, 4: 16.0}, 2) == pytest.approx(12.0)
     assert interpolated({1: 10.0, 4: 16.0}, 4) == 16.0
+
+
+def test_ranks_that_prefer_different_servers_load_them_evenly_and_read_no_more() -> None:
+    """Before and after, as counted by hand: with 8 blocks in common, three of a rank's four go to its first server."""
+    before, after = simulated(8, 4, 4, same), simulated(8, 4, 4, preferred)
+    assert (before.at_first, after.at_first) == ([24, 8, 0, 0], [8, 8, 8, 8])
+    assert (before.moved, after.moved) == (0, 0)  # each episode stays where its past is cached
+    assert (before.read_again, after.read_again) == (8, 3 * 8)  # the beginning, once on each further server
+    lost = simulated(8, 4, 4, preferred, lost=0)
+    assert lost.moved >= 8  # all that were there
+    assert max(lost.busiest) < max(simulated(8, 4, 4, same, lost=0).busiest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
-from lightning_agentrl.models.sharding import units
+from lightning_agentrl.models.sharding import gathered, units
 
 NOISE = 0.1  # in place of weights that are all 0
 
@@ -26,6 +27,32 @@ def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
+
+
+@contextmanager
+def weights_by_layer(policy: LanguageModel) -> Iterator[Iterator[list[tuple[str, Tensor]]]]:
+    """Give all weights by name in parts; those of :func:`named_weights` at once, or layer by layer if it is sharded.
+
+    A sharded layer is whole only while its part is taken, and copied, since the taker may keep its tensors for a while;
+    what is in no layer is whole inside the context. All ranks enter, take the parts and leave together.
+    """
+    with gathered(policy, layers=False):
+        yield _parts(policy)
+
+
+def _parts(policy: LanguageModel) -> Iterator[list[tuple[str, Tensor]]]:
+    names = {id(module): f"{name}." for name, module in policy.lm.named_modules()}
+    in_layers = list[str]()
+    for layer in units(policy)[1:]:
+        start = names[id(layer)]
+        layer.unshard()
+        try:
+            part = [(start + name, weight.clone()) for name, weight in named_weights(cast(nn.Module, layer))]
+        finally:
+            layer.reshard()
+        in_layers.append(start)
+        yield part
+    yield [(name, weight) for name, weight in named_weights(policy.lm) if not name.startswith(tuple(in_layers))]
 
 
 def whole(lm: PreTrainedModel) -> PreTrainedModel:

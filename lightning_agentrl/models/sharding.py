@@ -57,12 +57,16 @@ def release(model: nn.Module) -> None:
 
 
 @contextmanager
-def gathered(model: nn.Module) -> Iterator[None]:
+def gathered(model: nn.Module, layers: bool = True) -> Iterator[None]:
     """Gather all weights on every rank, in the compute dtype, so that forward passes need no other rank.
 
     All ranks enter and leave together. Inside, weights must not be changed and nothing differentiated.
+
+    Args:
+        model: a sharded model; nothing is done to others.
+        layers: False leaves out what is in layers.
     """
-    own = units(model)
+    own = units(model) if layers else units(model)[:1]
     for unit in own:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()

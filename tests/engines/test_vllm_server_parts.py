@@ -7,9 +7,10 @@ import copy
 import math
 import random
 import warnings
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,10 +18,11 @@ from safetensors.torch import load_file
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
+from lightning_agentrl.engines.vllm_server import engine as server_engine
 from lightning_agentrl.engines.vllm_server.answers import Lost, complaint, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.engine import check_precision
 from lightning_agentrl.engines.vllm_server.pool import back_off
-from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks
+from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks, preferred
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
@@ -83,6 +85,27 @@ def test_what_all_servers_have_read_spreads_evenly() -> None:
     assert in_flight == [10, 10, 10]
     assert choose(0, [0, 0], [0, 0]) == 0
     assert IN_FLIGHT >= 3  # else the first server would get the first two
+
+
+@pytest.mark.parametrize(("ranks", "servers"), [(8, 4), (6, 4), (4, 4), (2, 8), (3, 4), (1, 3), (5, 1), (32, 8)])
+def test_ranks_spread_over_the_servers_that_they_prefer(ranks: int, servers: int) -> None:
+    orders = [preferred(rank, ranks, servers) for rank in range(ranks)]
+    assert all(sorted(order) == list(range(servers)) for order in orders)
+    firsts = Counter(order[0] for order in orders)
+    assert max(firsts.values()) - min(firsts[server] for server in range(servers)) <= 1
+    for first in firsts:  # once that one is lost
+        seconds = Counter(order[1] for order in orders if order[0] == first and servers > 1)
+        assert max(seconds.values(), default=1) <= -(-firsts[first] // max(servers - 1, 1))
+
+
+def test_each_rank_has_the_servers_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    urls, orders = [f"http://127.0.0.1:{port}" for port in range(1, 5)], []
+    monkeypatch.setattr(server_engine, "ranks", lambda: 4)
+    for rank in range(4):
+        monkeypatch.setattr(server_engine, "rank", lambda rank=rank: rank)
+        orders.append([server.url for server in VLLMServerEngine(urls)._servers(cast(Any, None))])
+    assert [order[0] for order in orders] == urls
+    assert all(set(order) == set(urls) for order in orders)
 
 
 def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:

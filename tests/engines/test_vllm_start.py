@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import threading
@@ -74,8 +75,24 @@ def test_an_error_in_its_thread_reaches_all_who_wait_and_all_who_come(served_fol
     own_engine(served_folder, broken)
 
 
+def test_logging_stays_as_it_was(served_folder, tmp_path):
+    handler = logging.FileHandler(tmp_path / "own.log", mode="w")
+    log = logging.getLogger("own")
+    log.addHandler(handler)
+    levels = {name: logging.getLogger(name).level for name in ("", "httpx", "own")}
+    try:
+        log.warning("before")
+        own_engine(served_folder, lambda engine, policy: engine.sync(0))
+        log.warning("after")  # a closed handler writes nothing more
+    finally:
+        log.removeHandler(handler)
+    assert (tmp_path / "own.log").read_text() == "before\nafter\n"
+    assert {name: logging.getLogger(name).level for name in levels} == levels
+    assert logging.getLogRecordFactory() is logging.LogRecord
+
+
 def test_the_process_stays_as_it_was(served_folder):
-    """Random states, thread settings and variables; and no thread or group of processes is left."""
+    """Random states, thread and precision settings and variables; and no thread or group of processes is left."""
 
     def first(engine: VLLMEngine, policy: LanguageModel) -> None:  # what imports and compilers of torch leave behind
         engine.sync(0)
@@ -89,6 +106,7 @@ def test_the_process_stays_as_it_was(served_folder):
     def states() -> tuple[Any, ...]:
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
+    torch.set_float32_matmul_precision("high")
     before, variables, set_num_threads = states(), dict(os.environ), torch.set_num_threads
     threads = {thread.name for thread in threading.enumerate()}
 
@@ -101,6 +119,8 @@ def test_the_process_stays_as_it_was(served_folder):
         assert states() == before
 
     own_engine(served_folder, sample)
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
     changed = {name for name in os.environ | variables if os.environ.get(name) != variables.get(name)}
     assert [name for name in changed if not name.startswith("VLLM_")] == []
     assert "vllm-engine" not in {thread.name for thread in threading.enumerate()} - threads

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_agentrl.engines import weights as engine_weights
 from lightning_agentrl.engines.vllm import engine as vllm_engine
 from tests.cli import Command, Config, Verify, changed, fit, judged
 from tests.engines.withheld import KINDS, Withholding, check_each_kind
@@ -32,7 +33,7 @@ def test_each_kind_of_weight_that_is_withheld_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    check_each_kind(verify, given, vllm_engine, monkeypatch, capsys)
+    check_each_kind(verify, given, engine_weights, monkeypatch, capsys)
 
 
 def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_a_run_stops_where_updates_leave_a_tensor_out(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    monkeypatch.setattr(vllm_engine, "named_weights", Withholding([KINDS[kind]] * 9))
+    monkeypatch.setattr(engine_weights, "named_weights", Withholding([KINDS[kind]] * 9))
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: pytest.fail("a step was taken"))
     stops(agentrl, given, "likely")
 

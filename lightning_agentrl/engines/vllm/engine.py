@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from torch import nn
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
 from lightning_agentrl.engines.vllm.images import engine_input
+from lightning_agentrl.engines.vllm.loading import begin, finish, load
 from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     KEY,
@@ -26,7 +28,7 @@ from lightning_agentrl.engines.vllm.start import (
     start_vllm,
 )
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
-from lightning_agentrl.engines.weights import named_weights
+from lightning_agentrl.engines.weights import weights_by_layer
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
@@ -45,10 +47,13 @@ class VLLMEngine(Engine):
         max_batch: largest number of replies sampled at a time; further requests wait.
         gpu_memory_utilization: share of a GPU's memory for the engine's weights, keys and values.
         kv_cache_gb: GiB of keys and values on a CPU.
-        sleep: release GPU memory between collections, with the weights kept in main memory. Has no effect if rollouts
-            are collected while the policy is trained.
+        sleep: release GPU memory between collections, weights included; of a policy with LoRA the base is kept in main
+            memory. Has no effect if rollouts are collected while the policy is trained.
         tensor_parallel: number of neighbouring processes that share one copy of the weights and compute every token
             together; the number of processes must be a multiple of it. ``max_batch`` is for all of them.
+        cuda_graphs: on a GPU, compile the model and record CUDA graphs at the start.
+        model_runner_v2: on a GPU, use vLLM's newer model runner.
+        async_scheduling: on a GPU, let vLLM prepare a step while it computes the one before.
     """
 
     own_weights: ClassVar[bool] = True
@@ -61,6 +66,9 @@ class VLLMEngine(Engine):
         kv_cache_gb: float = 1.0,
         sleep: bool = True,
         tensor_parallel: int = 1,
+        cuda_graphs: bool = False,
+        model_runner_v2: bool = False,
+        async_scheduling: bool = False,
     ) -> None:
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
@@ -76,6 +84,7 @@ class VLLMEngine(Engine):
         self.kv_cache_gb = kv_cache_gb
         self.sleep = sleep
         self.tensor_parallel = tensor_parallel
+        self.cuda_graphs, self.model_runner_v2, self.async_scheduling = cuda_graphs, model_runner_v2, async_scheduling
         self.policy_version = 0
         self._handle: PolicyHandle | None = None
         self._thread: VLLMThread | None = None
@@ -119,6 +128,9 @@ class VLLMEngine(Engine):
             gpu_memory_utilization=self.gpu_memory_utilization,
             kv_cache_gb=self.kv_cache_gb,
             sleeps=self._sleeps,
+            cuda_graphs=self.cuda_graphs,
+            model_runner_v2=self.model_runner_v2,
+            async_scheduling=self.async_scheduling,
             lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
             image_reader=handle.policy.image_reader,
             group=group,
@@ -144,26 +156,55 @@ class VLLMEngine(Engine):
         return LockstepThread(handling, settings.group.ranks, dist.get_rank(), exchange)
 
     def sync(self, policy_version: int) -> None:
+        """Send the weights; one that sleeps gets the memory of its keys and values back only after that.
+
+        Both at once, beside a layer that is gathered, is the most that a GPU would have to hold.
+        """
         thread, handle = self._started()
+        self._settle(handle)
         if self._asleep:
-            thread.call(lambda engine: engine.wake_up())
-            self._asleep = False
-        with handle.gathered():
-            if has_adapters(handle.policy.lm):
+            torch.cuda.empty_cache()  # of the update
+            thread.call(lambda engine: engine.wake_up(tags=["weights"]))
+        if has_adapters(handle.policy.lm):
+            with handle.gathered():
                 thread.call(self._send_adapters)
-            else:
-                thread.call(self._send_weights)
+        else:
+            self._send_weights(thread, handle)
+        self._settle(handle)
+        if self._asleep:
+            torch.cuda.empty_cache()  # of gathered layers
+            thread.call(lambda engine: engine.wake_up(tags=["kv_cache"]))  # requests are taken again
+            self._asleep = False
+        thread.call(self._forget_prefixes)
         self.policy_version, self._has_weights = policy_version, True
+
+    def _send_weights(self, thread: VLLMThread, handle: PolicyHandle) -> None:
+        thread.call(lambda engine: engine.collective_rpc(begin))
+        with weights_by_layer(handle.policy) as parts:
+            for part in parts:
+                thread.call(partial(_send_part, part))
+            thread.call(lambda engine: engine.collective_rpc(finish))
+
+    def _settle(self, handle: PolicyHandle) -> None:
+        """Wait for a GPU, on which vLLM's thread and the trainer's have streams of their own."""
+        if handle.policy.lm.device.type == "cuda":
+            torch.cuda.synchronize(handle.policy.lm.device)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Restore torch's random state afterwards, since sampling draws from it too."""
+        """Restore torch's random state afterwards, since sampling draws from it too, and let it sleep.
+
+        Level 2 keeps nothing but buffers (``Worker.sleep`` in ``vllm/v1/worker/gpu_worker.py`` and ``CuMemBackend`` in
+        ``vllm/device_allocator/sleep_mode_backend.py``): every weight is sent again before it is used. Level 1 copies
+        the weights to main memory, for the base below adapters, which is never sent.
+        """
         thread, handle = self._started()
         device = handle.policy.lm.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), thread.collecting():
             yield
         if self._sleeps:
-            thread.call(lambda engine: engine.sleep(level=1))
+            level = 1 if has_adapters(handle.policy.lm) else 2
+            thread.call(lambda engine: engine.sleep(level=level))
             self._asleep = True
 
     async def generate(self, request: SamplingRequest) -> Reply:
@@ -193,12 +234,6 @@ class VLLMEngine(Engine):
 
     # In the thread of vLLM
 
-    def _send_weights(self, engine: Any) -> None:
-        _, handle = self._started()
-        weights = named_weights(handle.policy.lm)
-        engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
-        self._forget_prefixes(engine)
-
     def _send_adapters(self, engine: Any) -> None:
         """Send adapters under a new number each time, since vLLM caches by that number."""
         from vllm.lora.request import LoRARequest
@@ -212,7 +247,6 @@ class VLLMEngine(Engine):
             save_adapters(handle.policy.lm, Path(folder))
             self._adapter = LoRARequest(f"version {number}", number, folder)
             engine.add_lora(self._adapter)
-        self._forget_prefixes(engine)
 
     def _forget_prefixes(self, engine: Any) -> None:
         if not engine.reset_prefix_cache():
@@ -246,6 +280,10 @@ class VLLMEngine(Engine):
                 f"the answer has {len(ids)} ids and {len(logps)} log-probs and ended with '{sampled.finish_reason}'"
             )
         return Reply(ids, logps, closed=ids[-1] in handle.stop_token_ids, policy_version=self.policy_version)
+
+
+def _send_part(part: list[tuple[str, torch.Tensor]], engine: Any) -> None:
+    engine.collective_rpc(load, args=(part,))
 
 
 def _adapter_config(lm: nn.Module) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.distributed import all_gather, ranks
 from lightning_agentrl.errors import ConfigError
 
 KEY = "data.init_args.engine.init_args.tensor_parallel"
@@ -47,7 +47,7 @@ def check_world(size: int) -> None:
     Raises:
         ConfigError: with the key to change.
     """
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    world = ranks()
     if world % size:
         raise ConfigError(
             f"{KEY} {size} needs a multiple of {size} processes, got {world}; change it, or trainer.devices"

@@ -1,25 +1,22 @@
-"""Start and end of vLLM in the trainer's process, which is left as it was."""
+"""Start and end of vLLM in the trainer's process."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
 import os
-import random
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
 from lightning_agentrl.engines.vllm.images import image_arguments
+from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
 from lightning_agentrl.models.image_reader import FamilyReader
@@ -45,6 +42,9 @@ class VLLMSettings:
     gpu_memory_utilization: float
     kv_cache_gb: float
     sleeps: bool
+    cuda_graphs: bool
+    model_runner_v2: bool
+    async_scheduling: bool
     lora_rank: int | None
     image_reader: FamilyReader | None = None
     group: RankGroup | None = None  # ranks that share the weights
@@ -122,7 +122,8 @@ def start_vllm(settings: VLLMSettings) -> Any:
         ValueError: one sentence with the key to change.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if settings.device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner_v2))
     owns_processes = not has_processes()
     with kept_process(settings.device):
         from vllm import EngineArgs
@@ -135,31 +136,8 @@ def start_vllm(settings: VLLMSettings) -> Any:
                 f"the policy is on the device '{settings.device.type}', but the installed vLLM runs on "
                 f"'{current_platform.device_type}'; change trainer.accelerator, or install the other build: {GET}"
             )
-        arguments: dict[str, Any] = {
-            "model": settings.model,
-            "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
-            "load_format": "dummy" if settings.lora_rank is None else "auto",
-            "use_tqdm_on_load": False,
-            "dtype": settings.dtype,
-            "max_model_len": settings.max_model_len,
-            "max_num_seqs": settings.max_batch,
-            "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
-            "enable_prefix_caching": True,
-            "disable_log_stats": True,
-            "enforce_eager": on_cpu,  # compilation takes minutes there without a gain
-            "enable_sleep_mode": settings.sleeps,
-            **image_arguments(settings.image_reader, settings.max_model_len),
-        }
-        if on_cpu:
-            arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
-            # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU.
-            arguments["enable_chunked_prefill"] = False
-        else:
-            arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
-        if settings.lora_rank is not None:
-            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(settings.lora_rank)}
+        arguments = engine_arguments(settings)
         if settings.group is not None:
-            arguments["tensor_parallel_size"] = len(settings.group.ranks)
             arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
         try:
             config = EngineArgs(**arguments).create_engine_config()
@@ -174,6 +152,42 @@ def start_vllm(settings: VLLMSettings) -> Any:
         if settings.group is not None:
             settings.group.forget_names()
         return engine
+
+
+def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine for some settings, but for the executor of a group.
+
+    Raises:
+        ConfigError: vLLM cannot run the model as it is asked to.
+    """
+    arguments: dict[str, Any] = {
+        "model": settings.model,
+        "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
+        "load_format": "dummy" if settings.lora_rank is None else "auto",
+        "use_tqdm_on_load": False,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_batch,
+        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "enable_sleep_mode": settings.sleeps,
+        **image_arguments(settings.image_reader, settings.max_model_len),
+    }
+    if settings.device.type == "cpu":
+        arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
+        arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
+        # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU.
+        arguments["enable_chunked_prefill"] = False
+    else:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        arguments["enforce_eager"] = not settings.cuda_graphs
+        arguments["async_scheduling"] = settings.async_scheduling  # vLLM's default, which a CPU has, is to do it
+    if settings.lora_rank is not None:
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(settings.lora_rank)}
+    if settings.group is not None:
+        arguments["tensor_parallel_size"] = len(settings.group.ranks)
+    return arguments
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
@@ -197,28 +211,6 @@ def _leave_groups(owns_processes: bool) -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def kept_process(device: torch.device) -> Iterator[None]:
-    """Undo what vLLM changes in a process at its start: random states, thread setting, variables, frozen garbage."""
-    variables = dict(os.environ)
-    set_num_threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
-    devices = [device] if device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_num_threads = set_num_threads  # vLLM replaces this function on a CPU
-        gc.unfreeze()
-        for name in set(os.environ) | set(variables):
-            if not name.startswith("VLLM_") and os.environ.get(name) != variables.get(name):
-                if name in variables:
-                    os.environ[name] = variables[name]
-                else:
-                    del os.environ[name]
 
 
 def has_processes() -> bool:

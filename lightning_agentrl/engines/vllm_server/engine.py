@@ -9,14 +9,13 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-import torch.distributed as dist
-
-from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.distributed import all_gather, rank, ranks
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, check_installed, check_request
 from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
 from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
+from lightning_agentrl.engines.vllm_server.routing import preferred
 from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
@@ -106,7 +105,7 @@ class VLLMServerEngine(Engine):
         self._loop, self._handle, self._updates = BackgroundLoop(THREAD), handle, 0
         try:
             self._loop.run(self._open(handle))
-            if _first():
+            if rank() == 0:
                 self._weights = self._way(handle)
         except BaseException:
             self.stop()
@@ -197,7 +196,9 @@ class VLLMServerEngine(Engine):
         self._minding = asyncio.create_task(_mind(pool, session))
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
-        return [VLLMServer(url, session, self.hang_seconds) for url in self.urls]
+        """Return the servers, first the one that this rank prefers."""
+        order = preferred(rank(), ranks(), len(self.urls))
+        return [VLLMServer(self.urls[place], session, self.hang_seconds) for place in order]
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
@@ -209,7 +210,7 @@ async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
 def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
     """Warn of servers with another precision than the trainer's: they sample from a different distribution."""
     own = str(handle.computes_in).removeprefix("torch.")
-    if _first() and (others := sorted({server.dtype for server in facts} - {own})):
+    if rank() == 0 and (others := sorted({server.dtype for server in facts} - {own})):
         warnings.warn(
             f"a vLLM server computes in {others[0]} and the trainer in {own}, so what is sampled is not quite what is "
             f"trained; start it with `agentrl serve MODEL -- --dtype {own}`, or change trainer.precision",
@@ -222,8 +223,3 @@ def _check_vllm() -> None:
         check_installed("the side of the trainer, with the transfer nccl,")
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error
-
-
-def _first() -> bool:
-    """Return whether this rank delivers the weights."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0

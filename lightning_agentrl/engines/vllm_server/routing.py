@@ -24,6 +24,24 @@ def common_blocks(keys: Sequence[int], read: Collection[int]) -> int:
     return next((count for count, key in enumerate(keys) if key not in read), len(keys))
 
 
+def preferred(rank: int, ranks: int, servers: int) -> list[int]:
+    """Return the indices of servers in the order in which a rank takes them while they have the same work for it.
+
+    A rank knows of its own requests only, so ranks that all preferred the same server would meet there. First choices
+    are spread evenly over the servers, and so are the next choices of the ranks that share a first one.
+
+    Args:
+        rank: number of the rank.
+        ranks: number of ranks, which all use the same servers.
+        servers: number of servers.
+    """
+    apart = max(servers // ranks, 1)
+    turned, first = divmod(rank * apart, servers)
+    others = [(first + step) % servers for step in range(1, servers)]
+    turned %= max(len(others), 1)
+    return [first, *others[turned:], *others[:turned]]
+
+
 def choose(blocks: int, common: Sequence[int], in_flight: Sequence[int]) -> int:
     """Return the index of the server with the least work for a prompt; the first one wins ties.
 

@@ -208,6 +208,11 @@ class VLLMServer:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
         if status >= 500:
             raise Lost(f"it answered {path} with {status}: {_shortened(text)}")
+        if status in (401, 403):
+            raise ValueError(
+                f"asks for a key ({path}: {status}), and none can be given; start it without --api-key, in a network "
+                "of your own"
+            )
         if status == 404:
             raise ValueError(f"knows no {path}; start it with `agentrl serve`, which turns it on")
         if status != 200:
@@ -215,7 +220,9 @@ class VLLMServer:
         try:
             told = json.loads(text or "{}")
         except json.JSONDecodeError as error:
-            raise ValueError(f"answered {path} with something other than JSON: {_shortened(text)}") from error
+            raise ValueError(
+                f"answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
+            ) from error
         return told if isinstance(told, dict) else {}
 
 

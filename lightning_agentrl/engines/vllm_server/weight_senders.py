@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
+import threading
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 
 import torch
 
-from lightning_agentrl.engines.vllm.start import kept_process
+from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.engines.vllm_server.background_loop import in_thread
 from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, open_store
@@ -23,7 +24,7 @@ class Rendezvous:
 
     address: str  # of the trainer, as seen from the server
     workers: int  # processes of the server that hold weights
-    seconds: float  # most that one tensor may take
+    seconds: float  # most that one tensor may take; by NCCL, all of them
 
 
 class GlooSender:
@@ -68,6 +69,9 @@ class GlooSender:
 class NCCLSender:
     """A sender over NCCL by vLLM's own code; needs vLLM on the trainer's side, and a GPU on both sides.
 
+    vLLM sends on the current stream. That of the trainer would wait for a server that hangs, and the update with it;
+    so this has one of its own. NCCL knows no time limit; after that of the rendezvous the group is aborted.
+
     Raises what :class:`GlooSender` does.
     """
 
@@ -76,8 +80,9 @@ class NCCLSender:
             from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        self._device = source.device
+        self._calls, self._device, self._seconds = calls, source.device, rendezvous.seconds
         torch.cuda.set_device(self._device)  # of this thread
+        self._stream = torch.cuda.Stream(self._device)
         meeting = NCCLTrainerInitInfo(
             master_address=rendezvous.address,
             master_port=_free_port(rendezvous.address),
@@ -85,11 +90,36 @@ class NCCLSender:
             packed=False,  # packing buffers would take gigabytes of GPU memory
             rank=0,
         )
-        self._sender: Sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
+        with torch.cuda.stream(self._stream):
+            self._sender: Sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
 
     def send_weights(self) -> None:
         torch.cuda.set_device(self._device)  # of this thread too
-        self._sender.send_weights()
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._calls.cancel()  # else the sender would go on waiting for the server's answer
+            self.shutdown()
+
+        limit = threading.Timer(self._seconds, give_up)
+        limit.daemon = True
+        limit.start()
+        try:
+            with torch.cuda.stream(self._stream):
+                self._sender.send_weights()
+        except BaseException as error:
+            if not late.is_set():
+                raise
+            raise RuntimeError(self._too_late) from error
+        finally:
+            limit.cancel()
+        if late.is_set():  # an aborted group sends nothing, without an error
+            raise RuntimeError(self._too_late)
+
+    @property
+    def _too_late(self) -> str:
+        return f"NCCL has not sent the weights within {self._seconds:.0f} s"
 
     def shutdown(self) -> None:
         self._sender.shutdown()

@@ -1,0 +1,188 @@
+"""The order in which a vLLM that sleeps is woken and gets weights, by an engine that records, and how it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from lightning_agentrl.engines import PolicyHandle, VLLMEngine
+from lightning_agentrl.engines.vllm.start import VLLMSettings, engine_arguments
+from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
+from lightning_agentrl.engines.weights import named_weights
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.last_layer import decoder_layers
+from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.sharding import gathered, shard
+
+Start = Callable[[LanguageModel], VLLMEngine]
+
+
+class Recorder:
+    """Takes the place of vLLM's engine."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.got: dict[str, torch.Tensor] = {}
+        self.policy: LanguageModel | None = None
+
+    def sleep(self, level: int) -> None:
+        self.seen.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.seen.append(f"wake {' '.join(tags)}")
+
+    def collective_rpc(self, do: Callable[..., None], args: Any = ()) -> None:
+        self.seen.append(do.__name__)
+        for part in args:
+            assert self.policy is not None
+            layers = [p for layer in decoder_layers(self.policy) for p in layer.parameters()]
+            whole = sum(not isinstance(p, DTensor) for p in layers)
+            of_layers = {name.split(".layers.")[1].split(".")[0] for name, _ in part if ".layers." in name}
+            self.seen[-1] += f" {' '.join(sorted(of_layers)) or 'rest'}, {whole} whole"
+            self.got |= {name: weight.clone() for name, weight in part}
+
+    def reset_prefix_cache(self) -> bool:
+        self.seen.append("forget")
+        return True
+
+    def reset_encoder_cache(self) -> None:
+        pass
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("nothing is sampled here")
+
+    handling = Handling(lambda: recorder, refuse, refuse, lambda engine: None)
+    monkeypatch.setattr(VLLMEngine, "check", lambda self: None)
+    monkeypatch.setattr(VLLMEngine, "_start_thread", lambda self, settings: VLLMThread(handling))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: recorder.seen.append("empty"))
+    return recorder
+
+
+@pytest.fixture
+def start(vllm: Recorder) -> Iterator[Start]:
+    engine = VLLMEngine()
+
+    def started(policy: LanguageModel) -> VLLMEngine:
+        vllm.policy = policy
+        engine.start(PolicyHandle(policy, (2,), torch.no_grad))
+        engine._sleeps = True  # as on a GPU
+        return engine
+
+    yield started
+    engine.stop()
+
+
+def one_iteration(engine: VLLMEngine, version: int) -> None:
+    engine.sync(version)
+    with engine.collecting():
+        pass
+
+
+def test_weights_are_woken_and_sent_before_keys_and_values_are_woken(
+    vllm: Recorder, start: Start, tiny_folder: Path
+) -> None:
+    engine = start(policy := LanguageModel(load_causal_lm(str(tiny_folder))))
+    one_iteration(engine, 0)
+    whole = sum(1 for layer in decoder_layers(policy) for _ in layer.parameters())
+    sent = ["begin", f"load 0 1, {whole} whole", "finish"]
+    assert vllm.seen == [*sent, "forget", "sleep 2"]  # level 2: no copy of weights that the next update replaces
+    vllm.seen.clear()
+    engine.sync(1)
+    assert vllm.seen == ["empty", "wake weights", *sent, "empty", "wake kv_cache", "forget"]
+    assert vllm.got.keys() == dict(named_weights(policy.lm)).keys()
+
+
+def test_a_sharded_policy_is_sent_layer_by_layer(
+    vllm: Recorder, start: Start, tiny_folder: Path, tmp_path: Path
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+        shard(policy, init_device_mesh("cpu", (1,)), torch.bfloat16)
+        with gathered(policy):
+            expected = {name: weight.clone() for name, weight in named_weights(policy.lm)}
+        engine = start(policy)
+        one_iteration(engine, 0)
+        assert vllm.seen[:5] == ["begin", "load 0, 0 whole", "load 1, 0 whole", "load rest, 0 whole", "finish"]
+        assert vllm.got.keys() == expected.keys()
+        for name, weight in expected.items():
+            assert weight.dtype == torch.bfloat16
+            assert torch.equal(vllm.got[name], weight), name
+        assert all(isinstance(p, DTensor) for p in policy.parameters())
+        engine.stop()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_base_below_adapters_is_kept_since_it_is_not_sent_again(
+    vllm: Recorder, start: Start, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VLLMEngine, "_send_adapters", lambda self, engine: engine.seen.append("adapters"))
+    engine = start(LanguageModel(LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor")))
+    one_iteration(engine, 0)
+    assert vllm.seen == ["adapters", "forget", "sleep 1"]
+    vllm.seen.clear()
+    engine.sync(1)
+    assert vllm.seen == ["empty", "wake weights", "adapters", "empty", "wake kv_cache", "forget"]
+
+
+ON_A_GPU = VLLMSettings(
+    model="model",
+    dtype="bfloat16",
+    device=torch.device("cuda", 0),
+    max_model_len=100,
+    max_batch=8,
+    gpu_memory_utilization=0.3,
+    kv_cache_gb=1.0,
+    sleeps=True,
+    cuda_graphs=False,
+    model_runner_v2=False,
+    async_scheduling=False,
+    lora_rank=None,
+)
+
+
+def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on() -> None:
+    plain = engine_arguments(ON_A_GPU)
+    assert (plain["enforce_eager"], plain["async_scheduling"]) == (True, False)
+    assert engine_arguments(replace(ON_A_GPU, cuda_graphs=True)) == plain | {"enforce_eager": False}
+    assert engine_arguments(replace(ON_A_GPU, async_scheduling=True)) == plain | {"async_scheduling": True}
+    assert "async_scheduling" not in engine_arguments(replace(ON_A_GPU, device=torch.device("cpu")))  # vLLM's default
+
+
+# With vLLM
+
+
+@pytest.mark.vllm
+def test_levels_and_tags_mean_to_vllm_what_they_mean_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level 2 keeps no weights; keys and values are never kept; both can be woken by themselves."""
+    import vllm.device_allocator as allocators
+    from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+    from vllm.v1.executor.abstract import SLEEP_TAGS
+
+    class Allocator:
+        kept: tuple[str, ...] = ()
+
+        def sleep(self, offload_tags: tuple[str, ...]) -> None:
+            self.kept = offload_tags
+
+    allocator = Allocator()
+    monkeypatch.setattr(allocators, "get_mem_allocator_instance", lambda: allocator)
+    for level, kept in ((1, True), (2, False)):
+        CuMemBackend().suspend(level)
+        assert ("weights" in allocator.kept) is kept
+        assert "kv_cache" not in allocator.kept
+    assert set(SLEEP_TAGS) == {"weights", "kv_cache"}
