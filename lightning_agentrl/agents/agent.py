@@ -590,9 +590,14 @@ class Agent(L.LightningModule, ABC):
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
         self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
-        taken, schedulers = checkpoint["global_step"], len(checkpoint.get("lr_schedulers", ()))  # in older ones
-        older = {"taken": {"actor": max(taken - self._held_steps, 0), "critic": taken}, "schedulers": schedulers}
-        self.rates.load_state_dict(checkpoint.get("rates", {**older, "scheduled": []}))
+        if self._trainer is not None:  # without one, nothing is trained
+            self.rates.load_state_dict(checkpoint.get("rates") or self._rates_of_older(checkpoint))
+
+    def _rates_of_older(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of the learning rates for a checkpoint without it, where no step was skipped."""
+        taken = checkpoint["global_step"]
+        steps = {"actor": max(taken - self._held_steps, 0), "critic": taken}
+        return {"taken": steps, "schedulers": len(checkpoint.get("lr_schedulers", ())), "scheduled": []}
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""

@@ -79,7 +79,7 @@ def data(**init_args: Any) -> dict[str, Any]:
 
 
 def test_a_right_config_is_taken(parse: Parse) -> None:
-    assert parse()["model"]["class_path"] == "lightning_agentrl.agents.PPOAgent"
+    assert parse()["model"]["class_path"] == "lightning_agentrl.PPOAgent"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_is_saved_is_a_public_path_that_can_be_given_again(parse: Parse) ->
     kinds = {"memory": "WindowMemory", "interaction": "TurnInteraction", "engine": "TransformersEngine"}
     saved = parse(data=data(**{key: {"class_path": name} for key, name in kinds.items()}))["data"]
     for path in (saved["class_path"], *(saved["init_args"][key]["class_path"] for key in kinds)):
-        assert path.count(".") == 2  # package, room, class
+        assert path.count(".") in (1, 2)  # package, room if it is not one of the first names, class
     assert parse(data=saved)["data"] == saved
 
 

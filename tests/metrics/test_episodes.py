@@ -25,6 +25,8 @@ from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
 from tests.types.samples import action, prompt, turn
 
+WINDOW = "rollout/success_window"
+
 RESULTS = [
     EpisodeResult(success=True, total_reward=3.0, turns=2, valid_turns=2, progression=1.0),
     EpisodeResult(success=False, total_reward=-1.0, turns=5, valid_turns=3, lost=True, progression=0.4),
@@ -94,10 +96,10 @@ def test_window_is_of_all_that_began_before_any_that_runs(lengths, turns, size, 
             begun += [(start, env, start + length, won) for start, (length, won) in ones if start < until]
         runs = min((start for start, _, end, _ in begun if end > until), default=until)
         known = [(start, won) for start, _, _, won in begun if start < runs]
-        assert ("rollout/success_window" in told) == (len(known) >= enough)
+        assert (WINDOW in told) == (len(known) >= enough)
         if told:  # of those that begin at once, an unsolved one is the first to be forgotten
             last = [won for _, won in sorted(known)][-size:]
-            assert told["rollout/success_window"] == pytest.approx(sum(last) / len(last))
+            assert told[WINDOW] == pytest.approx(sum(last) / len(last))
 
 
 def test_window_does_not_favour_short_episodes():
@@ -105,7 +107,7 @@ def test_window_does_not_favour_short_episodes():
     draw = random.Random(0)
     lengths = [[draw.choice([(2, True), (9, False)]) for _ in range(30)] for _ in range(40)]
     recent = RecentEpisodes()
-    told = [recent.update(played(lengths, 3, first)).get("rollout/success_window") for first in range(0, 60, 3)]
+    told = [recent.update(played(lengths, 3, first)).get(WINDOW) for first in range(0, 60, 3)]
     assert told[:2] == [None, None]  # nothing but solved ones have ended
     assert all(abs(success - 0.5) < 0.2 for success in told[3:])  # four standard errors
 
@@ -117,7 +119,7 @@ def test_window_without_any_ended_episode_says_nothing():
 def test_window_does_not_wait_for_an_environment_that_is_gone():
     recent = RecentEpisodes(enough=1)
     assert recent.update(of_envs(by_hand(), [2])) == {}
-    assert recent.update(ended(True, False)) == {"rollout/success_window": 1 / 2}
+    assert recent.update(ended(True, False)) == {WINDOW: 1 / 2}
 
 
 def test_window_is_continued_from_a_checkpoint():
@@ -133,7 +135,7 @@ def test_window_is_continued_from_a_checkpoint():
 def test_window_of_an_older_checkpoint_is_continued():
     recent = RecentEpisodes(size=3, enough=1)
     recent.load_state_dict([True, False, True])
-    assert recent.update(ended(True)) == {"rollout/success_window": (0 + 1 + 1) / 3}
+    assert recent.update(ended(True)) == {WINDOW: (0 + 1 + 1) / 3}
 
 
 def test_held_out_numbers_by_hand():
