@@ -247,6 +247,12 @@ def _kind(annotation: Any, part: Part, argument: Argument) -> str:
 
 
 def _yaml(value: Any) -> str:
+    if dataclasses.is_dataclass(value):  # what differs from its own defaults
+        value = {
+            f.name: x
+            for f in dataclasses.fields(value)
+            if (x := getattr(value, f.name)) != getattr(type(value)(), f.name)
+        }
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 

@@ -37,7 +37,7 @@ def test_the_quickstart_trains_with_a_published_template(
         fit(config, tmp_path, monkeypatch)
     assert caplog.text.count("has no system role") == TEMPLATES[name].folds
     run = tmp_path / "runs" / "quickstart"
-    turns = [json.loads(line) for path in run.rglob("rank0-*.jsonl") for line in path.read_text().splitlines()]
+    turns = [json.loads(line) for path in run.glob("**/turns/rank0-*.jsonl") for line in path.read_text().splitlines()]
     assert {turn["iteration"] for turn in turns} == {1, 2, 3}
     assert all(turn["prompt"].startswith(f"{BEGINS[name]}Walk to the object") for turn in turns)
     (events,) = run.rglob("events.out.tfevents.*")
