@@ -5,16 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cached_property
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from agentrl_envs.text_env import TextEnv
 
-_FORMS = {  # of what a method returns: the words for it, an example, and the types
-    "_observe": ("two texts", 'return text, ""', (str, str)),
-    "_caption": ("two texts", 'return text, ""', (str, str)),
-    "_act": ("a reward and whether the episode ended", "return 0.0, False", (float, bool)),
+_TEXT = ("a text", str)
+_FORMS = {  # of what a method returns: the words for it, an example, and what each value is
+    "_observe": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
+    "_caption": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
+    "_act": (
+        "a reward and whether the episode ended",
+        "return 0.0, False",
+        (("a number", Real), ("true or false", bool | np.bool_)),
+    ),
 }
 _NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "max_turns": "20"}
 
@@ -91,9 +98,9 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         got = f"{len(returned)} values" if isinstance(returned, tuple | list) else _kind(returned)
         raise ValueError(f"{whose} {got}; it must return {words}, as in `{fix}`")
-    for value, kind in zip(returned, kinds, strict=True):
-        if kind is str and not isinstance(value, str):
-            raise ValueError(f"{whose} {_kind(value)} where a text belongs; it must return {words}, as in `{fix}`")
+    for value, (needed, kind) in zip(returned, kinds, strict=True):
+        if not isinstance(value, kind):
+            raise ValueError(f"{whose} {_kind(value)} where {needed} belongs; it must return {words}, as in `{fix}`")
     return returned[0], returned[1]
 
 

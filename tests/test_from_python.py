@@ -15,7 +15,7 @@ from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator
 from lightning_agentrl.agents import KL, Optim
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss
+from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SharedCritic
 from lightning_agentrl.rollout import RawParser, TaskSet, WindowMemory
 from lightning_agentrl.types.plain_config import to_plain
@@ -48,6 +48,7 @@ def test_dictionaries_stand_for_config_classes_at_every_level() -> None:
     data = RolloutDataModule(envs=[{"id": "agentrl_envs:Bandit-v0", "share": 2}, {"path": "tasks.jsonl"}])  # type: ignore[list-item]
     assert isinstance(data.pool.sources[1], TaskSet)
     agent = PPOAgent("demo", kl={"reward": {"class_path": "AdaptiveKL"}}, optim={"lr_actor": 1e-5})
+    assert Optim(schedule={"actor": {"warmup_steps": 3}}).schedule.actor.warmup_steps == 3  # type: ignore[arg-type]
     assert isinstance(agent.kl_coefficient, AdaptiveKL)
     assert agent.optim == Optim(lr_actor=1e-5)
     assert isinstance(KL(reward={"class_path": "AdaptiveKL"}).reward, AdaptiveKL)  # type: ignore[arg-type]
@@ -96,20 +97,25 @@ class Opaque(GAE):
         super().__init__(gamma=secret)
 
 
-@pytest.mark.parametrize("advantage", [GAE(gamma=0.9), Opaque(0.9)])
+class OpaqueClip(PPOClip):
+    """Does not keep its argument under its name either."""
+
+    def __init__(self, secret: float = 0.5) -> None:
+        super().__init__(clip_low=secret)
+
+
+@pytest.mark.parametrize("opaque", [{}, {"advantage": Opaque(0.9)}, {"policy_loss": OpaqueClip(0.1)}])
 def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
-    advantage: AdvantageEstimator, tiny_folder: Path, tmp_path: Path
+    opaque: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    agent = make_agent(tiny_folder, SharedCritic(detach=True), advantage=advantage)
+    agent = make_agent(tiny_folder, SharedCritic(detach=True), **{"advantage": GAE(gamma=0.9), **opaque})
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(agent, make_data())
     trainer.save_checkpoint(tmp_path / "here.ckpt")
-    given: dict[str, Any] = {}
-    if isinstance(advantage, Opaque):
-        with pytest.raises(ConfigError, match="advantage"):
+    for name in opaque:
+        with pytest.raises(ConfigError, match=name):
             PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True)
-        given = {"advantage": advantage}
-    loaded = PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True, **given)
+    loaded = PPOAgent.load_from_checkpoint(tmp_path / "here.ckpt", weights_only=True, **opaque)
     assert isinstance(loaded.critic, SharedCritic)
     assert loaded.critic.detach
     assert loaded.advantage.gamma == 0.9  # type: ignore[attr-defined]

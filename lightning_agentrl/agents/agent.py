@@ -582,16 +582,17 @@ class Agent(L.LightningModule, ABC):
             self._saved_weights = checkpoint["state_dict"]
             check_weights(self._saved_weights, self.state_dict())
         if self._trainer is None:
-            check_described(checkpoint.get(KEY, {}), {*self.hparams, *self._undescribed})
-        elif self.trainer.state.fn == TrainerFn.FITTING:
+            given = {name for name, value in self.hparams.items() if value is not None}
+            check_described(checkpoint.get(KEY, {}), given | {*self._undescribed})
+            return  # nothing is trained, so no count goes on
+        if self.trainer.state.fn == TrainerFn.FITTING:
             with raise_once():
                 if self.trainer.is_global_zero:
                     check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
         self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
-        if self._trainer is not None:  # without one, nothing is trained
-            self.rates.load_state_dict(checkpoint.get("rates") or self._rates_of_older(checkpoint))
+        self.rates.load_state_dict(checkpoint.get("rates") or self._rates_of_older(checkpoint))
 
     def _rates_of_older(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state of the learning rates for a checkpoint without it, where no step was skipped."""

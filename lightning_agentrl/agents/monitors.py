@@ -55,7 +55,7 @@ class Monitors:
             ValueError: nothing logs it.
         """
         if name in self._now or (name in metrics and name not in self._ever):  # the second: not logged by the agent
-            return metrics[name]
+            return metrics.get(name)  # none before the mean over an iteration is taken
         if not self._now or name in self._ever:  # a resumed run ends its last iteration once more, with nothing done
             return None
         later = (
@@ -84,6 +84,8 @@ def let_callbacks_wait(trainer: L.Trainer, value: Callable[[str, str], Tensor | 
         value: of a metric in this iteration, given its name and who asks; None if it has none.
     """
     for callback in cast(list[Any], cast(Any, trainer).callbacks):
+        if isinstance(callback, EarlyStopping) and not callback.monitor.startswith("val/"):
+            callback._check_on_train_epoch_end = True  # by default only where every iteration has a validation
         for kind, act in _ACTS:
             if isinstance(callback, kind):
                 own = getattr(callback, act)

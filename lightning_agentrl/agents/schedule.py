@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lightning_agentrl.types.plain_config import from_plain
+
 Shape = Literal["constant", "linear", "cosine"]
 
 
@@ -77,6 +79,11 @@ class Schedules:
 
     actor: Schedule = Schedule()
     critic: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        for name, schedule in self.of.items():
+            made = from_plain(schedule, Schedule, f"model.init_args.optim.schedule.{name}")
+            object.__setattr__(self, name, made)
 
     @property
     def of(self) -> dict[str, Schedule]:

@@ -38,8 +38,9 @@ def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints:
 class Trainer(L.Trainer):
     """Lightning's Trainer with what `agentrl fit` adds to it: progress by stages, checkpoints between iterations.
 
-    Held-out episodes are played after the last iteration, unless ``check_val_every_n_epoch`` says otherwise: a
-    validation plays whole episodes, which takes as long as several iterations.
+    With ``max_epochs`` held-out episodes are played after the last iteration, unless ``check_val_every_n_epoch`` says
+    otherwise, and with ``max_steps`` alone after each: a validation plays whole episodes, which takes as long as
+    several iterations.
 
     Args:
         callbacks: of the run; those that every run has are added where none of their kind is given.

@@ -28,7 +28,7 @@ def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None,
         raise ValueError("a page is either offered or written: give --serve or --out, not both")
     if not serve and port:
         raise ValueError("--port is where a page is offered; give --serve, too, or leave it out")
-    if other is None and run.is_dir() and several(run):
+    if other is None and out is None and not serve and last is None and run.is_dir() and several(run):
         print(list_runs(run))
     elif serve:
         _offer(run, other, last, port)

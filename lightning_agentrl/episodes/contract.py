@@ -19,6 +19,7 @@ from lightning_agentrl.errors.faults import EnvError
 CONTRACT = "contract"  # kind of an error that is wrong input where environments are checked before a run
 REWARD = "reward"  # kind of an error in a number that is trained on
 LARGEST_REWARD = 3.4e38  # what float32 holds
+PLACES = ("mission", "tips")  # attributes that a system text may ask for
 OUR_METRICS = ("retries", "errors/", "lost/")  # a name and prefixes below env/ that count errors of environments
 
 
@@ -77,7 +78,11 @@ def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
     Raises:
         EnvError: one sentence about an attribute of a wrong type.
     """
-    offered = {name: _checked(name, value) for name, value in _offered(env, begun)}
+    offered = {
+        name: _checked(name, value)
+        for name, value in _offered(env, begun)
+        if name not in PLACES or isinstance(value, str)  # else a name of an environment's own
+    }
     contract = Contract(**offered)
     if contract.actions and contract.default_action and contract.default_action not in contract.actions:
         raise contract_error(

@@ -233,17 +233,22 @@ class Environment:
         )
 
 
+_CHECKED: set[type] = set()  # classes of environments in this process
+
+
 def _check_code(env: gymnasium.Env) -> None:
-    """Ask an environment that can tell whether its author made a mistake.
+    """Ask an environment that can tell whether its author made a mistake, the first one of its class in this process.
 
     Raises:
         EnvError: the environment's sentence.
     """
-    if env.has_wrapper_attr("check_code"):
+    kind = type(env.unwrapped)
+    if kind not in _CHECKED and env.has_wrapper_attr("check_code"):
         try:
             env.get_wrapper_attr("check_code")()
         except ValueError as error:
             raise contract_error(str(error)) from None
+        _CHECKED.add(kind)
 
 
 @contextmanager

@@ -67,6 +67,6 @@ def test_callbacks_wait_while_no_episode_ends(tmp_path: Path, exact_folder: Path
     assert Path(saving.best_model_path).name == "epoch=1.ckpt"
     assert Path(ours.best_model_path).name == "iteration-00002.ckpt"
     again = EarlyStopping("rollout/success", mode="max", patience=2)
-    trainer = make_trainer(tmp_path, 6, [again])
+    trainer = make_trainer(tmp_path, 6, [again], check_val_every_n_epoch=1000)
     trainer.fit(make_agent(exact_folder), make_data(env=long), ckpt_path=str(tmp_path / "b" / "iteration-00005.ckpt"))
     assert again.wait_count == 2  # with the third value, of the sixth iteration

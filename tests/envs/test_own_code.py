@@ -53,6 +53,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no text": ({"_observe": lambda self: (None, "")}, ["_observe", "None", "text"]),
     "reward alone": ({"_act": lambda self, action: 1.0}, ["_act", "float", "return 0.0, False"]),
     "five values": ({"_act": lambda self, action: ("", 0.0, False, False, {})}, ["_act", "5 values", "0.0, False"]),
+    "values swapped": ({"_act": lambda self, action: (True, 1.0)}, ["_act", "float", "true or false", "0.0, False"]),
     "examples as texts": ({"examples": ["left", "no"]}, ["'left'", "pair"]),
     "unknown example": ({"examples": [("A wall.", "jump")]}, ["'jump'", "['left', 'right']", "aliases"]),
 }

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lightning_agentrl.episodes.contract import Contract, read_contract, read_metrics
+from lightning_agentrl.episodes.contract import PLACES, Contract, read_contract, read_metrics
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
@@ -68,8 +68,6 @@ WRONG = {
     "aliases": [[("go left", "left")], {"go left": ["left"]}],
     "default_action": [None, 0],
     "system_prompt": [None, ["Walk."], b"Walk."],
-    "mission": [7, ["go"]],
-    "tips": [["look"], True],
     "examples": ["left", [("a wall",)], [("a wall", "left", "right")], [("a wall", 1)], {"a wall": "left"}],
     "free_text": ["no", 1, None],
     "tool_schemas": [{"name": "search"}, ["search"], [{"function": {"title": "search"}}]],
@@ -82,7 +80,7 @@ WRONG = {
 
 
 def test_every_attribute_has_wrong_values():
-    assert set(WRONG) == {one.name for one in fields(Contract)}
+    assert {*WRONG, *PLACES} == {one.name for one in fields(Contract)}
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -93,10 +91,16 @@ def test_a_wrong_type_is_refused_when_the_environment_is_made(name, value):
     assert repr(value) in str(error.value)
 
 
-@pytest.mark.parametrize("name", [one.name for one in fields(Contract) if one.name != "render_mode"])
+@pytest.mark.parametrize("name", sorted(WRONG.keys() - {"render_mode"}))
 def test_a_forgotten_property_is_named_when_the_environment_is_made(name):
     with pytest.raises(EnvError, match=rf"`{name}` is a method; write @property above it"):
         Environment(lambda: offering(**{name: lambda self: "Walk."}))
+
+
+@pytest.mark.parametrize("value", [lambda self: "look", 7, None])
+def test_names_that_an_environment_uses_for_itself_are_left_to_it(value):
+    contract = Environment(lambda: offering(mission=value, tips=value)).contract
+    assert (contract.mission, contract.tips) == ("", "")
 
 
 def test_a_default_action_has_to_be_an_action():

@@ -182,7 +182,9 @@ class VLLMEngine(Engine):
         thread.call(lambda engine: engine.collective_rpc(begin))
         with weights_by_layer(handle.policy) as parts:
             for part in parts:
+                self._settle(handle)  # the layer has been gathered
                 thread.call(partial(_send_part, part))
+                self._settle(handle)  # and copied, before its memory is used for the next one
             thread.call(lambda engine: engine.collective_rpc(finish))
 
     def _settle(self, handle: PolicyHandle) -> None:

@@ -24,7 +24,8 @@ def kept_process(device: torch.device) -> Iterator[None]:
     float32, as the trainer scores. Variables of the user about vLLM's logging are followed.
     """
     variables, precision = dict(os.environ), torch.get_float32_matmul_precision()
-    set_num_threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    states = random.getstate(), np.random.get_state()
     devices = [device] if device.type == "cuda" else []
     quiet = not any(name.startswith(("VLLM_LOGGING_", "VLLM_CONFIGURE_LOGGING")) for name in variables)
     if quiet:
@@ -38,6 +39,8 @@ def kept_process(device: torch.device) -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_num_threads = set_num_threads  # vLLM replaces this function on a CPU
+        if devices:
+            torch.set_num_threads(threads)  # beside a GPU it sets one thread for the whole process
         torch.set_float32_matmul_precision(precision)
         gc.unfreeze()
         for name in set(os.environ) | set(variables):
