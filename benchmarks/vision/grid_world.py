@@ -285,7 +285,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A tiny vision-language model learns to cross lakes that it sees.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=72)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of PPO, then it ends with the next look at held-out maps")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of PPO, to the next look at held-out maps")
     parser.add_argument("--report", action="store_true", help="write the page from the seeds there are")
     given = parser.parse_args()
     if given.report:
