@@ -212,7 +212,7 @@ def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
         GO.clear()
         data.begin_next()
         end = time.monotonic() + 30
-        with data._learner.clock.stage("update"):
+        with data._connected.learner.clock.stage("update"):
             while not [w for w in caught if "nothing has moved" in str(w.message)]:
                 assert time.monotonic() < end
                 time.sleep(0.01)
