@@ -183,7 +183,7 @@ def _unit(agent: Agent, stage: str) -> str:
 
 
 def _total(trainer: L.Trainer, agent: Agent) -> int | None:
-    return total_epochs(trainer, agent.attempts - trainer.global_step)
+    return total_epochs(trainer, agent.steps.skipped)
 
 
 def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:
@@ -191,7 +191,7 @@ def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:
 
     Args:
         trainer: of the run.
-        skipped: steps up to now, each of which has lowered the trainer's ``max_steps`` by one.
+        skipped: steps by which ``max_steps`` was lowered since.
     """
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         return trainer.max_epochs
