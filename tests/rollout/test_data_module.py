@@ -347,7 +347,7 @@ def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(conn
     first = story(one.collect())
     for data in (two, three):
         data.collect()
-    learner = two._learner
+    learner = two._connected.learner
     for data in (two, three):
         data.teardown("fit")
         data.teardown("fit")  # harmless
