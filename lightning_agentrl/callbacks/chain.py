@@ -80,7 +80,7 @@ class Chain(RolloutCallback):
 
 
 def number_fields(stage: str, numbers: Mapping[str, Any]) -> Link:
-    """Return the numbers that an equal run repeats, as float32: with 64-true, time decides whether Lightning keeps more."""
+    """Return the numbers that an equal run repeats, in float32: under 64-true, time decides whether more is kept."""
     repeated = sorted((name, float(x)) for name, x in numbers.items() if _is_repeatable(name))
     return {f"{stage}/number/{name}": np.array(x, np.float32) for name, x in repeated}
 
