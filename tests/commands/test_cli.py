@@ -163,6 +163,11 @@ WRONG = {
         [{"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 1e-3}}],
         ["StochasticWeightAveraging", "trainer.callbacks", "model.init_args.optim.schedule"],
     ),
+    "guard twice": (
+        "trainer.callbacks",
+        [{"class_path": "EntropyBounds", "init_args": {"low": low}} for low in (0.1, 0.2)],
+        ["trainer.callbacks", "2 EntropyBounds"],
+    ),
     "nothing else": ("trainer.barebones", True, ["trainer.barebones"]),
     "shape of a schedule": (
         "model.init_args.optim.schedule",
