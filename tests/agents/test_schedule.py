@@ -121,6 +121,7 @@ class StopsAfter(L.Callback):
         trainer.should_stop = trainer.current_epoch + 1 >= self.epochs
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_skipped_steps_and_the_warm_up_do_not_advance_the_actor_and_a_resumed_run_goes_on(
     tmp_path: Path, exact_folder: Path
