@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from lightning_agentrl.agents.optimizer import step_by_group
@@ -76,6 +77,7 @@ class Trainer:
     def __init__(self, precision="32-true", **zero):
         self.precision = precision
         self.strategy = object.__new__(DeepSpeedStrategy)  # the real one asks for its package
+        self.strategy.precision_plugin = DeepSpeedPrecision(precision)
         self.strategy.config = {"zero_optimization": {"stage": 2}}
         for key, value in zero.items():
             self.strategy.config["zero_optimization" if key == "zero" else key] = value

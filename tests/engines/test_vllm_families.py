@@ -5,11 +5,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import pytest
 
 from benchmarks.engines.families import BOUND, IN_CI, gaps, measure, verdict, write
 from lightning_agentrl.engines import PolicyHandle, VLLMEngine, VLLMServerEngine
+from lightning_agentrl.engines.vllm import start
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.engines.servers import ServerProcess
 from tests.engines.test_vllm_engine import CLOSE
@@ -40,6 +42,13 @@ def test_those_of_a_server_are_too(case: str, transfer: Literal["folder", "gloo"
     finally:
         engine.stop()
         server.kill()
+
+
+def test_a_family_that_differs_is_refused_by_name(tmp_path: Path) -> None:
+    write("apertus", tmp_path)
+    policy = LanguageModel(load_causal_lm(str(tmp_path)))
+    with mock.patch.object(start, "UNFIT", frozenset({"apertus"})), pytest.raises(ValueError, match="family apertus"):
+        VLLMEngine().start(PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=120))
 
 
 def test_a_family_of_which_vllm_has_no_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     KEY,
     VLLMSettings,
+    check_family,
     check_installed,
     check_request,
     close_vllm,
@@ -112,6 +113,7 @@ class VLLMEngine(Engine):
         if self._thread is not None:
             return
         self.check()
+        check_family(handle.policy.lm.config)
         group = None
         if self.tensor_parallel > 1:
             check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
