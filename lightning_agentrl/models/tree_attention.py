@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
 
 TREE = "tree"  # name of the attention implementation in transformers
+GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
 _NO_MASK_SHAPE = (0, 0, 0, 0)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -72,7 +73,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: flo
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
         key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
-    out = _compiled_flex()(query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale)
+    with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        out = _compiled_flex()(query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale)
     return cast(Tensor, out).transpose(1, 2).contiguous()
 
 
@@ -80,9 +82,8 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: flo
 def _compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
     """Return FlexAttention, compiled.
 
-    Beyond dynamo's limit of graphs it would go on without being compiled, with all scores in memory. A whole graph ends
-    with an error there. A model needs one without and one with gradients for each of its windows, and as many for
-    the first length, before lengths are left open.
+    Beyond a limit of graphs dynamo would go on without compiling, with all scores in memory. A whole graph ends with an
+    error there. A model needs several without and with gradients, for each of its windows.
     """
     return torch.compile(flex_attention, fullgraph=True, backend=backend)
 
