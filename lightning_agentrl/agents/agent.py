@@ -298,7 +298,6 @@ class Agent(L.LightningModule, ABC):
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
-            optimizer.zero_grad(set_to_none=True)
             if training:
                 rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
             weights_B = row_weights(
@@ -335,6 +334,7 @@ class Agent(L.LightningModule, ABC):
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
+            optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
             self.attempts += 1
             skipped = self.trainer.global_step == taken
             if not skipped:
@@ -485,7 +485,7 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-                check_schedules(self.optim.schedule, self._planned_steps)
+                check_schedules(self.optim.schedule, self.planned_steps)
                 check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
@@ -540,14 +540,14 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        for difference in self.rates.begin(self.trainer.optimizers[0], self._planned_steps, self._lowered):
+        for difference in self.rates.begin(self.trainer.optimizers[0], self.planned_steps, self._lowered):
             rank_zero_info(difference)
         loop = cast(Any, self.trainer).fit_loop.epoch_loop
         if self.trainer.ckpt_path and loop.max_steps > 0:  # it counts attempts, those before the checkpoint too
             loop.max_steps -= self.attempts - self.trainer.global_step
 
     @property
-    def _planned_steps(self) -> dict[str, int | None]:
+    def planned_steps(self) -> dict[str, int | None]:
         """Steps that each group takes in the whole run, if none is skipped; None: its length is not known."""
         per, epochs, steps = self.datamodule.steps_per_iteration, self.trainer.max_epochs or -1, self.trainer.max_steps
         every = min((n for n in (epochs * per, steps) if n > 0), default=None)
