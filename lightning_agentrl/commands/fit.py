@@ -68,8 +68,8 @@ class AgentParser(LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Parse options; an inner parser is given a value of a class's key as Python writes it, and reads YAML."""
-        if not self.exit_on_error:
-            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args or ()]
+        if not self.exit_on_error and args is not None:
+            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
         return super().parse_args(args, *rest, **kwargs)
 
     def add_instantiator(self, instantiator: Callable[..., Any], class_type: type, subclasses: bool = True) -> None:
