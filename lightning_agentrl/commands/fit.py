@@ -66,7 +66,7 @@ class AgentParser(LightningArgumentParser):
             super().error(message, ex)
         raise ConfigError(explain(message, ex)) from ex
 
-    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         """Parse options; an inner parser is given a value of a class's key as Python writes it, and reads YAML."""
         if not self.exit_on_error and args is not None:
             args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
