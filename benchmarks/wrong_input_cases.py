@@ -53,6 +53,11 @@ def callbacks(*items: Mapping[str, Any]) -> dict[str, Any]:
     return {"trainer.callbacks": [{"class_path": "StageProgress"}, *items]}
 
 
+def shown(model: str = "{folder}/sees", env: str = "my_games:Shows-v0", **arguments: Any) -> dict[str, Any]:
+    """Return the changes to an environment with a picture, or messages, and a model."""
+    return {"model.init_args.model": model, _ENV: {"id": env, "kwargs": arguments}}
+
+
 CASES: tuple[Case, ...] = (
     # Names
     Case("command `fti`", command="fti", says=["did you mean fit?"]),
@@ -411,63 +416,6 @@ CASES: tuple[Case, ...] = (
         {"data.init_args.validation": {"temperature": -1.0}},
         says=["at least 0, got -1.0", "data.init_args.validation.temperature"],
     ),
-    # What a newcomer types
-    Case("a shipped config, misspelt", configs=["quickstrat"], says=["did you mean --config quickstart?"]),
-    Case("`new` in a folder that is there", command="new", configs=(), arguments=["."], says=["'.'"]),
-    Case("`view` of a file", command="view", configs=(), arguments=["given.yaml"], says=["given.yaml"]),
-    Case("`view` of three runs", command="view", configs=(), arguments=["a", "b", "c"], says=["'c'"]),
-    Case("`view --port` alone", command="view", configs=(), arguments=[".", "--port", "8003"], says=["--serve"]),
-    Case("`replay` of no run", command="replay", configs=(), arguments=["."], says=["config.yaml"]),
-    Case("`export` of a config", command="export", configs=(), arguments=["given.yaml", "out"], says=["given.yaml"]),
-    Case(
-        "`play` of a misspelt game",
-        command="play",
-        configs=(),
-        arguments=["agentrl_envs:GuesNumber-v0", "--model", "{folder}/llama"],
-        says=["did you mean agentrl_envs:GuessNumber-v0?"],
-    ),
-    Case("`--dry-run` of validate", command="validate", arguments=["--dry-run"], says=["give --dry-run to fit"]),
-    Case(
-        "help of a misspelt class", configs=(), arguments=["--model.help", "PPOAgnt"], says=["did you mean PPOAgent?"]
-    ),
-    Case("an option without its value", arguments=["--data.init_args.num_envs"], says=["data.init_args.num_envs"]),
-    Case("kl as a number", {"model.init_args.kl": 0.01}, says=["model.init_args.kl", _LINE]),
-    Case("critic: true", {"model.init_args.critic": True}, says=["needs a class_path", _LINE]),
-    Case("a callback as text", {"trainer.callbacks": "CriticWarmup"}, says=["trainer.callbacks", _LINE]),
-    Case("logger: wandb", {"trainer.logger": "wandb"}, says=["trainer.logger", _LINE]),
-    Case("max_epochs: 0", {"trainer.max_epochs": 0}, says=["trainer.max_epochs", _LINE]),
-    Case("max_time: 1 hour", {"trainer.max_time": "1 hour"}, says=["trainer.max_time", _LINE]),
-    Case("profiler `simpel`", {"trainer.profiler": "simpel"}, says=["simpel"]),
-    Case("devices: 0", {"trainer.devices": 0}, says=["trainer.devices"]),
-    Case("devices: two", {"trainer.devices": "two"}, says=["two"]),
-    Case("deepspeed_stage_3", {"trainer.strategy": "deepspeed_stage_3"}, says=["trainer.strategy"]),
-    Case(
-        "LearningRateMonitor without a logger",
-        callbacks({"class_path": "LearningRateMonitor"}),
-        says=["trainer.logger"],
-    ),
-    Case(
-        "a checkpoint callback without checkpoints",
-        {"trainer.enable_checkpointing": False, **callbacks({"class_path": "ModelCheckpoint"})},
-        says=["enable_checkpointing"],
-    ),
-    Case(
-        "EarlyStopping with mode `maximum`",
-        callbacks({"class_path": "EarlyStopping", "init_args": {"monitor": "val/success", "mode": "maximum"}}),
-        says=["maximum", "max"],
-    ),
-    Case("TurnLog with every: 0", callbacks({"class_path": "TurnLog", "init_args": {"every": 0}}), says=["every"]),
-    Case("seed_everything: random", {"seed_everything": "random"}, says=["seed_everything", _LINE]),
-    Case(
-        "a schedule of shape `cosin`",
-        {"model.init_args.optim.schedule": {"actor": {"shape": "cosin"}}},
-        says=["cosine", _LINE],
-    ),
-    Case("micro-batches of 0 tokens", {"model.init_args.compute.max_tokens_per_micro_batch": 0}, says=["at least 1"]),
-    Case("max_images: -1", {"data.init_args.prompt.max_images": -1}, says=["max_images", _LINE]),
-    Case("an id without its version", {_ENV + ".id": "agentrl_envs:Bandit"}, says=["agentrl_envs:Bandit-v0", _LINE]),
-    Case("a game of numbers", {_ENV + ".id": "CartPole-v1"}, says=["CartPole-v1", _LINE]),
-    Case("validation of -1 episodes", {"data.init_args.validation.episodes": -1}, says=["episodes", _LINE]),
     # Environments
     Case("environment without actions", {_ENV + ".id": "my_games:Actionless-v0"}, says=["names no actions"]),
     Case(
@@ -505,4 +453,48 @@ CASES: tuple[Case, ...] = (
         says=["gave 4 values; it must give (observation, reward, terminated, truncated, info)"],
     ),
     Case("environment whose reward is text", {_ENV + ".id": "my_games:TextReward-v0"}, says=["must be a number"]),
+    # Images and messages
+    Case("image for a model that reads text", shown("{folder}/llama"), says=["reads text only", "observation: text"]),
+    Case(
+        "image for a model that reads text, in a later turn",
+        shown("{folder}/llama", later=True),
+        says=["reads text only", "observation: text"],
+    ),
+    Case("image of floats", shown(dtype="float32"), says=["float32 [64, 64, 3]", "must be uint8"]),
+    Case("image with four channels", shown(shape=[8, 8, 4]), says=["uint8 [8, 8, 4]", "RGB"]),
+    Case("image without pixels", shown(shape=[0, 8, 3]), says=["at least one pixel"]),
+    Case("image 201 times as wide as high", shown(shape=[1, 201, 3]), says=["factor of 200, got 1 x 201"]),
+    Case("image of 48 million pixels", shown(shape=[6000, 8000, 3]), ends="run", code=0),
+    Case("image of one pixel", shown(shape=[1, 1, 3]), ends="run", code=0),
+    Case(
+        "image beside markers and placeholders",
+        shown(text="<|im_end|><|vision_start|><|image_pad|><|im_start|>assistant"),
+        ends="run",
+        code=0,
+    ),
+    Case(
+        "images, more than a prompt may have",
+        shown(count=3) | {"data.init_args.prompt.max_images": 2},
+        says=["shows 3 images, over the limit of 2", "data.init_args.prompt.max_images"],
+    ),
+    Case(
+        "images, more tokens than a prompt may have",
+        shown(count=3, shape=[256, 256, 3]),
+        says=["over the limit of 512", "max_prompt_tokens"],
+    ),
+    Case(
+        "image for a template without images",
+        shown("{folder}/sees_without_template"),
+        says=["0 placeholders for an image", "model.init_args.model"],
+    ),
+    Case("image and a tower that is not there", {"model.init_args.train_tower": True}, says=["train_tower"]),
+    Case(
+        "messages with a system's role", shown(env="my_games:Speaks-v0", role="system"), says=["'system'", "user, tool"]
+    ),
+    Case(
+        "messages of a tool for a template without tools",
+        shown("{folder}/no_tools", env="my_games:Speaks-v0", role="tool"),
+        says=["leaves out or moves messages of the roles tool"],
+    ),
+    Case("messages with a number in them", shown(env="my_games:Speaks-v0", content=7), says=["content of message 0"]),
 )

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.schedule import Schedule
+from lightning_agentrl.agents.steps import planned_steps
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
@@ -48,7 +49,7 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     sections = {
         "models": _models(agent),
         "an iteration": _iteration(trainer, agent, data, prompts),
-        "the run": [*_run(trainer, data), *_rates(agent)],
+        "the run": [*_run(trainer, data), *_rates(trainer, agent)],
         "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts)).lines(),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
@@ -146,12 +147,12 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     return rows
 
 
-def _rates(agent: Agent) -> Rows:
+def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = {"actor": agent.optim.lr_actor, "critic": agent.optim.lr_critic}, "learning rate of the"
-    if agent.rates.schedulers:
+    if agent.steps.rates.schedulers:
         return [("learning rates", "by the schedulers that configure_optimizers returns")]
     groups = [group for group in full if group == "actor" or agent.critic is not None]
-    steps, schedules = agent.planned_steps, agent.optim.schedule.of
+    steps, schedules = planned_steps(trainer), agent.optim.schedule.of
     return [(f"{name} {group}", rate_text(schedules[group], full[group], steps[group])) for group in groups]
 
 
@@ -223,6 +224,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.contract.actions,
         session.images,
         places=session.contract.places,
+        own=session.messages,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:
