@@ -296,7 +296,6 @@ class Agent(L.LightningModule, ABC):
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
-            optimizer.zero_grad(set_to_none=True)
             if training:
                 rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
             weights_B = row_weights(
@@ -333,6 +332,7 @@ class Agent(L.LightningModule, ABC):
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
+            optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
             skipped = self.trainer.global_step == before
             self.steps.count(held, skipped)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))

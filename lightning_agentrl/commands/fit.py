@@ -68,6 +68,12 @@ class AgentParser(LightningArgumentParser):
             super().error(message, ex)
         raise ConfigError(explain(message, ex)) from ex
 
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse options; an inner parser is given a value of a class's key as Python writes it, and reads YAML."""
+        if not self.exit_on_error and args is not None:
+            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
+        return super().parse_args(args, *rest, **kwargs)
+
     def add_instantiator(self, instantiator: Callable[..., Any], class_type: type, subclasses: bool = True) -> None:
         self.makers.append((naming_its_class(instantiator), class_type, subclasses))
 

@@ -59,7 +59,7 @@ def view(
     out: str | None = None,
     last: int | None = None,
     serve: bool = False,
-    port: int = 0,
+    port: int | None = None,
 ) -> None:
     """Write one self-contained page of a run, or of two beside each other; lists the runs of a folder with several.
 
@@ -69,7 +69,7 @@ def view(
         out: file of the page; view.html in the folder of the run when not given, compare.html for two.
         last: show only this many of the last iterations, for large logs.
         serve: offer the page to browsers of this machine, and show what is new while the run trains.
-        port: where to offer it; 0 for any that is free.
+        port: where to offer it, 8002 when not given, 0 for any that is free; browsers keep stars and notes by it.
     """
     from lightning_agentrl.commands.view import view_runs
 

@@ -20,6 +20,8 @@ from tests.agents.processes import fit, metrics, read
 
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 SINGLE = ("--trainer.precision", "32-true")  # DeepSpeed has no float64
+SCHEDULE = "{actor: {shape: cosine, warmup_steps: 1, steps: 7}, critic: {shape: linear, steps: 12}}"
+SCHEDULED = (*SINGLE, "--model.init_args.optim.schedule", SCHEDULE)
 SHARE = Path("checkpoint", "mp_rank_00_model_states.pt")  # where stages 1 and 2 have all weights
 ROOT = Path(__file__).parents[2]
 
@@ -112,12 +114,12 @@ def chosen(logged):
 @pytest.mark.long
 @pytest.mark.parametrize("stage", [1, 2])
 def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, monkeypatch, stage):
-    """In float32, to its rounding. The first run compiles a part of DeepSpeed."""
+    """In float32, to its rounding, and with rates that change. The first run compiles a part of DeepSpeed."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     strategy = f"{{class_path: tests.agents.cpu_zero.CPUZero, init_args: {{stage: {stage}}}}}"
-    one = read(fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *SINGLE, plugins="null"))
-    two = fit(tmp_path / "two", tiny_folder, "SeparateCritic", 2, *SINGLE, strategy=strategy, plugins="null")
+    one = read(fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *SCHEDULED, plugins="null"))
+    two = fit(tmp_path / "two", tiny_folder, "SeparateCritic", 2, *SCHEDULED, strategy=strategy, plugins="null")
     weights = torch.load(two / SHARE, weights_only=False)["module"]
     assert one["state_dict"].keys() == weights.keys()
     for name, weight in one["state_dict"].items():
@@ -131,20 +133,22 @@ def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, monkeyp
 
 @needs_deepspeed
 @pytest.mark.long
-def test_a_zero_run_is_continued_inside_the_warm_up(tmp_path, tiny_folder, monkeypatch):
-    """With exactly the weights of a run that did not stop."""
+@pytest.mark.parametrize("stop", [1, 3], ids=["in the warm-up", "in the actor's schedule"])
+def test_a_zero_run_is_continued(tmp_path, tiny_folder, monkeypatch, stop):
+    """With exactly the weights of a run that did not stop, and at the rates that come next."""
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
 
     def run(name, *arguments):
         strategy = "{class_path: tests.agents.cpu_zero.CPUZero, init_args: {stage: 2}}"
         path = tmp_path / name
-        return fit(path, tiny_folder, "SeparateCritic", 2, *SINGLE, *arguments, strategy=strategy, plugins="null")
+        return fit(path, tiny_folder, "SeparateCritic", 2, *SCHEDULED, *arguments, strategy=strategy, plugins="null")
 
-    whole, stopped = run("whole"), run("stopped", "--trainer.max_epochs", "1")
+    whole, stopped = run("whole"), run("stopped", "--trainer.max_epochs", str(stop))
     resumed = run("resumed", "--ckpt_path", str(stopped))
-    a, b = (torch.load(path / SHARE, weights_only=False)["module"] for path in (whole, resumed))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    a, b = (torch.load(path / SHARE, weights_only=False) for path in (whole, resumed))
+    assert all(torch.equal(a["module"][name], b["module"][name]) for name in a["module"])
+    assert a["rates"]["taken"] == b["rates"]["taken"] == {"actor": 6, "critic": 10}
 
 
 @needs_deepspeed
