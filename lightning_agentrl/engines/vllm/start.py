@@ -141,6 +141,7 @@ def start_vllm(settings: VLLMSettings) -> Any:
             arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
         try:
             config = EngineArgs(**arguments).create_engine_config()
+            check_own_model(config.model_config, settings.model)
             if settings.device.index is not None:
                 config.device_config.device = settings.device
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -152,6 +153,20 @@ def start_vllm(settings: VLLMSettings) -> Any:
         if settings.group is not None:
             settings.group.forget_names()
         return engine
+
+
+def check_own_model(model: Any, name: str) -> None:
+    """Refuse families that vLLM runs with the class of transformers: it changes that class, and so the trainer's model.
+
+    Raises:
+        ConfigError: with the family.
+    """
+    if model.using_transformers_backend():
+        raise ConfigError(
+            f"vLLM has no model of its own for the family {model.hf_text_config.model_type} ('{name}'), and what it "
+            "takes instead cannot be in the trainer's process; use VLLMServerEngine or TransformersEngine (key "
+            "data.init_args.engine)"
+        )
 
 
 def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:
