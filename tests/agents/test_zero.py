@@ -189,3 +189,24 @@ def test_a_zero_run_is_continued(zero, stop):
     a, b = (torch.load(path / OF_ZERO, weights_only=False) for path in (whole, resumed))
     assert all(torch.equal(a["module"][name], b["module"][name]) for name in a["module"])
     assert a["rates"]["taken"] == b["rates"]["taken"] == {"actor": 6, "critic": 10}
+
+
+@pytest.mark.skipif(not INSTALLED, reason="needs the extra deepspeed")
+@pytest.mark.gpu
+@pytest.mark.usefixtures("no_processes_left")
+@pytest.mark.parametrize("stage", [1, 2])
+def test_zero_on_gpus_takes_the_steps_of_one_process(tmp_path, tiny_folder, stage):
+    devices = min(torch.cuda.device_count(), 2)
+    on_gpu = (*SINGLE, "--trainer.accelerator", "gpu")
+    fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *on_gpu, plugins="null")
+    fit(
+        tmp_path / "zero",
+        tiny_folder,
+        "SeparateCritic",
+        devices,
+        *on_gpu,
+        strategy=f"deepspeed_stage_{stage}",
+        plugins="null",
+    )
+    for a, b in zip(*(metrics(tmp_path / name) for name in ("one", "zero")), strict=True):
+        assert chosen(a) == pytest.approx(chosen(b), rel=1e-3, abs=1e-5)
