@@ -9,6 +9,7 @@ from lightning_agentrl.callbacks.guards import (
     RepetitionGuard,
     ValidActionFloor,
 )
+from lightning_agentrl.callbacks.policy_folder import PolicyFolder
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
@@ -22,6 +23,7 @@ __all__ = [
     "EntropyBounds",
     "GradientSpikes",
     "KLCeiling",
+    "PolicyFolder",
     "RepetitionGuard",
     "RolloutReport",
     "RunCheckpoints",
