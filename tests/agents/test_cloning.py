@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_agentrl.agents import CloneAgent, Optim
+from lightning_agentrl.agents import KL, CloneAgent, Optim, PPOAgent
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, TurnLog
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import (
     EnvConfig,
@@ -191,6 +192,29 @@ def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
     recorded_data(tmp_path, folder)
     other = tiny_model_folder(tmp_path / "other", vocab_words=["up down and so on"] * 20)
     assert "another tokenizer" in refused(signs(), other, demonstrations=Recorded(str(tmp_path / "run")))
+
+
+@pytest.mark.slow
+def test_a_student_that_plays_is_pulled_to_its_teacher(folder, tmp_path):
+    make_trainer(tmp_path, 12, [PolicyFolder(str(tmp_path / "teacher"))]).fit(cloning(folder), signs())
+    gaps: list[float] = []
+
+    class Student(PPOAgent):
+        def log_dict(self, numbers, *args, **kwargs):
+            gaps.extend(float(x) for name, x in numbers.items() if name == "kl/reference")
+            super().log_dict(numbers, *args, **kwargs)
+
+    kl = KL(reward=0.0, loss=1.0, reference=str(tmp_path / "teacher"), action_share=0.5)
+    student = Student(str(folder), critic=SharedCritic(), kl=kl, optim=Optim(lr_actor=3e-3), entropy_bonus=0.0)
+    make_trainer(tmp_path, 12).fit(student, signs())
+    assert gaps[-1] < 0.2 * gaps[0]
+
+
+def test_a_teacher_with_other_tokens_is_refused(folder, tmp_path):
+    other = tiny_model_folder(tmp_path / "other", vocab_words=["up down and so on"] * 20)
+    agent = PPOAgent(str(folder), critic=SharedCritic(), kl=KL(loss=1.0, reference=str(other)))
+    with pytest.raises(ValueError, match=r"another tokenizer.*kl\.reference"):
+        make_trainer(tmp_path, 1).fit(agent, signs())
 
 
 def test_episodes_are_chosen_by_their_return(folder, tmp_path):
