@@ -15,6 +15,7 @@ from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
+from lightning_agentrl.callbacks.thought_information import ThoughtInformation
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "RunSummary",
     "StageProgress",
     "StopOnSignals",
+    "ThoughtInformation",
     "TurnLog",
     "ValidActionFloor",
 ]
