@@ -53,6 +53,11 @@ def callbacks(*items: Mapping[str, Any]) -> dict[str, Any]:
     return {"trainer.callbacks": [{"class_path": "StageProgress"}, *items]}
 
 
+def shown(model: str = "{folder}/sees", env: str = "my_games:Shows-v0", **arguments: Any) -> dict[str, Any]:
+    """Return the changes to an environment with a picture, or messages, and a model."""
+    return {"model.init_args.model": model, _ENV: {"id": env, "kwargs": arguments}}
+
+
 CASES: tuple[Case, ...] = (
     # Names
     Case("command `fti`", command="fti", says=["did you mean fit?"]),
@@ -448,4 +453,48 @@ CASES: tuple[Case, ...] = (
         says=["gave 4 values; it must give (observation, reward, terminated, truncated, info)"],
     ),
     Case("environment whose reward is text", {_ENV + ".id": "my_games:TextReward-v0"}, says=["must be a number"]),
+    # Images and messages
+    Case("image for a model that reads text", shown("{folder}/llama"), says=["reads text only", "observation: text"]),
+    Case(
+        "image for a model that reads text, in a later turn",
+        shown("{folder}/llama", later=True),
+        says=["reads text only", "observation: text"],
+    ),
+    Case("image of floats", shown(dtype="float32"), says=["float32 [64, 64, 3]", "must be uint8"]),
+    Case("image with four channels", shown(shape=[8, 8, 4]), says=["uint8 [8, 8, 4]", "RGB"]),
+    Case("image without pixels", shown(shape=[0, 8, 3]), says=["at least one pixel"]),
+    Case("image 201 times as wide as high", shown(shape=[1, 201, 3]), says=["factor of 200, got 1 x 201"]),
+    Case("image of 48 million pixels", shown(shape=[6000, 8000, 3]), ends="run", code=0),
+    Case("image of one pixel", shown(shape=[1, 1, 3]), ends="run", code=0),
+    Case(
+        "image beside markers and placeholders",
+        shown(text="<|im_end|><|vision_start|><|image_pad|><|im_start|>assistant"),
+        ends="run",
+        code=0,
+    ),
+    Case(
+        "images, more than a prompt may have",
+        shown(count=3) | {"data.init_args.prompt.max_images": 2},
+        says=["shows 3 images, over the limit of 2", "data.init_args.prompt.max_images"],
+    ),
+    Case(
+        "images, more tokens than a prompt may have",
+        shown(count=3, shape=[256, 256, 3]),
+        says=["over the limit of 512", "max_prompt_tokens"],
+    ),
+    Case(
+        "image for a template without images",
+        shown("{folder}/sees_without_template"),
+        says=["0 placeholders for an image", "model.init_args.model"],
+    ),
+    Case("image and a tower that is not there", {"model.init_args.train_tower": True}, says=["train_tower"]),
+    Case(
+        "messages with a system's role", shown(env="my_games:Speaks-v0", role="system"), says=["'system'", "user, tool"]
+    ),
+    Case(
+        "messages of a tool for a template without tools",
+        shown("{folder}/no_tools", env="my_games:Speaks-v0", role="tool"),
+        says=["leaves out or moves messages of the roles tool"],
+    ),
+    Case("messages with a number in them", shown(env="my_games:Speaks-v0", content=7), says=["content of message 0"]),
 )

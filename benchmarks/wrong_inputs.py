@@ -28,7 +28,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.wrong_input_cases import CASES, CONFIG, Case
-from tests.tiny import tiny_model_folder
+from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,6 +65,12 @@ def prepare(folder: Path) -> None:
     bare.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / "llama" / name, bare / name)
+    tiny_vision_folder(folder / "sees", "qwen3_vl")
+    shutil.copytree(folder / "sees", folder / "sees_without_template")
+    shutil.copy(folder / "llama" / "chat_template.jinja", folder / "sees_without_template")
+    shutil.copytree(folder / "llama", folder / "no_tools")
+    template = folder / "no_tools" / "chat_template.jinja"
+    template.write_text(template.read_text().replace("in messages", "in messages if message['role'] != 'tool'"))
     shutil.copy(ROOT / "benchmarks" / "misbehaving_environments.py", folder / "my_games.py")
     (folder / "notes.txt").write_text("no checkpoint, only text\n")
     (folder / "locked").mkdir(mode=0o500)

@@ -9,7 +9,8 @@ import gymnasium
 from gymnasium import spaces
 
 from agentrl_envs.openenv.connection import Connection, LostSocketError, ProtocolError, fetch_schema
-from agentrl_envs.openenv.fields import choose_fields
+from agentrl_envs.openenv.fields import choose_fields, choose_images
+from agentrl_envs.openenv.images import FIELD, read_images, with_images
 from agentrl_envs.text_env import PRINTABLE
 
 _MOST_CHARS = 2**20
@@ -17,7 +18,7 @@ _MOST_CHARS = 2**20
 _REPORTED = ("success", "progression", "executed_action", "invalid_action", "long_term_text", "short_term_text")
 
 
-class OpenEnv(gymnasium.Env[str, str]):
+class OpenEnv(gymnasium.Env[Any, str]):
     """A session with an OpenEnv server, as a gymnasium environment.
 
     One socket is one environment at the server. A socket that is lost ends the episode with a `LostSocketError`; it is
@@ -32,6 +33,8 @@ class OpenEnv(gymnasium.Env[str, str]):
         url: of the server, such as `http://127.0.0.1:8000`.
         action: field of an action that takes the reply; by default the only text that an action needs.
         text: field of an observation that is shown to the policy; by default the only text in it.
+        images: field of an observation with pictures, as `read_images` takes them; by default `images`, where a server
+            has it.
         max_turns: turns after which an episode is truncated. Where a server does not tell cut-off episodes, give fewer
             than its own limit.
         timeout_seconds: most seconds for connecting, and for each reset and step.
@@ -50,6 +53,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         url: str,
         action: str | None = None,
         text: str | None = None,
+        images: str | None = None,
         max_turns: int | None = None,
         timeout_seconds: float = 60.0,
     ) -> None:
@@ -61,7 +65,9 @@ class OpenEnv(gymnasium.Env[str, str]):
         self.max_turns = max_turns
         self.timeout_seconds = timeout_seconds
         try:
-            self.fields = choose_fields(fetch_schema(self.url, timeout_seconds), action, text)
+            schema = fetch_schema(self.url, timeout_seconds)
+            self.fields = choose_fields(schema, action, text)
+            self.images = choose_images(schema, images)
             self._connection: Connection | None = Connection(self.url, timeout_seconds)
         except (OSError, RuntimeError) as error:
             raise ValueError(str(error)) from error
@@ -114,13 +120,23 @@ class OpenEnv(gymnasium.Env[str, str]):
         return self._offered.get("free_text", not self.actions)
 
     @property
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Functions that a reply may call."""
+        return self._offered.get("tool_schemas", ())
+
+    @property
+    def observation_role(self) -> str:
+        """Role of the messages with what follows an action."""
+        return self._offered.get("observation_role", "user")
+
+    @property
     def one_turn(self) -> bool:
         """Whether every episode has one turn."""
         return self._offered.get("one_turn", False)
 
     # gymnasium
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; `options` are further data of the server's reset."""
         super().reset(seed=seed)
         self._active = False
@@ -141,7 +157,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         self._active = True
         return observation, info
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Send the reply and return what came of it."""
         if not self._active:
             raise gymnasium.error.ResetNeeded("The episode is over or has not begun: call reset() before step().")
@@ -178,8 +194,8 @@ class OpenEnv(gymnasium.Env[str, str]):
             self.close()
             raise
 
-    def _read(self, answer: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
-        """Return text, reward, end and `info` of an answer.
+    def _read(self, answer: Mapping[str, Any]) -> tuple[Any, float, bool, dict[str, Any]]:
+        """Return observation, reward, end and `info` of an answer.
 
         Raises:
             ProtocolError: one of them has a wrong form.
@@ -197,8 +213,24 @@ class OpenEnv(gymnasium.Env[str, str]):
         info = {name: metadata[name] for name in _REPORTED if metadata.get(name) is not None}
         info["metrics"] = {**metrics, "no_reward": float(self._no_reward)}
         assert isinstance(text, str)
+        assert isinstance(observation, dict)
         assert isinstance(done, bool)
-        return text, float(reward or 0.0), done, info
+        return self._shown(text, observation, metadata), float(reward or 0.0), done, info
+
+    def _shown(self, text: str, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> Any:
+        """Return the text, beside pictures where there are some, or the messages of the environment's own.
+
+        Raises:
+            ProtocolError: what is given as pictures or messages has a wrong form.
+        """
+        given = observation.get(self.images) if self.images else None
+        try:
+            pictures = read_images(given)
+            if "own_messages" in metadata:
+                return {"messages": with_images(metadata["own_messages"], pictures)}
+        except ValueError as error:
+            self._need(False, f"the field {self.images or FIELD} must hold pictures, but {error}", given)
+        return {"text": text, "images": pictures} if pictures else text
 
     def _need(self, right: bool, sentence: str, given: Any) -> None:
         if not right:

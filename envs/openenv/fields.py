@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl_envs.openenv.images import FIELD
+
 _OF_EVERY_ANSWER = ("done", "reward", "metadata")
 
 
@@ -26,6 +28,18 @@ def choose_fields(schema: Mapping[str, Any], action: str | None, text: str | Non
             f"{_listed(takes)}"
         )
     return chosen, _chosen("text", text, gives, [name for name, kind in gives.items() if kind == "string"])
+
+
+def choose_images(schema: Mapping[str, Any], images: str | None) -> str | None:
+    """Return the name of the field with pictures; None if there is none.
+
+    Raises:
+        ValueError: the one that is given is none of an observation's fields.
+    """
+    gives = _fields(schema["observation"])
+    if images is None:
+        return FIELD if gives.get(FIELD) in ("array", "any") else None
+    return _chosen("images", images, gives, [])
 
 
 def _chosen(argument: str, given: str | None, fields: Mapping[str, str], fitting: list[str]) -> str:

@@ -17,7 +17,8 @@ from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import Contract, read_contract, read_flag, read_metrics
-from lightning_agentrl.episodes.environment import Recipe, naming_errors, read_observation, told_apart
+from lightning_agentrl.episodes.environment import Recipe, naming_errors
+from lightning_agentrl.episodes.observation import Observed, read_observation, told_apart
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -252,20 +253,19 @@ class Probe:
     def _look(
         self, raw: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Seen:
-        images: tuple[np.ndarray, ...] = ()
         try:
-            observation, images = read_observation(raw)
+            observed = read_observation(raw)
         except EnvError as error:
             self._note("text.type", str(error))
-            observation = type(raw).__name__
+            observed = Observed(type(raw).__name__)
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
-        self._info(info, observation)
+        self._info(info, observed.text)
         contract = self._contract()
-        state = told_apart(observation, images)
+        state = told_apart(observed.text, observed.images)
         kept = raw if self._calls <= 1 else None
-        seen = Seen(observation, contract, dict(info), reward, terminated, truncated, state, kept)
+        seen = Seen(observed.text, contract, dict(info), reward, terminated, truncated, state, kept)
         self._texts(seen)
         self._kept = (info, repr(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
@@ -183,6 +185,7 @@ class AgentCLI(LightningCLI):
             kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
         progress = not quiet and config["enable_progress_bar"] is not False
         callbacks = with_defaults(callbacks, progress, config["enable_checkpointing"] is not False)
+        _refuse_twice(callbacks)
         self.signals = cast(StopOnSignals, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
         try:
@@ -205,7 +208,7 @@ class AgentCLI(LightningCLI):
         cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.start["ckpt_path"] = "hpc"
+            self.start["ckpt_path"] = "last"  # it may have saved another one since, before its machine failed
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
@@ -341,6 +344,18 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
+
+
+def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
+    """Refuse two callbacks whose states a checkpoint could not tell apart."""
+    stateful = [callback for callback in callbacks if is_overridden("state_dict", callback, L.Callback)]
+    keys = Counter(callback.state_key for callback in stateful)
+    for callback in stateful:
+        if keys[callback.state_key] > 1:
+            raise ConfigError(
+                f"trainer.callbacks has {keys[callback.state_key]} {type(callback).__name__} whose states a checkpoint "
+                f"cannot tell apart ({callback.state_key}); keep one of them"
+            )
 
 
 def _make_root(folder: str | os.PathLike[str] | None) -> None:

@@ -196,6 +196,7 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
         session.contract.actions,
         session.images,
         places=session.contract.places,
+        own=session.messages,
     )
 
     def tokens(system: list[Message], without: str = "") -> int:

@@ -7,27 +7,36 @@ import json
 import math
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 from aiohttp import WSMsgType, web
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
-from lightning_agentrl.episodes.environment import Answer
+from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.errors import ConfigError, EnvError
 
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
 _MOST_BYTES = 100 * 2**20  # of a message
 _PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
+_TEXT = {"type": "string"}
+_PNG = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
 _SCHEMA = {
-    name: {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
-    for name in ("action", "observation")
-} | {"state": {"type": "object", "properties": {"episode_id": {"type": "string"}, "step_count": {"type": "integer"}}}}
+    "action": {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
+    "observation": {
+        "type": "object",
+        "properties": {"text": _TEXT, "images": {"type": "array", "items": _PNG}},
+        "required": ["text"],
+    },
+    "state": {"type": "object", "properties": {"episode_id": _TEXT, "step_count": {"type": "integer"}}},
+}
 
 
 class _Refused(Exception):
@@ -58,7 +67,10 @@ class _Played:
             if kind == "state":
                 return {"type": "state", "data": {"episode_id": self.episode_id, "step_count": self.steps}}
             answer = await (self._reset(data) if kind == "reset" else self._step(data))
-            return {"type": "observation", "data": self._told(answer, kind == "reset")}
+            told = self._told(answer, kind == "reset")
+            if answer.images:
+                told["observation"]["images"] = await asyncio.to_thread(_encoded, answer.images)
+            return {"type": "observation", "data": told}
         except (_Refused, EnvError) as error:
             code = error.code if isinstance(error, _Refused) else "EXECUTION_ERROR"
             return {"type": "error", "data": {"message": str(error), "code": code}}
@@ -102,6 +114,10 @@ class _Played:
             one.name: getattr(answer.contract, one.name) for one in fields(Contract) if one.name not in _NOT_TOLD
         }
         metadata |= {name: value for name, value in offered.items() if getattr(self.told, name, ...) != value}
+        if answer.messages:
+            metadata["own_messages"] = [
+                {"role": role, "content": [_item(part) for part in parts]} for role, parts in answer.messages
+            ]
         self.told = answer.contract
         text = "\n".join(part for part in (answer.short_term, answer.observation) if part)
         return {
@@ -110,6 +126,16 @@ class _Played:
             "reward": None if first else answer.reward,
             "done": answer.terminated or answer.truncated,
         }
+
+
+def _encoded(images: Sequence[np.ndarray]) -> list[str]:
+    """Return each picture as a PNG in base64."""
+    return [b64encode(png((image,))).decode() for image in images]
+
+
+def _item(part: str | None) -> dict[str, str]:
+    """Return a text of a message, or a place for the next picture."""
+    return {"type": "image"} if part is None else {"type": "text", "text": part}
 
 
 def _parsed(text: str) -> tuple[str, dict[str, Any]]:

@@ -50,7 +50,8 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
                 "take it out of the text (key data.init_args.prompt.system), or give the environment the attribute"
             )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
-    fullest = memory.fullest(PastTurn(session.observation, "", contract.default_action, images=session.images))
+    one = PastTurn(session.observation, "", contract.default_action, images=session.images, messages=session.messages)
+    fullest = memory.fullest(one)
     if fullest and not contract.one_turn:
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol, SupportsFloat
 
@@ -31,6 +30,7 @@ from lightning_agentrl.episodes.contract import (
     well_formed,
 )
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
+from lightning_agentrl.episodes.observation import Messages, is_image, kind, read_observation, told_apart
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -57,6 +57,7 @@ class Answer:
     info: Mapping[str, Any] = field(default_factory=dict)
     mended: bool = False  # its texts had lone surrogates
     images: tuple[np.ndarray, ...] = field(default=(), compare=False)  # uint8 [height, width, 3], RGB
+    messages: Messages = ()  # the environment's own, which say all of the observation
 
     @property
     def fingerprint(self) -> str:
@@ -186,7 +187,7 @@ class Environment:
         with naming_errors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, SupportsFloat):
-                raise contract_error(f"the environment gave {_kind('a reward', reward)}; it must be a number")
+                raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
             check_reward("the environment", float(reward))
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
             return self._answer(observation, info, float(reward), *ends)
@@ -195,7 +196,7 @@ class Environment:
         """Return a PNG of the environment as it is."""
         with naming_errors():
             frame = np.asarray(self.env.render())
-            if not _is_image(frame):
+            if not is_image(frame):
                 raise contract_error(
                     f"the environment draws {frame.dtype} {list(frame.shape)}; with render_mode 'rgb_array' its "
                     "render() must give uint8 [height, width, 3]"
@@ -212,28 +213,31 @@ class Environment:
     def _answer(
         self, observation: Any, info: Any, reward: float = 0.0, terminated: bool = False, truncated: bool = False
     ) -> Answer:
-        observation, images = read_observation(observation)
+        given = read_observation(observation)
+        shown = given.mended()
         if not isinstance(info, Mapping):
-            raise contract_error(f"the environment gave {_kind('an info', info)}; it must be a dictionary")
+            raise contract_error(f"the environment gave {kind('an info', info)}; it must be a dictionary")
         for name in _TEXTS:
             if not isinstance(info.get(name, ""), str):
-                raise contract_error(f"the environment gave {_kind(f'an info[{name!r}]', info[name])}; it must be text")
+                raise contract_error(f"the environment gave {kind(f'an info[{name!r}]', info[name])}; it must be text")
         for name in _FLAGS:
             if info.get(name) is not None:
                 read_flag(f"info[{name!r}]", info[name])
-        given = {"observation": observation} | {name: info[name] for name in _TEXTS if name in info}
-        texts = {name: well_formed(text) for name, text in given.items()}
+        told = {name: info[name] for name in _TEXTS if name in info}
+        texts = {name: well_formed(text) for name, text in told.items()}
+        parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages
         return Answer(
-            observation=texts.get("long_term_text", texts["observation"]),
-            short_term=texts.get("short_term_text", ""),
+            observation=parts.get("long_term_text", shown.text),
+            short_term=parts.get("short_term_text", ""),
             contract=read_contract(self.env, begun=True),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             metrics=read_metrics(info),
-            info={**info, **{name: text for name, text in texts.items() if name in info}},
-            mended=texts != given,
-            images=images,
+            info={**info, **texts},
+            mended=texts != told or shown != given,
+            images=shown.images,
+            messages=shown.messages,
         )
 
 
@@ -299,7 +303,7 @@ def _values(call: str, answer: Any) -> tuple[Any, ...]:
     form, count = _FORMS[call]
     if isinstance(answer, tuple) and len(answer) == count:
         return answer
-    got = f"{len(answer)} values" if isinstance(answer, tuple) else _kind("a value", answer)
+    got = f"{len(answer)} values" if isinstance(answer, tuple) else kind("a value", answer)
     raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
 
 
@@ -317,48 +321,3 @@ def png(images: Sequence[np.ndarray], longest: int | None = None) -> bytes:
     file = io.BytesIO()
     canvas.save(file, "PNG")
     return file.getvalue()
-
-
-def told_apart(text: str, images: Sequence[np.ndarray]) -> str:
-    """Return a text that is equal where an observation is equal: its own, and a hash of each image."""
-    hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
-    return "\n".join([text, *(f"image {digest}" for digest in hashes)])
-
-
-def read_observation(observation: Any) -> tuple[str, tuple[np.ndarray, ...]]:
-    """Return text and images of an observation. Images are copied, since environments may draw into the same array.
-
-    Raises:
-        EnvError: it is neither text nor a dictionary of text and images.
-    """
-    if isinstance(observation, str):
-        return observation, ()
-    if not isinstance(observation, Mapping) or not set(observation) <= {"text", "images"}:
-        raise contract_error(
-            f"the environment gave {_kind('an observation', observation)}; observations must be text, or a dictionary "
-            "of 'text' and 'images' (wrap the environment)"
-        )
-    text, images = observation.get("text", ""), observation.get("images", ())
-    if not isinstance(text, str):
-        raise contract_error(f"the environment gave {_kind('the text of an observation', text)}; it must be text")
-    if not isinstance(images, list | tuple):
-        raise contract_error(
-            f"the environment gave {_kind('the images of an observation', images)}; they must be a list of arrays"
-        )
-    for image in images:
-        if not isinstance(image, np.ndarray):
-            raise contract_error(f"the environment gave {_kind('an image', image)}; it must be a numpy array")
-        if not _is_image(image):
-            raise contract_error(
-                f"the environment gave an image of {image.dtype} {list(image.shape)}; images must be uint8 "
-                "[height, width, 3], RGB, with at least one pixel"
-            )
-    return text, tuple(image.copy() for image in images)
-
-
-def _is_image(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
-
-
-def _kind(what: str, value: Any) -> str:
-    return f"{what} of type {type(value).__name__}"

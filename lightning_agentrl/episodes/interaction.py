@@ -121,7 +121,7 @@ class TurnInteraction(Interaction):
     async def _play(
         self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
     ) -> Turn:
-        observation, images, role = session.observation, session.images, session.role
+        observation, images, role, messages = session.observation, session.images, session.role, session.messages
         index = len(session.past) + session.all_unread
         text = session.renderer.decode(reply.ids)
         contract = session.contract
@@ -138,7 +138,7 @@ class TurnInteraction(Interaction):
             result = await session.step(contract.default_action if parsed.action is None else parsed.action)
             executed = result.info.get("executed_action", parsed.action or contract.default_action)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
-            past = PastTurn(observation, parsed.thought, executed, text, images, role)
+            past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
             session.remember(past, prompt, _action_segment(reply))
         session.reply_tokens += len(reply.ids)
         judged = 0.0

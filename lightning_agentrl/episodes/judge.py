@@ -69,7 +69,8 @@ class PatternJudge(Judge):
 class ModelJudge(Judge):
     """Another model that is asked about each turn and answers with a number.
 
-    It runs in the trainer's process, once in each. Its answer is the most likely one, so equal turns are judged alike.
+    It runs in the trainer's process, once in each. It sees the images of a turn, if it reads images. Its answer is the
+    most likely one, so equal turns are judged alike.
 
     Args:
         model: hub id or local folder.
@@ -149,7 +150,8 @@ class ModelJudge(Judge):
     def _prompt(self, turn: JudgedTurn) -> ModelInput:
         """Return the question below the turn. What is too long for the model's context is cut in the middle."""
         assert self._chat is not None
-        images = self._chat.see([c.pixels for one in turn.images for c in one.images if c.pixels is not None])
+        seen = [c.pixels for one in turn.images for c in one.images if c.pixels is not None]
+        images = self._chat.see(seen) if self._chat.image_reader else ()
         most = max(len(turn.observation), len(turn.reply))
         while True:
             shown = "\n\n".join(

@@ -15,8 +15,9 @@ from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.memory import Memory, PastTurn
+from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
+from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
 from lightning_agentrl.types.plain import (
     PixelTable,
@@ -98,6 +99,7 @@ class Session:
         self.observation = ""  # long-term text
         self.short_term = ""
         self.images: tuple[ModelInput, ...] = ()  # of the observation
+        self.messages: OwnMessages = ()  # of the environment's own, which show the observation
         self.past: list[PastTurn] = []
         self.context: tuple[Segment, ...] = ()
         self.episode_return = 0.0  # environment rewards of this episode so far
@@ -193,10 +195,14 @@ class Session:
 
         Raises:
             PromptTooLongError: even without history it is over its limit.
+            EnvError: the chat template does not show the environment's own messages.
         """
         answer, past, unread = made_of = (self.worker.answer, len(self.past), self.all_unread)  # nothing else counts
         if self._prompt is None or self._made_of[0] is not answer or self._made_of[1:] != (past, unread):
-            self._prompt, self._made_of = self._rendered(), made_of
+            try:
+                self._prompt, self._made_of = self._rendered(), made_of
+            except RefusedMessagesError as error:
+                raise contract_error(f"the environment's messages cannot be shown: {error}") from error
             if self.renderer.format.allows(input_of(self._prompt.new)):
                 self._readable = self._prompt
         return self._prompt
@@ -212,9 +218,9 @@ class Session:
     def last_state(self) -> tuple[Segment, ...]:
         """Return the current observation as a prompt from which nothing is sampled.
 
-        Where an observation is so long that no prompt can hold it, this is the last prompt that could be read.
+        Where no prompt can hold an observation, this is the last prompt that could be read.
         """
-        with suppress(PromptTooLongError):
+        with suppress(PromptTooLongError, EnvError):
             self.prompt()
         assert self._readable is not None, "an episode with a turn had a prompt"
         return (self._readable.as_segment(),)
@@ -233,6 +239,7 @@ class Session:
                 contract.tool_schemas,
                 self.role,
                 contract.places,
+                self.messages,
             )
             return Prompt(self.context, new, history_cuts=0)
         rendered = self.renderer.render(
@@ -246,6 +253,7 @@ class Session:
             contract.tool_schemas,
             self.role,
             contract.places,
+            self.messages,
         )
         return Prompt((), rendered.segments, rendered.history_cuts)
 
@@ -323,7 +331,7 @@ class Session:
 
     def _see(self, answer: Answer) -> None:
         self.unread = 0
-        self.observation, self.short_term = answer.observation, answer.short_term
+        self.observation, self.short_term, self.messages = answer.observation, answer.short_term, answer.messages
         try:
             self.images = self._renderer.see(answer.images)
         except ConfigError:

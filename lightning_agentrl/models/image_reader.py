@@ -17,10 +17,11 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedConfig
 
-from lightning_agentrl.types.model_input import Chunk, ImageChunk, ImageReader, ModelInput, TextChunk
+from lightning_agentrl.errors.problem import ConfigError
+from lightning_agentrl.types.model_input import ImageChunk, ImageReader, ModelInput, TextChunk
 
 MAX_RATIO = 200  # of the longer side to the shorter one
-IDEFICS3_MARKS = ("<fake_token_around_image>", "<global-img>")
+IDEFICS3_MARK, IDEFICS3_WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
 class FamilyReader(ImageReader, ABC):
@@ -139,15 +140,26 @@ class Idefics3Reader(FamilyReader):
         return side, side
 
     def _in_stream(self, image: ImageChunk) -> ModelInput:
-        around, whole = self._marks
-        chunks: tuple[Chunk, ...] = (TextChunk((around, whole)), image, TextChunk((around,)))
-        return ModelInput(chunks)
+        before, after = self._around
+        return ModelInput((before, image, after))
 
     @cached_property
-    def _marks(self) -> tuple[int, int]:
+    def _around(self) -> tuple[TextChunk, TextChunk]:
+        """The tokens that stand before and behind an image.
+
+        Raises:
+            ConfigError: the tokenizer lacks the mark of an image.
+        """
         tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        around, whole = (cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in IDEFICS3_MARKS)
-        return around, whole
+        before, after = (
+            tokenizer.encode(text, add_special_tokens=False) for text in (IDEFICS3_MARK + IDEFICS3_WHOLE, IDEFICS3_MARK)
+        )
+        if len(after) != 1 or tokenizer.decode(after) != IDEFICS3_MARK:
+            raise ConfigError(
+                f"the tokenizer of '{self.folder}' has no token {IDEFICS3_MARK}, which stands on both sides of an "
+                "image; take the tokenizer that belongs to the model, or another model (key model.init_args.model)"
+            )
+        return TextChunk(tuple(before)), TextChunk(tuple(after))
 
     def patches(self, images: Sequence[ImageChunk]) -> dict[str, Tensor]:
         processed = _processed(self.processor, [[image.pixels] for image in images], do_image_splitting=False)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 
 from lightning_agentrl.types.model_input import ModelInput
 
+OwnMessages = tuple[tuple[str, tuple[str | None, ...]], ...]
+"""An environment's own messages: of each its role and, in order, its texts; None stands for the next image."""
+
 
 @dataclass(frozen=True)
 class PastTurn:
@@ -23,6 +26,7 @@ class PastTurn:
     reply: str = ""  # all that the policy wrote
     images: tuple[ModelInput, ...] = ()  # of the observation, as a model reads them
     role: str = "user"  # of the message with the observation
+    messages: OwnMessages = ()  # of the environment's own, which show the observation in place of that message
 
 
 @dataclass(frozen=True)

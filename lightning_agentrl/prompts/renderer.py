@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.errors.names import closest
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.memory import PastTurn, Recollection
+from lightning_agentrl.prompts.memory import OwnMessages, PastTurn, Recollection
 from lightning_agentrl.prompts.parser import split_reply
-from lightning_agentrl.prompts.template import ChatTemplate, Message, Tool, images_of
+from lightning_agentrl.prompts.template import ChatTemplate, Message, RefusedMessagesError, Tool, images_of
 from lightning_agentrl.prompts.untrusted import Untrusted
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
@@ -150,6 +152,7 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         role: str = "user",
         places: Mapping[str, str] | None = None,
+        own: OwnMessages = (),
     ) -> RenderedPrompt:
         """Return the prompt of one turn as one segment.
 
@@ -164,16 +167,24 @@ class ChatRenderer:
             tools: functions that may be called, for the chat template.
             role: of the message with the observation.
             places: texts of the environment for the places of the format's system text, by name.
+            own: messages of the environment's own, which show the observation and its images. Notes and short-term text
+                come at the start of the last one, the instruction at its end.
 
         Raises:
+            RefusedMessagesError: the template does not show messages of these roles.
             PromptTooLongError: the prompt is over its limit even without any history.
         """
-        parts = self.messages(system, examples, recollection, observation, short_term, actions, images, role, places)
-        head, history, current = parts["system"] + parts["examples"], parts["history"], parts["current"]
+        self._check_roles(own, role, later=bool(recollection.turns))
+        parts = self.messages(
+            system, examples, recollection, observation, short_term, actions, images, role, places, own
+        )
+        head, current = parts["system"] + parts["examples"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
         def fits(cuts: int) -> bool:
-            prompts[cuts] = self._read(head + history[2 * cuts :] + current, generate=True, tools=tools)
+            prompts[cuts] = self._read(
+                head + self._turns(recollection.turns[cuts:]) + current, generate=True, tools=tools
+            )
             return self.format.allows(prompts[cuts])
 
         turns = len(recollection.turns)
@@ -203,16 +214,17 @@ class ChatRenderer:
         images: Sequence[ModelInput] = (),
         role: str = "user",
         places: Mapping[str, str] | None = None,
+        own: OwnMessages = (),
     ) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
         shown = examples if self.format.examples else ()
         return {
             "system": self._system(system, actions, places),
-            "examples": self._pairs(_shown(text, said) for text, said in shown),
-            "history": self._pairs(recollection.turns),
-            "current": [
-                self._observed(observation, short_term, recollection.note, self._instruction(actions), images, role)
-            ],
+            "examples": self._turns(_shown(text, said) for text, said in shown),
+            "history": self._turns(recollection.turns),
+            "current": self._observed(
+                observation, short_term, recollection.note, self._instruction(actions), images, role, own
+            ),
         }
 
     def count_tokens(self, messages: list[Message], reply_follows: bool, tools: Sequence[Tool] = ()) -> int:
@@ -230,6 +242,7 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         role: str = "user",
         places: Mapping[str, str] | None = None,
+        own: OwnMessages = (),
     ) -> tuple[Segment, ...]:
         """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
 
@@ -243,19 +256,26 @@ class ChatRenderer:
             tools: functions that may be called, as at the start of the episode.
             role: of the message with the observation.
             places: texts for the places of the system text, as at the start of the episode.
+            own: messages of the environment's own, as in :meth:`render`.
 
         Raises:
+            RefusedMessagesError: the template does not show messages of these roles, or rewrites earlier ones where it
+                does.
             ValueError: the template is not append-only.
         """
-        message = self._observed(observation, short_term, "", self._instruction(actions), images, role)
-        suffix = self.template.suffix(self._system(system, actions, places), message, tools=tools)
+        self._check_roles(own, role, later=True)
+        messages = self._observed(observation, short_term, "", self._instruction(actions), images, role, own)
+        with self._refusing():
+            suffix = self.template.suffix(self._system(system, actions, places), messages, tools=tools)
+        if own and suffix is None and not self.template.rewrites:
+            raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
         if suffix is None or self.template.rewrites:
             raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
         glue = suffix[: len(suffix) - len(suffix.lstrip())]
         if not closed:
             close = self.template.turn_close
             suffix, glue = close + suffix, close + glue
-        text, *rest = self._with_images(suffix, [message]).chunks  # before the first image
+        text, *rest = self._with_images(suffix, messages).chunks  # before the first image
         glue_ids = tuple(self.template.encode(glue))
         cut = len(glue_ids) if text.ids[: len(glue_ids)] == glue_ids else 0  # 0: the tokenizer joins both parts
         observed = ModelInput((TextChunk(text.ids[cut:]), *rest))
@@ -298,12 +318,12 @@ class ChatRenderer:
             text = self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
         return [self.message("system", text)] if text else []
 
-    def _pairs(self, turns: Iterable[PastTurn]) -> list[Message]:
+    def _turns(self, turns: Iterable[PastTurn]) -> list[Message]:
         messages = []
         for turn in turns:
             reply = self._safe(self.reply_text(turn.thought, turn.action))
-            observed = self._observed(turn.observation, images=turn.images, role=turn.role)
-            messages += [observed, self.message("assistant", reply)]
+            observed = self._observed(turn.observation, images=turn.images, role=turn.role, own=turn.messages)
+            messages += [*observed, self.message("assistant", reply)]
         return messages
 
     def _observed(
@@ -314,11 +334,28 @@ class ChatRenderer:
         instruction: str = "",
         images: Sequence[ModelInput] = (),
         role: str = "user",
-    ) -> Message:
+        own: OwnMessages = (),
+    ) -> list[Message]:
+        """Return the messages of an observation, with what else belongs to its turn in the last one."""
+        if own:
+            return self._own(own, images, self._safe("\n".join(filter(None, (note, short_term)))), instruction)
         heading = "" if images and not (short_term or observation) else self._heading
         shown = "\n".join(text for text in (heading, short_term, observation) if text)
         text = self._safe(f"{note}\n\n{shown}" if note else shown)
-        return self.message(role, f"{text}\n\n{instruction}" if instruction else text, images)
+        return [self.message(role, f"{text}\n\n{instruction}" if instruction else text, images)]
+
+    def _check_roles(self, own: OwnMessages, role: str, later: bool) -> None:
+        roles = [role for role, _ in own] or [role]
+        if roles != ["user"]:  # which every template shows
+            self.template.check_roles(roles, later)
+
+    def _own(self, own: OwnMessages, images: Sequence[ModelInput], above: str, below: str) -> list[Message]:
+        left = iter(images)
+        told = [(role, [next(left) if part is None else self._safe(part) for part in parts]) for role, parts in own]
+        last = told[-1][1]
+        last[:0] = [f"{above}\n\n"] if above else []
+        last[len(last) :] = [f"\n\n{below}"] if below else []
+        return [self.template.mixed(role, parts) for role, parts in told]
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
         """Return a message in the form that the template reads."""
@@ -334,7 +371,16 @@ class ChatRenderer:
         return f"Answer with one of: {names}" if names else ""
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
-        return self._with_images(self.template.apply(messages, generate, tools), messages)
+        with self._refusing():
+            text = self.template.apply(messages, generate, tools)
+        return self._with_images(text, messages)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except TemplateError as error:
+            raise RefusedMessagesError(f"{self.template.name} refuses the messages of a prompt: {error}") from error
 
     def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""

@@ -22,6 +22,10 @@ _SYSTEM, _USER, _REPLY = "probe of the rules", "probe of a message", "probe of a
 _TOOL = "probe of a tool's answer"
 
 
+class RefusedMessagesError(ValueError):
+    """The chat template cannot show what an environment gave as messages of its own."""
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, tried on a few messages when it is made.
 
@@ -44,6 +48,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.name = f"the chat template of '{tokenizer.name_or_path}'"
         self._as_items = False  # it reads contents as lists of items only
+        self._refused: dict[tuple[Any, ...], str] = {}  # why messages of such roles cannot be shown; empty: they can
         if not tokenizer.chat_template:
             raise ValueError(
                 f"the tokenizer of '{tokenizer.name_or_path}' has no chat template, and prompts are rendered with "
@@ -64,20 +69,40 @@ class ChatTemplate:
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
-        """Return a message in the form that the template reads."""
-        if not images and not self._as_items:
-            return {"role": role, "content": text}
-        return {"role": role, "content": [*({"type": "image", _IMAGE: one} for one in images), _text_item(text)]}
+        """Return a message in the form that the template reads, its images above its text."""
+        return self.mixed(role, [*images, text])
+
+    def mixed(self, role: str, parts: Sequence[str | ModelInput]) -> Message:
+        """Return a message of texts and images in any order."""
+        if not self._as_items and all(isinstance(part, str) for part in parts):
+            return {"role": role, "content": "".join(map(str, parts))}
+        items = [_text_item(part) if isinstance(part, str) else {"type": "image", _IMAGE: part} for part in parts]
+        return {"role": role, "content": items}
 
     def suffix(
-        self, head: list[Message], message: Message, reply: str = _REPLY, tools: Sequence[Tool] = ()
+        self, head: list[Message], messages: list[Message], reply: str = _REPLY, tools: Sequence[Tool] = ()
     ) -> str | None:
-        """Return the text that ``message`` and the next header add to a closed reply; None if they rewrite it."""
+        """Return the text that ``messages`` and the next header add to a closed reply; None if they rewrite it."""
         start = [*head, self.message("user", _USER), self.message("assistant", reply)]
         before = self.apply(start, tools=tools)
         before = before[: before.rindex(self.turn_close) + len(self.turn_close)]
-        after = self.apply([*start, message], generate=True, tools=tools)
+        after = self.apply([*start, *messages], generate=True, tools=tools)
         return after[len(before) :] if after.startswith(before) else None
+
+    def check_roles(self, roles: Sequence[str], later: bool) -> None:
+        """Refuse messages of an environment's own that the template does not show in their order.
+
+        Args:
+            roles: of the messages, in order.
+            later: they follow a reply; else they begin a conversation.
+
+        Raises:
+            RefusedMessagesError: it refuses such a conversation, or leaves one of its texts out.
+        """
+        if (told := self._refused.get((*roles, later))) is None:
+            told = self._refused[(*roles, later)] = self._why_refused(roles, later)
+        if told:
+            raise RefusedMessagesError(f"{self.name} {told}")
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
         """Refuse tools that the template does not show.
@@ -127,6 +152,18 @@ class ChatTemplate:
             answered = self.apply([*head, *pair, self.message("tool", _TOOL)], generate=True)
             self.markers |= role_markers(answered, (_SYSTEM, _USER, _REPLY, _TOOL), special)
 
+    def _why_refused(self, roles: Sequence[str], later: bool) -> str:
+        texts = [f"probe of message {number}." for number in range(len(roles))]
+        start = [self.message("user", _USER), self.message("assistant", _REPLY)] if later else []
+        messages = [self.message(role, text) for role, text in zip(roles, texts, strict=True)]
+        named = f"messages of the roles {', '.join(roles)}"
+        try:
+            shown = self.apply([self.message("system", _SYSTEM), *start, *messages], generate=True)
+        except TemplateError as error:
+            return f"refuses {named}: {error}"
+        places = [shown.find(text) for text in texts]
+        return "" if -1 not in places and places == sorted(places) else f"leaves out or moves {named}"
+
     def _rewriting(self, head: list[Message], pair: list[Message]) -> str:
         """Return how a conversation differs from the start of the longer one; empty if it does not.
 
@@ -134,7 +171,7 @@ class ChatTemplate:
         for has to be that of an earlier reply.
         """
         replies = (_REPLY, f"THINK: {_REPLY}\nACTION: {_REPLY}")
-        if not all(self.suffix(head, pair[0], reply) for reply in replies):
+        if not all(self.suffix(head, pair[:1], reply) for reply in replies):
             return "rewrites earlier messages"
         asked = self.apply([*head, pair[0]], generate=True)
         later = self.apply([*head, *pair, pair[0]], generate=True)
@@ -164,7 +201,8 @@ class ChatTemplate:
         if count != 1:
             raise ValueError(
                 f"{self.name} writes {count} placeholders for an image; it must write one, with the id "
-                f"{reader.placeholder} of the model's config"
+                f"{reader.placeholder} of the model's config: put a chat_template.jinja that does into the model "
+                "folder, or choose another model (key model.init_args.model)"
             )
 
 

@@ -62,8 +62,8 @@ def test_a_schedule_that_makes_no_sense_is_refused(wrong: dict[str, Any], part: 
         Schedule(**wrong)
 
 
-def test_a_schedule_that_does_not_fit_the_run_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"critic\.warmup_steps 8 .* 8 steps"):
+def test_a_schedule_that_does_not_fit_the_run_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"critic\.warmup_steps 8 .* 8 steps"):  # such as a first short try
         check_schedules(Schedules(critic=Schedule(warmup_steps=8)), {"actor": 6, "critic": 8})
     with pytest.raises(ValueError, match=r"actor\.steps"):
         check_schedules(Schedules(actor=Schedule("cosine")), {"actor": None, "critic": None})
@@ -121,6 +121,7 @@ class StopsAfter(L.Callback):
         trainer.should_stop = trainer.current_epoch + 1 >= self.epochs
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_skipped_steps_and_the_warm_up_do_not_advance_the_actor_and_a_resumed_run_goes_on(
     tmp_path: Path, exact_folder: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import gymnasium
 import pytest
@@ -33,7 +34,7 @@ def alarms() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def examined(env_id: str, seconds: float = 8.0, **kwargs: str) -> Log:
+def examined(env_id: str, seconds: float = 8.0, **kwargs: Any) -> Log:
     """Examine in this process."""
     exam = Exam(Recipe(env_id, kwargs, "env"), seconds, 1024)
     run(exam, lambda said: None)
@@ -62,6 +63,15 @@ def test_a_defect_of_a_question_is_found(defect: str) -> None:
 def test_sound_games_are_left_alone(env_id: str) -> None:
     log = examined(env_id)
     assert loud(log) == []
+
+
+@pytest.mark.slow
+def test_messages_of_an_environments_own_are_an_observation() -> None:
+    game = "tests.talking_game"
+    found = examined(f"{game}:Talk-v0", seconds=4.0).findings
+    assert not [name for name, finding in found.items() if finding.severity == "error"]
+    assert not {"spaces.observation", "replay.used", "text.empty", "text.constant"} & found.keys()
+    assert "text.type" in examined(f"{game}:Saying-v0", 4.0, messages=[{"role": "system", "content": "a"}]).findings
 
 
 @pytest.mark.slow

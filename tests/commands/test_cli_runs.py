@@ -324,6 +324,7 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
         "init_args": {"stage": "collect", "iteration": 1, "name": "SIGUSR1"},
     }
     config = changed(changed(config, "trainer.max_epochs", 3), "trainer.callbacks", [signalling])
+    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     code, text = agentrl(config=config)
     assert code == 128 + signal.SIGUSR1
     assert "SIGUSR1 came, all is saved, and job 1234 is requeued" in text
@@ -332,7 +333,10 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
 
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     config["trainer"].pop("callbacks")
-    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     assert agentrl("--ckpt_path", str(tmp_path / "first.ckpt"), config=config)[0] == 0
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last)["epoch"] == 2
+
+    # then the machine fails, and the job is started again without a signal
+    assert agentrl(config=changed(config, "trainer.max_epochs", 4))[0] == 0
+    assert json.loads((tmp_path / "run.json").read_text())["continues"] == str(last)

@@ -126,6 +126,7 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
     data.teardown("fit")
 
 
+@pytest.mark.slow
 def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp_path: Path) -> None:
     """An engine of vLLM has weights of its own, and keeps its keys and values while the policy is updated."""
     agent, data = make_agent(tiny_folder), make_data()
@@ -146,7 +147,12 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("tokens", "reads", "recompute"), [(1000, 100, True), (1500, 1024, True), (500, 30, True), (1500, 1400, False)]
+    ("tokens", "reads", "recompute"),
+    [
+        (1000, 100, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1500, 1024, True), (500, 30, True))),
+        (1500, 1400, False),
+    ],
 )
 def test_activations_of_a_length_that_was_not_measured_are_foretold(
     tiny_folder: Path, tmp_path: Path, tokens: int, reads: int, recompute: bool

@@ -7,9 +7,12 @@ import json
 import random
 import threading
 import time
+from base64 import b64encode
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -22,7 +25,9 @@ from agentrl_envs.openenv.connection import (
     ServerFullError,
 )
 from agentrl_envs.openenv.fields import choose_fields
+from agentrl_envs.openenv.images import read_images
 from lightning_agentrl.commands.serve_env import environment_app
+from lightning_agentrl.episodes.environment import Environment, png
 from lightning_agentrl.rollout import EnvConfig
 from tests.envs.servers import SCHEMA, STATE, answering, error, giving, observation, serving
 
@@ -74,13 +79,82 @@ def test_episodes_behind_a_url_are_those_in_process(env_id, kwargs, episodes):
         other.close()
 
 
+@pytest.mark.parametrize(
+    "env_id", ["agentrl_envs:GridWorldImage-v0", "tests.seen_game:Corner-v0", "tests.talking_game:Talk-v0"]
+)
+def test_pictures_and_messages_behind_a_url_are_those_in_process(env_id):
+    source = EnvConfig(env_id)
+    here, actions = Environment(source.make), list(source.make().unwrapped.actions)
+    draw = random.Random(0)
+    with serving(environment_app(source, 1)) as url:
+        there = Environment(lambda: make(url))
+        for seed in range(3):
+            answers = [env.reset(seed) for env in (here, there)]
+            while not (answers[0].terminated or answers[0].truncated):
+                assert answers[0].images
+                assert answers[0].fingerprint == answers[1].fingerprint
+                assert answers[0].messages == answers[1].messages
+                assert answers[0].contract.actions == answers[1].contract.actions
+                action = draw.choice(actions)
+                answers = [env.step(action) for env in (here, there)]
+                assert answers[0].reward == answers[1].reward
+        there.close()
+
+
+PIXELS = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
+AS_FILE = b64encode(png((PIXELS,))).decode()
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (None, 0),
+        ([], 0),
+        (AS_FILE, 1),
+        (f"data:image/png;base64,{AS_FILE}", 1),
+        ([AS_FILE, AS_FILE], 2),
+        (PIXELS.tolist(), 1),
+        ([PIXELS.tolist(), PIXELS.tolist()], 2),
+        ([PIXELS.tolist(), PIXELS[:1].tolist()], 2),
+    ],
+)
+def test_pictures_have_several_forms(given, count):
+    found = read_images(given)
+    assert len(found) == count
+    assert all(one.dtype == np.uint8 and np.array_equal(one, PIXELS[: len(one)]) for one in found)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [3, {}, "?", "aGVsbG8=", [AS_FILE, 3], [[1, 2, 3]], [[[1, 2]]], [[[1, 2, 300]]], [[[0.5, 1, 2]]], [["a"]]],
+)
+def test_what_are_no_pictures_ends_the_episode_in_a_sentence(given):
+    async def play(connected: web.WebSocketResponse) -> None:
+        async for _ in connected:
+            answer = observation()
+            answer["data"]["observation"]["length"] = given
+            await connected.send_json(answer)
+
+    with serving(answering(play)) as url:
+        env = make(url, images="length")
+        with pytest.raises(ProtocolError, match="field length must hold pictures, but"):
+            env.reset(seed=0)
+        env.close()
+        with pytest.raises(ValueError, match=r"no field 'views' \(images\)"):
+            make(url, images="views")
+
+
 def test_a_server_without_place_says_so_and_places_become_free():
     with serving(environment_app(EnvConfig("agentrl_envs:Bandit-v0"), 1)) as url:
         first = make(url)
         with pytest.raises(ValueError, match=r"max_concurrent_envs.*SUPPORTS_CONCURRENT_SESSIONS"):
             make(url)
         first.close()
-        second = make(url)
+        second, end = None, time.monotonic() + 60
+        while second is None:  # the server hears of it a moment later
+            assert time.monotonic() < end
+            with suppress(ValueError):
+                second = make(url)
         second.reset(seed=0)
         second.close()
 

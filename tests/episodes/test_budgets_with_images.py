@@ -7,22 +7,30 @@ import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.interaction import TurnInteraction
-from lightning_agentrl.models.language_model import load_tokenizer, read_images
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.models.packing import Row, pack
 from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, Session
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.types import Rollout, StopReason
+from lightning_agentrl.types import Rollout, Sample, StopReason
+from tests.rollout.scripted import LoggingEngine
 from tests.tiny import tiny_vision_folder
 
 
@@ -38,16 +46,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Scripted(Engine):
-    """Says what a function says, cut like the reply of a model, and keeps what it was asked."""
+    """Says what a function says, in words or ids, cut like the reply of a model, and keeps what it was asked."""
 
-    def __init__(self, chat: ChatRenderer, say: Callable[[], str]) -> None:
+    def __init__(self, chat: ChatRenderer, say: Callable[[], str | list[int]]) -> None:
         self.chat, self.say = chat, say
         self.asked: list[SamplingRequest] = []
 
     async def generate(self, request: SamplingRequest) -> Reply:
         self.asked.append(request)
-        ids = [*self.chat.tokenizer.encode(self.say(), add_special_tokens=False), self.chat.template.turn_close_id]
-        ids = ids[: request.max_tokens]
+        said = self.say()
+        ids = self.chat.template.encode(said) if isinstance(said, str) else said
+        ids = [*ids, self.chat.template.turn_close_id][: request.max_tokens]
         return Reply(tuple(ids), (-1.0,) * len(ids), ids[-1] == self.chat.template.turn_close_id, policy_version=0)
 
     def start(self, handle: PolicyHandle) -> None: ...
@@ -67,6 +76,15 @@ def zooms(seed: int) -> Iterator[str]:
         yield f"{'So I look there. ' * draw.randrange(4)}<tool_call>{call}</tool_call>"
 
 
+def noise(chat: ChatRenderer, seed: int) -> Iterator[list[int]]:
+    """Ids that no text is encoded to, placeholders of images among them."""
+    draw = random.Random(seed)
+    closes = chat.stop_token_ids
+    while True:
+        ids = [draw.randrange(len(chat.tokenizer)) for _ in range(draw.randrange(120))]
+        yield [*(i for i in ids if i not in closes), *([chat.image_reader.placeholder] if chat.image_reader else [])]
+
+
 def played(
     folder: Path,
     words: PromptFormat,
@@ -75,9 +93,10 @@ def played(
     turns: int,
     view: int,
     seed: int = 0,
+    nonsense: bool = False,
 ) -> tuple[Rollout, list[SamplingRequest]]:
     chat = _renderer(folder, words)
-    said = zooms(seed)
+    said = noise(chat, seed) if nonsense else zooms(seed)
     engine = Scripted(chat, lambda: next(said))
     env = EnvConfig("agentrl_envs:ZoomSearch-v0", {"max_turns": 25, "view_px": view})
     session = Session(0, env.make_worker(), lambda episode: seed, chat, memory)
@@ -107,6 +126,53 @@ def test_twenty_turns_of_large_images_fit_into_32_000_tokens(folder: Path) -> No
         assert after.prompt.keys[: len(before.prompt)] == before.prompt.keys
 
 
+class Wandering(gymnasium.ActionWrapper):
+    """Any reply is a look at another part of the picture."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(gymnasium.make("agentrl_envs:ZoomSearch-v0", disable_env_checker=True, **kwargs))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.said = zooms(seed or 0)
+        return super().reset(seed=seed, options=options)
+
+    def action(self, action: str) -> str:
+        return next(self.said)
+
+
+@pytest.mark.slow
+def test_a_model_samples_twenty_turns_within_32_000_tokens(folder: Path) -> None:
+    """Replies of a random model; the trainer reads the whole episode as the engine read it turn by turn."""
+    words = PromptFormat(think=False, max_prompt_tokens=31_400)
+    interaction = TurnInteraction(max_reply_tokens=64, reply_budget=12_000)
+    policy = LanguageModel(load_causal_lm(str(folder))).eval()
+    engine = LoggingEngine()
+    chat = _renderer(folder, words)
+    engine.start(PolicyHandle(policy, chat.stop_token_ids, nullcontext))
+    env = Environment(lambda: Wandering(max_turns=25, view_px=980))
+    session = Session(0, EnvWorker(lambda: env), lambda episode: 0, chat, FullMemory())
+    player = Player(interaction, engine, True, temperature=1.0, seed=0)
+    try:
+        rollout = asyncio.run(FixedTurns([session], 20).collect(player))
+    finally:
+        session.close()
+        engine.stop()
+    (sample,) = rollout.samples
+    assert len(sample.turns) == len(sample.input.images) == 20
+    assert {image.tokens for image in sample.input.images} == {35 * 35}
+    assert 28_000 < len(sample.input) <= 32_000
+    assert max(request.max_tokens for request, _ in engine.log) <= 64
+    logps = score(policy, sample)
+    torch.testing.assert_close(logps, rollout.rollout_logps[rollout.action_mask], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def score(policy: LanguageModel, sample: Sample) -> torch.Tensor:
+    """Log-probs of the sampled tokens, as the trainer reads them."""
+    packed = pack([Row(sample.input, tuple(p - 1 for p in sample.action_positions))], reader=policy.image_reader)
+    return policy.token_scores(policy.hidden(packed), packed.targets, 1.0).logps
+
+
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(
@@ -117,13 +183,23 @@ def test_twenty_turns_of_large_images_fit_into_32_000_tokens(folder: Path) -> No
     turns=st.integers(1, 8),
     memory=st.sampled_from([FullMemory(), WindowMemory(2)]),
     seed=st.integers(0, 5),
+    nonsense=st.booleans(),
 )
 def test_no_budget_is_ever_exceeded(
-    folder: Path, most: int, images: int | None, reply: int, budget: int | None, turns: int, memory: Memory, seed: int
+    folder: Path,
+    most: int,
+    images: int | None,
+    reply: int,
+    budget: int | None,
+    turns: int,
+    memory: Memory,
+    seed: int,
+    nonsense: bool,
 ) -> None:
+    """What is trained on is what was sampled, all of it, behind what was asked, whatever ended an episode."""
     words = PromptFormat(think=False, max_prompt_tokens=most, max_images=images)
     interaction = TurnInteraction(max_reply_tokens=reply, reply_budget=budget, max_turns=6)
-    rollout, asked = played(folder, words, interaction, memory, turns, view=224, seed=seed)
+    rollout, asked = played(folder, words, interaction, memory, turns, view=224, seed=seed, nonsense=nonsense)
     assert sum(len(sample.turns) for sample in rollout.samples) == turns
     for request in asked:
         assert len(request.prompt) <= most
@@ -133,6 +209,18 @@ def test_no_budget_is_ever_exceeded(
         assert len(sample.input) <= most + reply
         assert sample.segments[-1].is_action
         assert {image.tokens for image in sample.input.images} <= {64}
+    questions = iter(asked)
+    for sample in rollout.samples:
+        keys, end = sample.input.keys, 0
+        for action in sample.actions:
+            read = next(questions).prompt
+            assert keys[: len(read)] == read.keys
+            end = len(read) + len(action)
+            assert keys[len(read) : end] == action.ids
+        assert end == len(keys)
+    sampled = [len(action) for sample in rollout.samples for action in sample.actions]
+    assert int(rollout.action_mask.sum()) == sum(sampled)
+    assert torch.equal(rollout.rollout_logps != 0, rollout.action_mask)
     replies: dict[int, int] = {}
     for turn, action in (
         (turn, action) for s in rollout.samples for turn, action in zip(s.turns, s.actions, strict=True)

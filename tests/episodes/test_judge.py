@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
+from lightning_agentrl.models.language_model import read_images
 from lightning_agentrl.rollout import EnvConfig
+from tests.models.seen import picture
 from tests.rollout.scripted import Scripted, workplace
-from tests.tiny import tiny_model_folder
+from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 TURN = JudgedTurn("Find the key.", "a door", (), "THINK: the key\nACTION: open", "the key", "open", True, 0.5)
 
@@ -82,6 +85,19 @@ def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("99", 1.0), ("good", 0.4)):
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
+
+
+def test_a_judge_sees_what_its_model_can_read(tmp_path):
+    """Pixels are resized to what its own model reads; a model for text is asked about the rest."""
+    policy = tiny_vision_folder(tmp_path / "policy", "qwen3_vl")
+    other = tiny_vision_folder(tmp_path / "other", "smolvlm", image_side=2)
+    image = read_images(str(policy)).read(picture(0))
+    turn = replace(TURN, images=(image,))
+    for folder, tokens in ((policy, [9]), (other, [4]), (tiny_model_folder(tmp_path / "text"), [])):
+        judge = ModelJudge(str(folder), "How good?", max_reply_tokens=2)
+        judge.start(torch.device("cpu"))
+        assert [one.tokens for one in judge._prompt(turn).images] == tokens
+        assert math.isfinite(asyncio.run(judge.judge(turn)))
 
 
 def test_what_is_too_long_for_the_judge_is_cut(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoImageProcessor, AutoTokenizer, Idefics3Processor
 
-from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.image_reader import IDEFICS3_MARK, IDEFICS3_WHOLE, FamilyReader
 from lightning_agentrl.models.language_model import read_images
 from tests.models.seen import picture
 from tests.tiny import tiny_vision_folder
@@ -84,6 +86,25 @@ def test_the_stream_of_idefics3_is_that_of_its_processor(
     read = reader.read(picture_of_size)
     assert [*before, *read.ids, *after] == expected["input_ids"][0].tolist()
     assert torch.equal(reader.patches(read.images)["pixel_values"][0], expected["pixel_values"][0])
+
+
+def test_marks_of_images_are_read_as_the_tokenizer_has_them(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """The mark of a whole image may be several tokens of text; one that is missing is told."""
+    own = {}
+    for missing in (IDEFICS3_WHOLE, IDEFICS3_MARK):
+        folder = tmp_path / missing[1:-1]
+        shutil.copytree(folder_of("smolvlm"), folder)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / file).write_text((folder / file).read_text().replace(missing, "<something else>"))
+        own[missing] = read_images(str(folder))
+    image = own[IDEFICS3_WHOLE].read(picture(0))
+    tokens = AutoTokenizer.from_pretrained(tmp_path / IDEFICS3_WHOLE[1:-1])
+    before, after = (list(chunk.ids) for chunk in (image.chunks[0], image.chunks[-1]))
+    assert tokens.decode(before) == IDEFICS3_MARK + IDEFICS3_WHOLE
+    assert len(before) > 2
+    assert tokens.decode(after) == IDEFICS3_MARK
+    with pytest.raises(ConfigError, match=f"no token {IDEFICS3_MARK}.*key model"):
+        own[IDEFICS3_MARK].read(picture(0))
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "smolvlm"])

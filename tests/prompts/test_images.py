@@ -51,23 +51,23 @@ def test_images_stand_where_their_messages_are(chat: ChatRenderer) -> None:
     assert text.count("[image") == 3
 
 
-def test_a_growing_sample_is_the_prompt_rendered_at_once(chat: ChatRenderer) -> None:
-    """Reply in the template's own words, so that rendering gives the same tokens."""
-    first, then = chat.see(pictures(0, 1))
-    start = chat.render("Find it.", (), Recollection(), "a door", "", ACTIONS, (first,)).segments
-    said = "left"
-    if chat.template.rewrites:
-        pytest.skip("one sample for each turn")
-    space = "" if chat.tokenizer.chat_template and "vision_start" in chat.tokenizer.chat_template else " "
-    reply = ModelInput.of_ids(
-        [*chat.tokenizer.encode(space + said, add_special_tokens=False), chat.template.turn_close_id]
-    )
-    grown = input_of(start) + reply + input_of(chat.continuation("Find it.", "a wall", "", ACTIONS, images=(then,)))
-    past = Recollection((PastTurn("a door", "", said, images=(first,)),))
-    whole = chat.render("Find it.", (), past, "a wall", "", ACTIONS, (then,)).segments[0].input
-    # The first message ends with the instruction as it was asked, the history shows it without.
-    assert digests(grown) == digests(whole) == digests(first + then)
-    assert shown(chat.tokenizer, grown).endswith(shown(chat.tokenizer, whole).split(said)[-1])
+@pytest.mark.parametrize("system", ["", "Find it."])
+def test_a_growing_sample_is_the_prompt_rendered_at_once(folder: Path, system: str) -> None:
+    """Three turns; replies in the template's own words, so that rendering gives the same tokens."""
+    words = PromptFormat(think=False, instruction="", max_prompt_tokens=2000)
+    chat = ChatRenderer(load_tokenizer(str(folder)), words, read_images(str(folder))).free_text
+    assert not chat.template.rewrites
+    a, b, c = chat.see(pictures(0, 1, 2))
+    shown_in_turn = [("a door", (a,)), ("", (b, c)), ("a wall", (a,))]
+    space = " " if chat.template.apply([chat.message("assistant", "left")]).count(": left") else ""
+    reply = ModelInput.of_ids([*chat.template.encode(f"{space}left"), chat.template.turn_close_id])
+    grown = input_of(chat.render(system, (), Recollection(), "a door", "", {}, (a,)).segments)
+    for text, images in shown_in_turn[1:]:
+        grown += reply + input_of(chat.continuation(system, text, "", {}, images=images))
+    past = tuple(PastTurn(text, "", "left", images=images) for text, images in shown_in_turn[:-1])
+    whole = chat.render(system, (), Recollection(past), "a wall", "", {}, (a,)).segments[0].input
+    assert shown(chat.tokenizer, grown) == shown(chat.tokenizer, whole)
+    assert grown.keys == whole.keys
 
 
 def test_text_cannot_hold_an_image(chat: ChatRenderer) -> None:

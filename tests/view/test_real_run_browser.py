@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 from playwright.sync_api import Browser
 
+from benchmarks.vision.grid_world import warm_start
 from tests.pictures import (
     chromium,
     picture_of_held_out,
@@ -24,6 +25,7 @@ from tests.pictures import (
     tensorboard,
 )
 from tests.test_configs import made_small
+from tests.tiny import tiny_vision_folder
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,31 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
 @pytest.fixture(scope="module")
 def run(runs: tuple[Path, Path]) -> Path:
     return runs[0]
+
+
+@pytest.fixture(scope="module")
+def seen_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a model that sees; for the docs one that was shown best moves for a minute."""
+    folder = tmp_path_factory.mktemp("seen")
+    if PICTURES:
+        warm_start(folder / "model", seed=0)
+    else:
+        tiny_vision_folder(folder / "model", "qwen3_vl")
+    config = made_small(yaml.safe_load((ROOT / "configs" / "grid_world_image.yaml").read_text()), folder / "model")
+    config["data"]["init_args"].pop("engine")
+    config["data"]["init_args"] |= {"num_envs": 8, "turns_per_env": 8, "mini_batch_turns": 32}
+    config["data"]["init_args"]["env"]["kwargs"] = {"observation": "image", "cell_px": 16}
+    config["data"]["init_args"]["prompt"] = {
+        "think": False,
+        "instruction": "",
+        "examples": False,
+        "system": "",
+        "max_prompt_tokens": 96,
+    }
+    (folder / "seen.yaml").write_text(yaml.safe_dump(config))
+    command = [str(Path(sys.executable).with_name("agentrl")), "fit", "--config", "seen.yaml", "--quiet"]
+    subprocess.run(command, cwd=folder, check=True, timeout=600)
+    return folder / config["trainer"]["default_root_dir"]
 
 
 @pytest.fixture
@@ -100,6 +127,18 @@ def test_a_held_out_episode_with_pictures(run: Path, browser: Browser, pictures:
     shows_something(pictures / "view_held_out.png")
     assert page.locator("[data-turn]").count() == page.locator("[data-turn] img").count() > 1
     assert "held-out seed" in page.locator("#bar h3").inner_text()
+    page.close()
+
+
+def test_an_episode_that_was_seen(seen_run: Path, browser: Browser, pictures: Path) -> None:
+    """Each turn has the picture that the policy saw."""
+    page = picture_of_view(browser, seen_run, pictures / "view_images.png", show="solved" if PICTURES else "all")
+    page.locator("#bench").scroll_into_view_if_needed()
+    page.screenshot(path=str(pictures / "view_images.png"))
+    shows_something(pictures / "view_images.png")
+    turns = page.locator("[data-turn]").count()
+    assert turns == page.locator("[data-turn] img").count() > 1
+    assert page.locator("[data-turn] img").first.evaluate("image => image.naturalWidth") == 64
     page.close()
 
 

@@ -1,0 +1,78 @@
+"""Pictures in an observation of OpenEnv, whose protocol has no form of its own for them: those that servers use."""
+
+import binascii
+import io
+from base64 import b64decode
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+FIELD = "images"
+"""The field in which `agentrl serve-env` puts pictures."""
+
+_PLACE = {"type": "image"}  # of a picture in a message
+
+
+def read_images(given: Any) -> tuple[NDArray[np.uint8], ...]:
+    """Return pictures as RGB [height, width, 3].
+
+    Args:
+        given: one or a list of: a picture file (PNG, JPEG) in base64, with or without the start of a data URL; an array
+            of rows of pixels [red, green, blue]. None: there are no pictures.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (_from_file(given),)
+    if not isinstance(given, list):
+        raise ValueError(f"it is of type {type(given).__name__}")
+    if all(isinstance(one, str) for one in given):
+        return tuple(map(_from_file, given))
+    try:
+        pixels = np.array(given)
+    except ValueError:  # pictures of different sizes
+        return tuple(_from_rows(np.array(one)) for one in given)
+    return (_from_rows(pixels),) if pixels.ndim < 4 else tuple(map(_from_rows, pixels))
+
+
+def with_images(messages: Any, images: Sequence[NDArray[np.uint8]]) -> list[Any]:
+    """Return an environment's own messages with its pictures in the places that are kept for them, in order.
+
+    Raises:
+        ValueError: they are no messages, or there are more or fewer places.
+    """
+    left = list(images)
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("the messages in the metadata are not a list of objects")
+    told = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [{**item, "image": left.pop(0)} if item == _PLACE and left else item for item in content]
+        told.append({**message, "content": content})
+    if left:
+        raise ValueError(f"the messages in the metadata have no place for {len(left)} of them")
+    return told
+
+
+def _from_rows(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    whole = pixels.dtype.kind in "iu" and pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.size > 0
+    if not whole or pixels.min() < 0 or pixels.max() > 255:
+        raise ValueError(f"a picture in it is an array {list(pixels.shape)}, not of [height, width, 3] and 0 to 255")
+    return pixels.astype(np.uint8)
+
+
+def _from_file(text: str) -> NDArray[np.uint8]:
+    start, comma, rest = text.partition(",")
+    try:
+        file = b64decode(rest if comma and start.startswith("data:") else text, validate=True)
+        with Image.open(io.BytesIO(file)) as picture:
+            return np.array(picture.convert("RGB"))
+    except (binascii.Error, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"a picture in it cannot be read: {type(error).__name__}") from error
