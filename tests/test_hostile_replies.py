@@ -17,9 +17,9 @@ from agentrl_envs.search.env import Search
 from agentrl_envs.text_env import TextEnv
 from agentrl_envs.textarena.env import _random_reply
 from lightning_agentrl.check_env.replies import HOSTILE
-from lightning_agentrl.commands.inspect import said, spellings
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.tasks import ExactMatch, PatternMatch
+from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
 from lightning_agentrl.prompts.notebook import kept_notes
 from lightning_agentrl.prompts.parser import RawParser, TolerantParser

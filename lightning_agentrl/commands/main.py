@@ -27,6 +27,7 @@ commands
   fit            train            agentrl fit --config quickstart
   validate       judge            agentrl validate --config quickstart --ckpt_path last.ckpt
   inspect        before training  agentrl inspect --config quickstart
+  clone          learn by example agentrl clone --config quickstart --out cloned
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
                  or compare two   agentrl view runs/one runs/other
@@ -238,7 +239,7 @@ def new(folder: str) -> None:
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
+VERIFY, INSPECT, CLONE = "verify-engine", "inspect", "clone"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,
@@ -269,8 +270,8 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT):
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, *OWN)))
+        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT, CLONE):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, CLONE, *OWN)))
         if any(argument.split("=")[0].endswith(".help") for argument in arguments):
             from lightning_agentrl.commands import fit  # noqa: F401 - imports the classes that can be named
             from lightning_agentrl.commands.class_help import class_help
@@ -291,6 +292,11 @@ def main() -> None:
             from lightning_agentrl.commands.inspect import inspect as inspect_policy
 
             inspect_policy(arguments[1:])
+            return
+        if arguments[0] == CLONE:
+            from lightning_agentrl.commands.clone import clone
+
+            clone(arguments[1:])
             return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()
