@@ -117,8 +117,8 @@ def build_models(
         share_out(critic)
     frozen = None
     if reference is not None:
-        is_base = base is not None and reference == model
-        frozen = LanguageModel(base if is_base else load_causal_lm(reference)).requires_grad_(False).eval()
+        own = base if reference == model and base is not None else load_causal_lm(reference)
+        frozen = LanguageModel(own).requires_grad_(False).eval()
         _check_images(actor, frozen, reference)
         share_out(frozen)
     if base is not None and precision == "bf16-mixed":
