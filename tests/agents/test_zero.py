@@ -27,6 +27,8 @@ INSTALLED = importlib.util.find_spec("deepspeed") is not None
 APART = ROOT / "build" / "deepspeed"  # `make test-rest` puts it there, where only these tests find it
 needs_deepspeed = pytest.mark.skipif(not (INSTALLED or APART.is_dir()), reason="`make build/deepspeed` installs it")
 SINGLE = ("--trainer.precision", "32-true")  # DeepSpeed has no float64
+SCHEDULE = "{actor: {shape: cosine, warmup_steps: 1, steps: 7}, critic: {shape: linear, steps: 12}}"
+SCHEDULED = (*SINGLE, "--model.init_args.optim.schedule", SCHEDULE)
 MIXED = ("--trainer.precision", "bf16-mixed")
 
 
@@ -145,10 +147,10 @@ def optimizer_bytes(checkpoint):
 @needs_deepspeed
 @pytest.mark.slow
 def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, zero):
-    """In float32, to its rounding."""
-    one = read(fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *SINGLE, plugins="null"))
+    """In float32, to its rounding, and with rates that change."""
+    one = read(fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *SCHEDULED, plugins="null"))
     for stage in (1, 2):
-        two = zero(f"stage{stage}", stage, *SINGLE)
+        two = zero(f"stage{stage}", stage, *SCHEDULED)
         assert one["state_dict"].keys() == weights(two).keys()
         for name, weight in one["state_dict"].items():
             # Adam makes full steps of gradients that are nothing but rounding; all others agree.
@@ -181,12 +183,14 @@ def test_bf16_under_zero_rounds_no_weight(tmp_path, tiny_folder, zero):
 
 @needs_deepspeed
 @pytest.mark.long
-def test_a_zero_run_is_continued_inside_the_warm_up(zero):
-    """With exactly the weights of a run that did not stop."""
-    whole, stopped = zero("whole", 2, *SINGLE), zero("stopped", 2, *SINGLE, "--trainer.max_epochs", "1")
-    resumed = zero("resumed", 2, *SINGLE, "--ckpt_path", str(stopped))
-    a, b = weights(whole), weights(resumed)
-    assert all(torch.equal(a[name], b[name]) for name in a)
+@pytest.mark.parametrize("stop", [1, 3], ids=["in the warm-up", "in the actor's schedule"])
+def test_a_zero_run_is_continued(zero, stop):
+    """With exactly the weights of a run that did not stop, and at the rates that come next."""
+    whole, stopped = zero("whole", 2, *SCHEDULED), zero("stopped", 2, *SCHEDULED, "--trainer.max_epochs", str(stop))
+    resumed = zero("resumed", 2, *SCHEDULED, "--ckpt_path", str(stopped))
+    a, b = (torch.load(path / OF_ZERO, weights_only=False) for path in (whole, resumed))
+    assert all(torch.equal(a["module"][name], b["module"][name]) for name in a["module"])
+    assert a["rates"]["taken"] == b["rates"]["taken"] == {"actor": 6, "critic": 10}
 
 
 @pytest.mark.skipif(not INSTALLED, reason="needs the extra deepspeed")

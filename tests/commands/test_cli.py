@@ -179,10 +179,10 @@ WRONG = {
         {"shape": "cosine"},
         ["model.init_args.optim.schedule", "shape", "actor, critic"],
     ),
-    "schedule beyond the run": (
+    "schedule of warm-up alone": (
         "model.init_args.optim.schedule",
-        {"critic": {"warmup_steps": 10}},
-        ["model.init_args.optim.schedule.critic.warmup_steps", "10", "2 steps"],
+        {"critic": {"shape": "linear", "warmup_steps": 9, "steps": 9}},
+        ["model.init_args.optim.schedule", "warmup_steps 9"],
     ),
     "scheduler of Lightning": ("lr_scheduler", {"class_path": "StepLR"}, ["'lr_scheduler'", "optim.schedule"]),
     "negative rate": ("model.init_args.optim.lr_actor", -1e-5, ["model.init_args.optim.lr_actor", "-1e-05"]),
@@ -228,7 +228,7 @@ AGAIN = {
         "nothing else",
         "logger without a login",
         "schedule of no group",
-        "schedule beyond the run",
+        "schedule of warm-up alone",
     ),
     *("scheduler of Lightning", "no tokens", "validation without a key", "no best checkpoint", "folder elsewhere"),
     *("shape of a schedule", "negative temperature", "no checkpoint yet", "folder that cannot be made"),

@@ -57,6 +57,7 @@ class VLLMEngine(Engine):
     """
 
     own_weights: ClassVar[bool] = True
+    sends_layers: ClassVar[bool] = True
 
     def __init__(
         self,
