@@ -18,7 +18,6 @@ from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
-from lightning_agentrl.commands.memory import trained_state
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.agents.processes import fit, metrics, read
 
@@ -136,14 +135,6 @@ def weights(checkpoint):
     return torch.load(checkpoint / OF_ZERO, weights_only=True)["module"]
 
 
-def optimizer_bytes(checkpoint):
-    """What the first process has besides its weights and gradients."""
-    saved = torch.load(checkpoint / "checkpoint" / "zero_pp_rank_0_mp_rank_00_optim_states.pt", weights_only=False)
-    state = saved["optimizer_state_dict"]
-    moments = [x for of in state["base_optimizer_state"]["state"].values() for x in of.values() if x.numel() > 1]
-    return sum(x.nbytes for x in [*moments, *state["single_partition_of_fp32_groups"]])
-
-
 @needs_deepspeed
 @pytest.mark.slow
 def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, zero):
@@ -159,8 +150,6 @@ def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, zero):
         assert len(logged[0]) == len(logged[1]) > 4
         for a, b in zip(*logged, strict=True):
             assert chosen(a) == pytest.approx(chosen(b), rel=1e-3, abs=1e-5)
-    planned = trained_state(sum(w.nbytes for w in weights(two).values()), stage=2, processes=2)
-    assert optimizer_bytes(two) == pytest.approx(planned[1], rel=0.01)  # groups are padded
     export_checkpoint(two, tmp_path / "exported")
     actor = {name.removeprefix(PREFIX): w for name, w in weights(two).items() if name.startswith(PREFIX)}
     exported = LanguageModel(load_causal_lm(str(tmp_path / "exported"))).state_dict()
