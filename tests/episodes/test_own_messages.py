@@ -168,7 +168,7 @@ def test_published_templates_show_them_or_say_so(name: str) -> None:
     shown_by = 0
     for roles in (("user",), ("tool",), ("user", "user"), ("tool", "tool", "user"), ("assistant", "user")):
         own: OwnMessages = tuple((role, (f"message {number}",)) for number, role in enumerate(roles))
-        past = Recollection((PastTurn("", "", "left", messages=(("user", ("start",)),)),))
+        past = Recollection((PastTurn("", "", "left", messages=(("user", ("hello",)),)),))
         try:
             whole = chat.render("Rules.", (), past, "", "", {}, own=own).segments[0].input
         except RefusedMessagesError:
@@ -176,11 +176,11 @@ def test_published_templates_show_them_or_say_so(name: str) -> None:
         shown_by += 1
         text = shown(chat.tokenizer, whole)
         places = [
-            text.index(word) for word in ("Rules.", "start", "left", *(f"message {i}" for i in range(len(roles))))
+            text.index(word) for word in ("Rules.", "hello", "left", *(f"message {i}" for i in range(len(roles))))
         ]
         assert places == sorted(places)
         if not chat.template.rewrites:
-            start = chat.render("Rules.", (), Recollection(), "", "", {}, own=(("user", ("start",)),)).segments
+            start = chat.render("Rules.", (), Recollection(), "", "", {}, own=(("user", ("hello",)),)).segments
             then = chat.continuation("Rules.", "", "", {}, own=own)
             grown = "".join(shown(chat.tokenizer, input_of(part)) for part in (start, then))
             close = chat.template.turn_close
