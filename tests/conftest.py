@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +28,23 @@ if TYPE_CHECKING:
 # torch and the package are imported in the fixtures: with `-n`, this file is also read by the process that only hands
 # out the tests, before the workers start.
 
-# Whether a property holds does not depend on how busy the machine is.
-settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Whether a property holds does not depend on how busy the machine is. Each run draws other examples, so few will do.
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 settings.load_profile("any_machine")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Do not look for garbage while modules are loaded, nor among what they loaded later: a million objects that stay.
+
+    It would take seconds of each process.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 VLLM = importlib.util.find_spec("vllm") is not None
@@ -58,7 +74,9 @@ def seeded(quiet_torch: None) -> None:
     """Every test starts from the same random state and type of numbers, in whatever order tests run."""
     import torch
 
-    torch.manual_seed(0)
+    # Without a GPU, torch.manual_seed would keep a stack trace for the day on which there is one; that takes a
+    # millisecond, some thousand times.
+    (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     torch.set_default_dtype(torch.float32)
 
 
@@ -74,6 +92,27 @@ def same_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What Lightning logs, a text for each message.
+
+    Pytest's own ``caplog`` is switched off: for each test it visits all the loggers of torch, which takes milliseconds.
+    """
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    texts: list[str] = []
+    logger, keep = logging.getLogger("lightning.pytorch"), Keep()
+    level = logger.level
+    logger.addHandler(keep)
+    logger.setLevel(logging.INFO)
+    yield texts
+    logger.setLevel(level)
+    logger.removeHandler(keep)
 
 
 @pytest.fixture

@@ -104,7 +104,14 @@ class OpaqueClip(PPOClip):
         super().__init__(clip_low=secret)
 
 
-@pytest.mark.parametrize("opaque", [{}, {"advantage": Opaque(0.9)}, {"policy_loss": OpaqueClip(0.1)}])
+@pytest.mark.parametrize(
+    "opaque",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"advantage": Opaque(0.9)},
+        pytest.param({"policy_loss": OpaqueClip(0.1)}, marks=pytest.mark.slow),
+    ],
+)
 def test_an_agent_comes_back_from_its_checkpoint_without_pickle(
     opaque: dict[str, Any], tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, ClassVar, NoReturn, cast
+from typing import Any, ClassVar, cast
 
 import lightning as L
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
-from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import (
     KEY,
@@ -32,10 +31,17 @@ from lightning_agentrl.agents.checkpoints import (
     refuse_not_finite,
     rewind,
 )
-from lightning_agentrl.agents.checks import check_groups, check_returns, check_tower, check_trainer, correction_for
+from lightning_agentrl.agents.checks import (
+    check_groups,
+    check_returns,
+    check_tower,
+    check_trainer,
+    check_vocabulary,
+    correction_for,
+)
 from lightning_agentrl.agents.describe import describe, describe_gradient
-from lightning_agentrl.agents.finite import SHOWN, FiniteSteps, LeftOut, gradients_are_finite
-from lightning_agentrl.agents.hooks import Attempt, RolloutCallback, StepGuard, Verdict, decide
+from lightning_agentrl.agents.finite import SHOWN, LeftOut, gradients_are_finite
+from lightning_agentrl.agents.hooks import Attempt, RolloutCallback
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
@@ -48,13 +54,14 @@ from lightning_agentrl.agents.resume import check_changes, versions, weights_che
 from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
+from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
 from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.errors import EngineMismatchError, RunStoppedError
+from lightning_agentrl.errors import EngineMismatchError
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -143,9 +150,7 @@ class Agent(L.LightningModule, ABC):
         self._freed = FreedMemory()
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
-        self.attempts = 0  # steps attempted, also those that a guard skipped, which global_step does not count
-        self.rates = Rates(self.optim.schedule)
-        self.finite_steps = FiniteSteps(self.optim.max_not_finite)
+        self.steps = Steps(self.optim)
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
@@ -192,6 +197,11 @@ class Agent(L.LightningModule, ABC):
     @abstractmethod
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
         """Return the loss per action token [B, A] of the current values [B, A], with gradient."""
+
+    @property
+    def reference(self) -> str:
+        """Hub id or folder of the model that log-probs are compared with, if :attr:`needs` declares them."""
+        return self.model
 
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
         """Return per-token numbers [B, A], to be averaged over the trained tokens of the mini-batch and logged."""
@@ -271,7 +281,7 @@ class Agent(L.LightningModule, ABC):
         if turns:
             rank_zero_warn(f"{turns} of {every} turns are not trained on; not finite: {', '.join(names)}")
         if turns and turns == every:
-            self._stop(f"no turn of the rollout has finite numbers ({', '.join(names)})")
+            stop_run(self.trainer, f"no turn of the rollout has finite numbers ({', '.join(names)})")
         return {"guard/turns_left_out": float(turns)}
 
     def _describe_collected(self, rollout: Rollout) -> dict[str, float]:
@@ -298,7 +308,6 @@ class Agent(L.LightningModule, ABC):
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
-            optimizer.zero_grad(set_to_none=True)
             if training:
                 rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
             weights_B = row_weights(
@@ -325,23 +334,22 @@ class Agent(L.LightningModule, ABC):
                 )
             self._judge_gap(metrics, rollout)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
-            taken, held = self.trainer.global_step, None if training else "actor"
+            before, held = self.trainer.global_step, None if training else "actor"
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
                 held=held,
-                allowed=lambda norms: self._allowed(
-                    Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
+                allowed=lambda norms: self.steps.allow(
+                    self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
-            self.attempts += 1
-            skipped = self.trainer.global_step == taken
-            if not skipped:
-                self.rates.count(held)
+            optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
+            skipped = self.trainer.global_step == before
+            self.steps.count(held, skipped)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()}
-        not_finite = self.finite_steps.in_a_row > 0
+        not_finite = self.steps.finite.in_a_row > 0
         if not_finite:
             metrics = {name: x for name, x in metrics.items() if math.isfinite(x)}
         metrics["guard/not_finite"] = float(not_finite)
@@ -351,7 +359,7 @@ class Agent(L.LightningModule, ABC):
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
         if not skipped:
-            self.rates.advance("step", self.trainer.global_step, self._step_scheduler)
+            self.steps.rates.advance("step", self.trainer.global_step, self._step_scheduler)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
         """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
@@ -371,33 +379,6 @@ class Agent(L.LightningModule, ABC):
             torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
-
-    def _allowed(self, attempt: Attempt, fault: str) -> bool:
-        """Ask the guards; return whether to step. The one place where a step can be skipped, on all ranks together.
-
-        Args:
-            attempt: the step.
-            fault: what of it is not finite on this rank.
-        """
-        verdict, reason = self.finite_steps.judge(fault, attempt.norms)
-        if verdict is Verdict.STEP:
-            verdict, reason = decide(self.trainer, (c for c in self._callbacks if isinstance(c, StepGuard)), attempt)
-        if verdict is Verdict.STOP:
-            self._stop(f"stopped before optimizer step {attempt.number + 1}: {reason}")
-        if verdict is Verdict.SKIP:
-            rank_zero_warn(f"optimizer step {attempt.number + 1} is skipped: {reason}")
-            loop = cast(Any, self.trainer).fit_loop.epoch_loop
-            if loop.max_steps > 0:  # it counts attempts, or a run would end inside an iteration
-                loop.max_steps -= 1
-        if verdict is Verdict.STEP:
-            self.rates.set(self._lowered)
-        return verdict is Verdict.STEP
-
-    def _stop(self, reason: str) -> NoReturn:
-        """End the run on all ranks, of which one says why; every rank must call it."""
-        with raise_once():
-            raise RunStoppedError(reason, last_good_checkpoint(self.trainer))
-        raise AssertionError
 
     def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
         """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
@@ -450,7 +431,7 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
-            self.rates.advance("epoch", self.trainer.current_epoch + 1, self._step_scheduler)
+            self.steps.rates.advance("epoch", self.trainer.current_epoch + 1, self._step_scheduler)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -485,12 +466,14 @@ class Agent(L.LightningModule, ABC):
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-                check_schedules(self.optim.schedule, self._planned_steps)
+                check_schedules(self.optim.schedule, planned_steps(self.trainer))
                 check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
+            if self.reference != self.model:
+                check_vocabulary(self.tokenizer, self.reference)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
@@ -503,10 +486,10 @@ class Agent(L.LightningModule, ABC):
                 self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
         if stage == "fit":
             if not isinstance(self.configure_optimizers, partial):
-                read = partial(_read_by, self.rates, self.configure_optimizers)
+                read = partial(_read_by, self.steps.rates, self.configure_optimizers)
                 self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
-                self.rates.begin_anew()
+                self.steps.rates.begin_anew()
             self.monitors.begin_run()
             let_callbacks_wait(self.trainer, self.monitored)
 
@@ -516,8 +499,9 @@ class Agent(L.LightningModule, ABC):
             return
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
+        reference = self.reference if self.needs.ref_logps else None
         self.models = build_models(
-            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh, self.train_tower
+            self.model, self.critic, reference, self.lora, self.compute, precision, mesh, self.train_tower
         )
         self.actor = self.models.actor
         if self.critic is not None:
@@ -540,29 +524,8 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        for difference in self.rates.begin(self.trainer.optimizers[0], self._planned_steps, self._lowered):
+        for difference in self.steps.begin(self.trainer):
             rank_zero_info(difference)
-        loop = cast(Any, self.trainer).fit_loop.epoch_loop
-        if self.trainer.ckpt_path and loop.max_steps > 0:  # it counts attempts, those before the checkpoint too
-            loop.max_steps -= self.attempts - self.trainer.global_step
-
-    @property
-    def _planned_steps(self) -> dict[str, int | None]:
-        """Steps that each group takes in the whole run, if none is skipped; None: its length is not known."""
-        per, epochs, steps = self.datamodule.steps_per_iteration, self.trainer.max_epochs or -1, self.trainer.max_steps
-        every = min((n for n in (epochs * per, steps) if n > 0), default=None)
-        return {"actor": None if every is None else max(every - self._held_steps, 0), "critic": every}
-
-    @property
-    def _held_steps(self) -> int:
-        """Steps at the start of the run in which the actor does not move."""
-        warmups = (c.warmup_iterations for c in self._callbacks if isinstance(c, RolloutSource))
-        return self.datamodule.steps_per_iteration * sum(warmups)
-
-    @property
-    def _lowered(self) -> float:
-        """By how much guards have lowered the learning rates."""
-        return math.prod(c.lowered for c in self._callbacks if isinstance(c, StepGuard))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
@@ -570,9 +533,7 @@ class Agent(L.LightningModule, ABC):
             refuse_not_finite(checkpoint, self.trainer)
         checkpoint[KEY] |= self.made_of | {"undescribed": self._undescribed}
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
-        checkpoint["attempts"] = self.attempts
-        checkpoint["rates"] = self.rates.state_dict()
-        checkpoint["not_finite_in_a_row"] = self.finite_steps.in_a_row
+        checkpoint |= self.steps.state_dict()
         if self.datamodule.preparing:
             rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
@@ -590,15 +551,7 @@ class Agent(L.LightningModule, ABC):
                 if self.trainer.is_global_zero:
                     check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
-        self.attempts = checkpoint.get("attempts", checkpoint["global_step"])  # no step was skipped in older ones
-        self.finite_steps.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
-        self.rates.load_state_dict(checkpoint.get("rates") or self._rates_of_older(checkpoint))
-
-    def _rates_of_older(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of the learning rates for a checkpoint without it, where no step was skipped."""
-        taken = checkpoint["global_step"]
-        steps = {"actor": max(taken - self._held_steps, 0), "critic": taken}
-        return {"taken": steps, "schedulers": len(checkpoint.get("lr_schedulers", ())), "scheduled": []}
+        self.steps.load_state_dict(checkpoint, held_steps(self.trainer))
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
@@ -626,6 +579,11 @@ class Agent(L.LightningModule, ABC):
     @property
     def needs_greedy_baseline(self) -> bool:
         return self.needs.greedy_baseline
+
+    @property
+    def attempts(self) -> int:
+        """Steps attempted, also those that a guard skipped, which ``global_step`` does not count."""
+        return self.steps.attempts
 
     @property
     def policy_version(self) -> int:

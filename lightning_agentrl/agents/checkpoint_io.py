@@ -182,7 +182,8 @@ def _whole(trainer: L.Trainer, checkpoint_path: Any) -> Any:
     if not reason:
         return checkpoint_path
     damaged = given.resolve()
-    others = [path for path in reversed(files.checkpoints_in(damaged.parent)) if path != damaged]
+    found = {path for folder in (damaged.parent, given.absolute().parent) for path in files.checkpoints_in(folder)}
+    others = [path for path in sorted(found, key=files.age, reverse=True) if path.resolve() != damaged]
     before = next((path for path in others if not _damage(trainer, path)), None)
     if before is None:
         raise CheckpointError(reason)

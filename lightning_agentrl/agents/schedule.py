@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from lightning_agentrl.types.plain_config import from_plain
 
 Shape = Literal["constant", "linear", "cosine"]
@@ -92,7 +94,7 @@ class Schedules:
 
 
 def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> None:
-    """Refuse schedules that the run is too short for, or whose end nobody knows.
+    """Refuse schedules whose end nobody knows, and warn of those that the run is too short for.
 
     Args:
         schedules: of both groups.
@@ -110,7 +112,7 @@ def check_schedules(schedules: Schedules, steps: Mapping[str, int | None]) -> No
                     f"or {key}.steps"
                 )
         elif schedule.warmup_steps >= run > 0:
-            raise ValueError(
+            rank_zero_warn(
                 f"{key}.warmup_steps {schedule.warmup_steps} is no less than the {run} steps that the {name} takes in "
                 "this run, so its full rate is never reached; lower it, or raise trainer.max_epochs"
             )

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +15,7 @@ from zipfile import BadZipFile
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -27,6 +28,7 @@ from lightning_agentrl.types import LATE, Rollout, Sample, Scores
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
 
 FOLDER = "chain"
+HELD_OUT = "val/"  # begins the names of numbers of a validation
 BLOCK = 1 << 22  # numbers of a weight that are summed at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
 
@@ -35,7 +37,8 @@ class Chain(RolloutCallback):
     """A chain of what every iteration computed, for `agentrl replay` and `agentrl bisect`.
 
     Each process writes one file per iteration: the turns and tokens of its part of the rollout with scores and
-    advantages, the losses and other metrics of the update, and a checksum of every weight after it. Times are left out.
+    advantages, the losses and other metrics of the update, a checksum of every weight after it, and the numbers of a
+    validation, if there was one. Times are left out.
 
     Args:
         keep: iterations of which the files are kept. One takes about 30 bytes for each sampled token.
@@ -47,7 +50,6 @@ class Chain(RolloutCallback):
         self.keep = keep
         self._folder = Path()
         self._link: Link = {}
-        self._stepped = False  # a resumed run ends its last epoch once more, with nothing done
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
@@ -56,23 +58,40 @@ class Chain(RolloutCallback):
         self._link |= rollout_fields(rollout)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        self._stepped = True
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not self._stepped:
+        """Write after the last step, since a run that is stopped in its validation goes on with the next iteration."""
+        if not trainer.is_last_batch:
             return
-        numbers = {name: float(x) for name, x in sorted(trainer.callback_metrics.items()) if _is_repeatable(name)}
-        self._link |= {f"update/number/{name}": np.array(x) for name, x in numbers.items()}
-        self._link |= weight_fields(pl_module)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = link_path(self._folder, trainer.current_epoch + 1, trainer.global_rank)
-        beside = path.with_suffix(".part")
-        with beside.open("wb") as file:
-            np.savez_compressed(file, **cast(Any, self._link))
-        beside.replace(path)
-        old = link_path(self._folder, trainer.current_epoch + 1 - self.keep, trainer.global_rank)
-        old.unlink(missing_ok=True)
-        self._link, self._stepped = {}, False
+        means = cast(Any, trainer)._results.metrics(on_step=False)[
+            "callback"
+        ]  # Lightning tells them after a validation
+        write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
+        self._path(trainer, self.keep).unlink(missing_ok=True)
+        self._link = {}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        path, numbers = self._path(trainer), trainer.callback_metrics
+        if trainer.state.fn == TrainerFn.FITTING and path.exists():  # it may be in the folder of the run before
+            held_out = {name: x for name, x in numbers.items() if name.startswith(HELD_OUT)}
+            write_link(path, read_link(path) | number_fields("validation", held_out))
+
+    def _path(self, trainer: L.Trainer, before: int = 0) -> Path:
+        """Return the file of the running iteration, or of one before it."""
+        return link_path(self._folder, trainer.current_epoch + 1 - before, trainer.global_rank)
+
+
+def number_fields(stage: str, numbers: Mapping[str, Any]) -> Link:
+    """Return the numbers that an equal run repeats, in float32: under 64-true, time decides whether more is kept."""
+    repeated = sorted((name, float(x)) for name, x in numbers.items() if _is_repeatable(name))
+    return {f"{stage}/number/{name}": np.array(x, np.float32) for name, x in repeated}
+
+
+def write_link(path: Path, link: Link) -> None:
+    """Write the fields of one iteration; what was there before is there until they are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    with beside.open("wb") as file:
+        np.savez_compressed(file, **cast(Any, link))
+    beside.replace(path)
 
 
 def link_path(folder: Path, iteration: int, rank: int) -> Path:

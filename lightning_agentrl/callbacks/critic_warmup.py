@@ -27,11 +27,12 @@ class CriticWarmup(L.Callback, RolloutSource):
         rollouts: iterations' worth of turns to collect.
         rounds: how often targets are recomputed.
         fraction: share of the data that each round trains on; must give a whole number of iterations.
-        min_explained_variance: below it, a warning says that the critic has not converged when the actor starts.
+        min_explained_variance: below it, a warning says that the critic has not converged when the actor starts; null:
+            there is no warning.
     """
 
     def __init__(
-        self, rollouts: int = 40, rounds: int = 5, fraction: float = 0.1, min_explained_variance: float = 0.3
+        self, rollouts: int = 40, rounds: int = 5, fraction: float = 0.1, min_explained_variance: float | None = 0.3
     ) -> None:
         if rollouts < 1 or rounds < 1 or not 0 < fraction <= 1:
             raise ValueError(
@@ -113,7 +114,7 @@ class CriticWarmup(L.Callback, RolloutSource):
         explained = prepared.metrics.get("critic/explained_variance")
         if explained is None or math.isnan(explained):
             rank_zero_warn("critic warm-up has ended; all returns are equal, so nothing says if the critic converged")
-        elif explained < self.min_explained_variance:
+        elif self.min_explained_variance is not None and explained < self.min_explained_variance:
             rank_zero_warn(
                 f"the critic has not converged as the actor starts: it explains {explained:.2f} of the variance of the "
                 f"returns, less than {self.min_explained_variance}; raise CriticWarmup's rounds, fraction or rollouts, "

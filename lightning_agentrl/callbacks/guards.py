@@ -80,6 +80,10 @@ class Guard(StepGuard):
         rank_zero_warn(reason)
         return Verdict.STEP, ""
 
+    @property
+    def state_key(self) -> str:
+        return self._generate_state_key(action=self.action)  # a run may have one that warns and one that stops
+
     def state_dict(self) -> dict[str, Any]:
         return {"in_a_row": self.in_a_row, "lowered": self.lowered}
 
@@ -119,7 +123,7 @@ class KLCeiling(Guard):
 
     @property
     def state_key(self) -> str:
-        return self._generate_state_key(of=self.of)  # a run may have one of each
+        return self._generate_state_key(of=self.of, action=self.action)  # a run may have one of each
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         with raise_once():

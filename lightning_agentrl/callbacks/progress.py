@@ -23,6 +23,7 @@ SHOWN = {
     "rollout/valid_action_ratio": "valid",
     "kl/reference": "kl",
     "critic/explained_variance": "explained",
+    "clone/cross_entropy": "cross-entropy",
     "val/success": "held-out success",
 }
 UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}
@@ -83,7 +84,7 @@ class StageProgress(ProgressBar):
         agent = cast(Agent, pl_module)
         self._durations.append(time.monotonic() - self._iteration_started)
         text = f"{self._head(trainer, agent)} | {self._numbers(trainer)} | took {_minutes(self._durations[-1])}"
-        text += self._time_left(trainer, trainer.current_epoch + 1)
+        text += self._time_left(trainer, agent, trainer.current_epoch + 1)
         self._line(text)
         if self._bars is not None:
             self._bars.update(cast(Any, self._run_bar), completed=trainer.current_epoch + 1)
@@ -130,12 +131,12 @@ class StageProgress(ProgressBar):
         if time.monotonic() - self._moved < 0.2 and done not in (0, total):
             return
         self._moved = time.monotonic()
-        left = self._time_left(trainer, trainer.current_epoch).removeprefix(", ")
+        left = self._time_left(trainer, agent, trainer.current_epoch).removeprefix(", ")
         self._bars.update(
             cast(Any, self._run_bar),
             description=self._head(trainer, agent, stage),
             completed=trainer.current_epoch,
-            total=total_epochs(trainer) if trainer.training else None,
+            total=_total(trainer, agent) if trainer.training else None,
             note=f"{left} {self._numbers(trainer)}".strip(),
         )
         self._bars.update(
@@ -156,7 +157,7 @@ class StageProgress(ProgressBar):
     def _head(self, trainer: L.Trainer, agent: Agent, stage: str = "") -> str:
         if not trainer.training or stage == "validate":
             return "held-out episodes"
-        epochs = total_epochs(trainer)
+        epochs = _total(trainer, agent)
         of = f"/{epochs}" if epochs else ""
         return f"iteration {trainer.current_epoch + 1}{of} {agent.phase}"
 
@@ -167,9 +168,9 @@ class StageProgress(ProgressBar):
             texts.setdefault(SUCCESS, "-")
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)
 
-    def _time_left(self, trainer: L.Trainer, done: int) -> str:
+    def _time_left(self, trainer: L.Trainer, agent: Agent, done: int) -> str:
         """Estimate the time left by the median of the last iterations; empty before the first and without an end."""
-        epochs = total_epochs(trainer)
+        epochs = _total(trainer, agent)
         if not self._durations or not epochs or self._iteration_started is None:
             return ""
         seconds = statistics.median(self._durations) * (epochs - done)
@@ -182,12 +183,21 @@ def _unit(agent: Agent, stage: str) -> str:
     return agent.datamodule.sizes.unit if stage == "collect" else UNITS[stage]
 
 
-def total_epochs(trainer: L.Trainer) -> int | None:
-    """Return the epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end."""
+def _total(trainer: L.Trainer, agent: Agent) -> int | None:
+    return total_epochs(trainer, agent.steps.skipped)
+
+
+def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:
+    """Return the epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end.
+
+    Args:
+        trainer: of the run.
+        skipped: steps by which ``max_steps`` was lowered since.
+    """
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         return trainer.max_epochs
     steps = cast(Any, trainer).datamodule.steps_per_iteration
-    return trainer.max_steps // steps if trainer.max_steps > 0 else None
+    return (trainer.max_steps + skipped) // steps if trainer.max_steps >= 0 else None
 
 
 def _minutes(seconds: float) -> str:

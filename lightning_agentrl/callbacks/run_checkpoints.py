@@ -77,8 +77,8 @@ class RunCheckpoints(ModelCheckpoint):
         Returns:
             The path of the checkpoint.
         """
-        name = name or f"iteration-{trainer.current_epoch + 1:05d}"
-        path = os.path.join(str(self.dirpath), f"{name}{self.FILE_EXTENSION}")
+        own, at_step = name or f"iteration-{trainer.current_epoch + 1:05d}", self._last_global_step_saved
+        path = os.path.join(str(self.dirpath), f"{own}{self.FILE_EXTENSION}")
         if best_score is not None or self.monitor is None:
             self.best_model_path, self.best_model_score = path, best_score
         known = [*(other for other in self.saved if other != path), path]
@@ -87,6 +87,8 @@ class RunCheckpoints(ModelCheckpoint):
         self.saved = [other for other in known if other in kept]
         self.last_model_path = path
         self._save_checkpoint(trainer, path)
+        if name:
+            self._last_global_step_saved = at_step  # the checkpoint of the iteration is still to come
         self.name_last(trainer, path)
         for other in known:
             if other not in kept and self._should_remove_checkpoint(trainer, other, path):

@@ -18,7 +18,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
+from lightning_agentrl.agents.checkpoint_files import age, last_good_checkpoint, remove
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
@@ -26,6 +26,7 @@ from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
 
 OFF = "trainer.enable_checkpointing is false"
+SLURM_SAVED, SLURM_KEPT = "hpc_ckpt_*.ckpt", 2  # Lightning's name of what a job that is started again goes on with
 
 
 class StopOnSignals(L.Callback):
@@ -121,7 +122,9 @@ class StopOnSignals(L.Callback):
         if callback is None:
             return False
         name = f"{'stopped' if ends else 'saved'}-{trainer.current_epoch}"
-        if ends and not for_slurm and isinstance(callback, RunCheckpoints):  # one of the last, removed when it is old
+        if not for_slurm and isinstance(
+            callback, RunCheckpoints
+        ):  # removed like its others when it is none of the last
             self._saved = callback.save(trainer, name=name)
             return True
         folder = getattr(callback, "dirpath", None) or run_folder(trainer) / "checkpoints"
@@ -130,6 +133,9 @@ class StopOnSignals(L.Callback):
             root = trainer.default_root_dir
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
         trainer.save_checkpoint(path)
+        if for_slurm and trainer.is_global_zero:
+            for old in sorted(Path(path).parent.glob(SLURM_SAVED), key=age)[:-SLURM_KEPT]:
+                remove(old)
         if isinstance(callback, RunCheckpoints):
             callback.name_last(trainer, path)
         self._saved = path

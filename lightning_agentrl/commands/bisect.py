@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
 
-STAGES = ("rollout", "scores", "update", "weights")  # in the order of an iteration
+STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
 _WORDS = {  # stand for texts or names, so their gaps mean nothing
     *("rollout/turn/observation", "rollout/turn/prompt", "rollout/turn/action", "rollout/turn/ended"),
     *("rollout/turn/metrics", "rollout/token/ids"),
@@ -60,7 +60,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
             )
         for rank in ranks[0]:
             one, other = (read_link(chain[iteration][rank]) for chain in both)
-            if any(link.get("rollout/turn/timeouts", np.zeros(1)).any() for link in (one, other)):
+            if time_limit_struck(one) or time_limit_struck(other):
                 struck.append(iteration)
             at_all = at_all or first_difference(one, other, iteration)
             beyond = beyond or first_difference(one, other, iteration, tolerance)
@@ -70,11 +70,16 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     said.append("first difference: " + ("none, equal to the bit" if at_all is None else str(at_all)))
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))
-    said += [
-        f"iteration {iteration}: a time limit struck, which depends on the machine"
-        for iteration in dict.fromkeys(struck)
-    ]
-    return said
+    return [*said, *map(told_struck, dict.fromkeys(struck))]
+
+
+def time_limit_struck(link: Link) -> bool:
+    """Return whether an environment was over a time limit in this iteration."""
+    return bool(link.get("rollout/turn/timeouts", np.zeros(1)).any())
+
+
+def told_struck(iteration: int) -> str:
+    return f"iteration {iteration}: a time limit struck, which depends on the machine"
 
 
 def chain_of(run: Path) -> dict[int, dict[int, Path]]:
@@ -115,6 +120,10 @@ def _difference(
     """Return the first difference of a field after the turn in which it is, as episode and number; None if equal."""
     x, y = a.get(name), b.get(name)
     if x is None or y is None:
+        if name.startswith(
+            "validation/"
+        ):  # the one of them that was stopped in it has it in another folder, or not yet
+            return None
         told = ["there" if z is not None else "not there" for z in (x, y)]
         return (0, 0), Difference(iteration, name, "", *told)
     if name.startswith("weights/"):

@@ -10,6 +10,7 @@ from typing import Any
 from lightning_agentrl.check_env.certificate import certify, recipe_of
 from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
+from lightning_agentrl.episodes.secrets import check_secrets
 
 
 def check_environment(
@@ -25,8 +26,9 @@ def check_environment(
     """Check an environment, print and write its certificate, and return whether it has no errors.
 
     Raises:
-        ValueError: a number is out of range, or a file cannot be written.
+        ValueError: a number is out of range, a file cannot be written, or a secret is written out.
     """
+    check_secrets(kwargs)
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} is {value}; give a number above 0")

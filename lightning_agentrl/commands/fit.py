@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 import lightning_agentrl.advantages
 import lightning_agentrl.callbacks
@@ -33,6 +35,7 @@ from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.callbacks import StopOnSignals
+from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
@@ -65,6 +68,12 @@ class AgentParser(LightningArgumentParser):
         if not self.exit_on_error:  # an inner parser, whose error becomes part of a longer one
             super().error(message, ex)
         raise ConfigError(explain(message, ex)) from ex
+
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse options; an inner parser is given a value of a class's key as Python writes it, and reads YAML."""
+        if not self.exit_on_error and args is not None:
+            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
+        return super().parse_args(args, *rest, **kwargs)
 
     def add_instantiator(self, instantiator: Callable[..., Any], class_type: type, subclasses: bool = True) -> None:
         self.makers.append((naming_its_class(instantiator), class_type, subclasses))
@@ -183,12 +192,15 @@ class AgentCLI(LightningCLI):
             kwargs |= {"enable_progress_bar": False, "enable_model_summary": False}
         progress = not quiet and config["enable_progress_bar"] is not False
         callbacks = with_defaults(callbacks, progress, config["enable_checkpointing"] is not False)
+        _refuse_twice(callbacks)
         self.signals = cast(StopOnSignals, callbacks[0])
         self.signals.command = ["agentrl", *self.given]
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
+        self.nodes = NodeNames()
+        cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -205,7 +217,7 @@ class AgentCLI(LightningCLI):
         cast(Agent, self.model).resume_with_changes = [key.strip() for key in accepted if key.strip()]
         requeued = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
         if self.subcommand == "fit" and requeued and any(Path(self.trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")):
-            self.start["ckpt_path"] = "hpc"
+            self.start["ckpt_path"] = "last"  # it may have saved another one since, before its machine failed
         if (word := self.start.get("ckpt_path")) in WORDS:
             self.start["ckpt_path"] = str(named_checkpoint(word, self.trainer))
         try:
@@ -254,6 +266,8 @@ class AgentCLI(LightningCLI):
             return None
         if isinstance(error, CheckpointError):
             return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
+        if problem := lost_process(error, self.nodes):
+            return ConfigError(problem)
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error
         if isinstance(error, MisconfigurationException):
@@ -341,6 +355,18 @@ def _refuse_foreign_knobs(trainer: Any) -> None:
             "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
             "model.init_args.compute.max_tokens_per_micro_batch (memory)"
         )
+
+
+def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
+    """Refuse two callbacks whose states a checkpoint could not tell apart."""
+    stateful = [callback for callback in callbacks if is_overridden("state_dict", callback, L.Callback)]
+    keys = Counter(callback.state_key for callback in stateful)
+    for callback in stateful:
+        if keys[callback.state_key] > 1:
+            raise ConfigError(
+                f"trainer.callbacks has {keys[callback.state_key]} {type(callback).__name__} whose states a checkpoint "
+                f"cannot tell apart ({callback.state_key}); keep one of them"
+            )
 
 
 def _make_root(folder: str | os.PathLike[str] | None) -> None:

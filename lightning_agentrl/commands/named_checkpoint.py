@@ -41,11 +41,12 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
 
 def _last(trainer: L.Trainer) -> Path:
     """Return the newest checkpoint; by its link where there is one, so that a damaged one is skipped."""
-    last = max(filter(None, map(newest, _folders(trainer))), key=age, default=None)
+    folders = list(_folders(trainer))
+    last = max(filter(None, map(newest, folders)), key=age, default=None)
     if last is None:
         raise _none(f"there is no checkpoint below {_searched(trainer)}")
-    links = (link for link in last.parent.glob("*.ckpt") if link.is_symlink() and link.resolve() == last.resolve())
-    return next(links, last)
+    links = (link for folder in (last.parent, *folders) for link in folder.glob("*.ckpt") if link.is_symlink())
+    return next((link for link in links if link.resolve() == last.resolve()), last)
 
 
 def _best(trainer: L.Trainer) -> Path:

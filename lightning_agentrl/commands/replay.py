@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
-from lightning_agentrl.commands.bisect import chain_of, first_difference
+from lightning_agentrl.commands.bisect import chain_of, first_difference, time_limit_struck, told_struck
 
 # Callbacks that only write files, which a replay must not do in the folder of the run.
 _WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"}
@@ -52,6 +52,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
             continue
         for rank, path in chain[number].items():
             old, new = read_link(path), read_link(again[number][rank])
+            said += [told_struck(number)] if time_limit_struck(old) or time_limit_struck(new) else []
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
@@ -67,12 +68,15 @@ def _config_of(run: Path) -> Path:
 def _checkpoint_before(run: Path, iteration: int) -> tuple[Path | None, int]:
     """Return the newest checkpoint of the run before an iteration, and how many iterations it has behind it."""
     files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
-    done = {
-        path: int(torch.load(path, map_location="cpu", weights_only=True, mmap=True)["epoch"]) + 1 for path in files
-    }
+    done = {path: _iterations(torch.load(path, map_location="cpu", weights_only=True, mmap=True)) for path in files}
     before = {path: count for path, count in done.items() if count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     return newest, 0 if newest is None else before[newest]
+
+
+def _iterations(checkpoint: dict[str, Any]) -> int:
+    """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one."""
+    return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
 
 
 def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:

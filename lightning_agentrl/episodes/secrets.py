@@ -14,8 +14,8 @@ from lightning_agentrl.errors.problem import ConfigError
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _SECRET = re.compile(
-    r"(?i)(^|[_-])(passw(or)?d|passphrase|secret|credentials?|(api|access|private|secret)[_-]?key|"
-    r"(api|auth|access|bearer|hf|hub)[_-]?token)$|^(token|bearer)$"
+    r"(?i)(^|[_-])(passw(or)?d|passphrase|pwd|secret|credential|authorization|(api|access|private|secret)[_-]?key|"
+    r"(api|auth|access|bearer|hf|hub)[_-]?token)s?$|^(token|bearer)$"
 )
 _seen: dict[str, str] = {}  # values that this process has read, and their references
 
@@ -27,9 +27,12 @@ def check_secrets(arguments: Mapping[str, Any]) -> None:
         ConfigError: with the name, without the value.
     """
     for name, value in arguments.items():
-        if isinstance(value, Mapping):
-            check_secrets(value)
-        elif isinstance(value, str) and _SECRET.search(str(name)) and value and not _REFERENCE.search(value):
+        items = value if isinstance(value, list | tuple) else [value]
+        for item in items:
+            if isinstance(item, Mapping):
+                check_secrets(item)
+        written = any(isinstance(item, str) and item and not _REFERENCE.search(item) for item in items)
+        if written and _SECRET.search(str(name)):
             raise ConfigError(
                 f"the argument '{name}' of the environment looks like a secret and is written out, so config.yaml, "
                 f"run.json, checkpoints and logs would hold it; put it into an environment variable and write "

@@ -23,16 +23,15 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, all_sources
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
-from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
+from lightning_agentrl.rollout.connection import Connection
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
-from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
@@ -40,7 +39,6 @@ from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
-from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
@@ -133,9 +131,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.stream: RolloutStream | None = None
         self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
-        self._learner: Learner | None = None
-        self._handle: PolicyHandle | None = None
-        self._session_maker: SessionMaker | None = None
+        self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(max_staleness)
@@ -186,9 +182,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def policy_handle(self) -> PolicyHandle:
         """What the engine was started with."""
-        self._connected()
-        assert self._handle is not None
-        return self._handle
+        return self._connected.handle
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what its rollouts are made of, as plain types."""
@@ -272,7 +266,7 @@ class RolloutDataModule(L.LightningDataModule):
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         if self._episodes is not None:
             self._episodes.close()
-        self._episodes, self._loop, self._learner = None, None, None
+        self._episodes, self._loop, self._connection = None, None, None
         self._background = Background(self.max_staleness)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -335,11 +329,11 @@ class RolloutDataModule(L.LightningDataModule):
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
         if self._background.cancelled or self.preparing:
             self.teardown("fit")  # something ended a collection; continue from where it began
-        elif self._learner is learner:
+        elif self._connection is not None and self._connection.learner is learner:
             return
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
-        self._session_maker = make = self._make_sessions(learner.tokenizer, learner.image_reader)
+        make = self._make_sessions(learner.tokenizer, learner.image_reader)
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = learner.policy_handle(make.renderer.stop_token_ids)
         handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
@@ -347,7 +341,6 @@ class RolloutDataModule(L.LightningDataModule):
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()
         self.engine.start(handle)
-        self._handle = handle
         self.stream = RolloutStream(
             collect=self.collect,
             learner=learner,
@@ -359,7 +352,9 @@ class RolloutDataModule(L.LightningDataModule):
             preparing=self._keeping_the_beginning,
         )
         self.stream.iteration = self._saved.iteration
-        self._learner = learner  # last: what is refused on the way leaves nothing connected
+        self._connection = Connection(  # last: what is refused on the way leaves nothing connected
+            learner, self.engine, handle, make, self._loop, self.interaction, self.faults.in_a_row, self.stall_seconds
+        )
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt, image_reader), self.memory, self.seed)
@@ -367,8 +362,7 @@ class RolloutDataModule(L.LightningDataModule):
     @contextmanager
     def _keeping_the_beginning(self) -> Iterator[None]:
         """Let checkpoints hold the state before this block until it is through."""
-        learner, _ = self._connected()
-        self._begin_training(learner)
+        self._begin_training(self._connected)
         self._settle()
         self._begun = self._current()
         self.stopping.agree()
@@ -381,13 +375,14 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             EnvError: environments fail more often than ``faults`` allows. All ranks stop.
         """
-        learner, _ = self._connected()
+        connection = self._connected
+        learner = connection.learner
         with self.stopping.together(alone=True):
-            self._begin_training(learner)
+            self._begin_training(connection)
             self._settle()
             self._background.raise_failure()
         ready = self._background.take(learner.policy_version, self.steps_per_iteration)
-        rollout = self._collect_now(learner) if ready is None else ready
+        rollout = self._collect_now(connection) if ready is None else ready
         with raise_once():
             self._lost.add(rollout)
         tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
@@ -395,74 +390,62 @@ class RolloutDataModule(L.LightningDataModule):
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout
 
-    def _collect_now(self, learner: Learner) -> Rollout:
-        _, loop = self._connected()
-        episodes = self._begin_training(learner)
+    def _collect_now(self, connection: Connection) -> Rollout:
+        learner, episodes = connection.learner, self._begin_training(connection)
         with learner.clock.stage("collect", total=episodes.total):
             with self.stopping.together():
-                self._send_proven(learner)
-                learner.probe_engine()
-            player = self._player(learner.temperature, learner.clock)
-            with self.stopping.together(alone=True), self._guarded(player):
-                rollout = loop.run(episodes.collect(player), self.stopping.look)
+                connection.send_proven()
+            player = connection.player(learner.temperature)
+            with self.stopping.together(alone=True):
+                rollout = connection.play(player, episodes.collect(player), self.stopping.look)
         self._saved.collected += 1
         return rollout
 
     def begin_next(self) -> None:
         """Start collecting the next rollout with the current weights, and return at once."""
-        learner, loop = self._connected()
-        episodes = self._begin_training(learner)
+        connection = self._connected
+        learner, episodes = connection.learner, self._begin_training(connection)
         with learner.clock.stage("collect"):
-            self._send_proven(learner)
-            learner.probe_engine()
-        player = self._player(learner.temperature, learner.clock, "collect")
-        self._background.begin(episodes, player, loop, learner.clock)
-
-    def _send_proven(self, learner: Learner) -> None:
-        self._send_weights(learner)
-        with self._watchdog(learner.clock).taking_weights():
-            learner.prove_engine()
-
-    def _send_weights(self, learner: Learner) -> None:
-        with learner.clock.part("sync"), self._watchdog(learner.clock).taking_weights():
-            self.engine.sync(learner.policy_version)
+            connection.send_proven()
+        player = connection.player(learner.temperature, "collect")
+        self._background.begin(episodes, player, connection.loop, learner.clock)
 
     def _settle(self) -> None:
         """Wait for a collection in the background."""
         if self._background.settle():
             self._saved.collected += 1
 
-    def _begin_training(self, learner: Learner) -> FixedTurns | WholeGroups:
+    def _begin_training(self, connection: Connection) -> FixedTurns | WholeGroups:
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
         if self._episodes is not None:
             return self._episodes
         self._saved.check_origin(self._origin)
-        episodes = self._new_episodes(learner.needs_greedy_baseline)
+        episodes = self._new_episodes(connection)
         episodes.load_state_dict(self._saved.sessions)
         if self._saved.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.groups is None else None
             self._background.adopt(self._saved.ahead, self.own_envs, self.sizes.envs_per_rollout, turns)
             self._saved.ahead = None
-        self._episodes, self._trained = episodes, learner
+        self._episodes, self._trained = episodes, connection.learner
         return episodes
 
-    def _new_episodes(self, greedy: bool) -> FixedTurns | WholeGroups:
+    def _new_episodes(self, connection: Connection) -> FixedTurns | WholeGroups:
         if self.groups is None:
-            sessions = [endless_session(self._maker, env, pictures=True) for env in self.own_envs]
+            sessions = [endless_session(connection.make, env, pictures=True) for env in self.own_envs]
             return FixedTurns(sessions, self.sizes.turns_per_env)
         return WholeGroups(
             self.groups,
-            self._maker,
+            connection.make,
             *self._place,
             at_a_time=self.at_a_time,
-            greedy=greedy,
+            greedy=connection.learner.needs_greedy_baseline,
             collected=self._saved.collected,
         )
 
     @property
     def renderer(self) -> ChatRenderer:
         """What makes the prompts; there once an agent is connected."""
-        return self._maker.renderer
+        return self._connected.make.renderer
 
     def first_prompts(self, most: int = 16) -> list[ModelInput]:
         """Return the first prompts of some training environments, to be looked at before a run."""
@@ -476,16 +459,17 @@ class RolloutDataModule(L.LightningDataModule):
     @contextmanager
     def first_session(self, index: int = 0) -> Iterator[Session]:
         """Yield a session at the start of its first training episode, apart from those that are trained on."""
+        make = self._connected.make
         if self.groups is None:
-            kind, session = self.pool.kind(index), endless_session(self._maker, index)
+            kind, session = self.pool.kind(index), endless_session(make, index)
         else:
             group, member = divmod(index, self.groups.size)
-            kind, session = self.pool.kind(group), group_session(self._maker, self.groups, group, member)
+            kind, session = self.pool.kind(group), group_session(make, self.groups, group, member)
         session.begin()
         try:
             yield session
         finally:
-            self._maker.end(session, kind)
+            make.end(session, kind)
 
     def play_held_out(
         self, seeds: Sequence[int], watch: Callable[[WholeEpisode], object] = lambda episode: None, watched: int = 0
@@ -515,50 +499,22 @@ class RolloutDataModule(L.LightningDataModule):
 
         The turns of the first ``pictures`` seeds of the list are drawn, where the environment can.
         """
-        learner, loop = self._connected()
+        connection = self._connected
         self._settle()  # weights are sent between collections only
-        with learner.clock.stage("validate", total=len(seeds)):
+        with connection.learner.clock.stage("validate", total=len(seeds)):
             with self.stopping.together():
-                self._send_weights(learner)
-            player = self._player(temperature, learner.clock)
+                connection.send_weights()
+            player, at_a_time = connection.player(temperature), self.validation.num_envs
             try:
-                with self.stopping.together(alone=True), self._guarded(player):
-                    at_a_time = self.validation.num_envs
-                    playing = play_episodes(seeds, at_a_time, self._maker, player, keep, pictures)
-                    kept = loop.run(playing, self.stopping.look)
+                with self.stopping.together(alone=True):
+                    playing = play_episodes(seeds, at_a_time, connection.make, player, keep, pictures)
+                    kept = connection.play(player, playing, self.stopping.look)
             finally:
                 self.pool.close_held_out()
         return kept
 
-    def _connected(self) -> tuple[Learner, LoopThread]:
-        if self._learner is None or self._loop is None:
-            raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
-        return self._learner, self._loop
-
     @property
-    def _maker(self) -> SessionMaker:
-        self._connected()
-        assert self._session_maker is not None
-        return self._session_maker
-
-    def _player(self, temperature: float, clock: StageClock, stage: str = "") -> Player:
-        watchdog = self._watchdog(clock, stage)
-        return Player(
-            self.interaction,
-            self.engine,
-            self.memory.grows,
-            temperature,
-            self.seed,
-            clock.advance,
-            watchdog,
-            self.faults.in_a_row,
-        )
-
-    def _watchdog(self, clock: StageClock, stage: str = "") -> Watchdog:
-        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or clock.running)
-
-    @contextmanager
-    def _guarded(self, player: Player) -> Iterator[None]:
-        assert player.watchdog is not None
-        with self.engine.collecting(), player.watchdog.on_guard():
-            yield
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
+        return self._connection

@@ -106,7 +106,7 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
 
 
 @of_every_estimator
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(seed=SEED)
 def test_layouts_observations_padding_and_order(cls: type[AdvantageEstimator], arguments: dict[str, Any], seed: int):
     """One row per episode or per turn; observations between tokens; padding; numbers off the mask; rows and labels."""
@@ -125,7 +125,7 @@ def test_layouts_observations_padding_and_order(cls: type[AdvantageEstimator], a
 
 
 @of_every_estimator
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(seed=SEED)
 def test_two_ranks_equal_one(cls: type[AdvantageEstimator], arguments: dict[str, Any], seed: int):
     """Groups are whole on a rank; one rank may have none of them."""
@@ -156,7 +156,7 @@ def test_bf16_is_upcast_and_no_gradient_passes(cls: type[AdvantageEstimator], ar
 
 
 @of_group_estimators
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=SEED)
 def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[AdvantageEstimator], seed: int):
     """It gets nothing, and the others what they would get without it. One trained token makes it count again."""

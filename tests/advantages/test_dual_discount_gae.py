@@ -200,7 +200,7 @@ def test_one_terminal_reward_has_a_closed_form(reward, value, last_value, gamma,
     close(advantages[0], torch.full((2,), expected, dtype=torch.float64), atol=1e-12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(ragged(), PAIRS)
 def test_equals_the_definition(x: Inputs, pairs):
     advantages, returns = x.run(**as_discounts(pairs))
@@ -211,7 +211,7 @@ def test_equals_the_definition(x: Inputs, pairs):
     assert torch.equal(returns[~x.mask], torch.zeros_like(returns[~x.mask]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(ragged())
 def test_all_ones_is_reward_to_go_minus_value(x: Inputs):
     x.terminated[:] = True
@@ -229,7 +229,7 @@ def test_all_ones_is_reward_to_go_minus_value(x: Inputs):
 # Invariances: bit for bit
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ragged(), PAIRS, st.integers(0, 2**31))
 def test_numbers_off_the_mask_are_not_read(x: Inputs, pairs, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -246,7 +246,7 @@ def test_numbers_off_the_mask_are_not_read(x: Inputs, pairs, seed):
     assert torch.equal(got[1], want[1])
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ragged(), PAIRS, st.data())
 def test_observation_columns_and_padding_change_nothing(x: Inputs, pairs, data):
     want = x.run(**as_discounts(pairs))
@@ -265,7 +265,7 @@ def test_observation_columns_and_padding_change_nothing(x: Inputs, pairs, data):
         assert int((wide != 0).sum()) == int((narrow != 0).sum())
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(ragged(), PAIRS, st.data())
 def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
     want = x.run(**as_discounts(pairs))
@@ -277,7 +277,7 @@ def test_order_of_rows_and_labels_change_nothing(x: Inputs, pairs, data):
     assert torch.equal(got[1], want[1][order])
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(ragged(), PAIRS)
 def test_one_episode_does_not_touch_another(x: Inputs, pairs):
     want, _ = x.run(**as_discounts(pairs))

@@ -47,7 +47,10 @@ def grouped(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_data(**kwargs: Any) -> RolloutDataModule:
-    """GuessNumber: several turns, episodes that end inside rollouts; whole episodes with ``groups``."""
+    """GuessNumber: several turns, episodes that end inside rollouts; whole episodes with ``groups``.
+
+    The engine is not proven, which changes nothing and takes half of such a short run.
+    """
     sizes = {} if kwargs.get("groups") else {"turns_per_env": 4, "mini_batch_turns": 8}
     defaults: dict[str, Any] = {
         "env": EnvConfig("agentrl_envs:GuessNumber-v0"),
@@ -57,6 +60,7 @@ def make_data(**kwargs: Any) -> RolloutDataModule:
         "prompt": PromptFormat(think=False, max_prompt_tokens=512),
         "interaction": TurnInteraction(max_reply_tokens=4),
         "validation": ValidationConfig(episodes=8, num_envs=4),
+        "prove": "off",
         "seed": 3,
     }
     return RolloutDataModule(**{**defaults, **kwargs})

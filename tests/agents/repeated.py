@@ -78,6 +78,7 @@ def run(kind: str, folder: Path) -> dict[str, str]:
         prompt=FREE_TEXT,
         interaction=TurnInteraction(12, RawParser()),
         validation=ValidationConfig(episodes=5, num_envs=3),
+        prove="stop",
         **of_data,
     )
     everything = Everything()

@@ -302,6 +302,7 @@ def test_importance_weights_correct_unless_the_config_says_otherwise(tmp_path, t
     assert ("mismatch/staleness_mean" in keep.logged[1]) == (staleness > 0)
 
 
+@pytest.mark.slow
 def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, tiny_folder):
     texts, plans = [], []
     for bound in (0, 1):

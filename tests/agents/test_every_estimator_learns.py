@@ -10,7 +10,7 @@ from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SharedCritic
 
 KINDS = ("GRPO", "OptimalTokenBaseline", "ReMax", "ReinforcePlusPlus")  # groups, their weights, greedy, no critic
-MARKS = {"DualDiscountGAE": (), **dict.fromkeys(KINDS, pytest.mark.slow)}
+MARKS = dict.fromkeys(("DualDiscountGAE", *KINDS), pytest.mark.slow)
 NAMES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in estimators()]
 
 

@@ -53,6 +53,7 @@ def test_a_metric_is_waited_for_if_it_may_still_come() -> None:
     assert value("val/success") is None
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_callbacks_wait_while_no_episode_ends(tmp_path: Path, exact_folder: Path) -> None:
     """Episodes of eight turns, four of them in an iteration."""

@@ -27,7 +27,7 @@ def run(path: Path, folder: Path, engine: Engine, iterations: int = 3, lr: float
     agent = make_agent(folder, lr_actor=lr, **given)
     trainer = make_trainer(path, iterations, precision="32-true")
     try:
-        trainer.fit(agent, make_data(engine=engine, **settings))
+        trainer.fit(agent, make_data(**{"engine": engine, "prove": "stop", **settings}))
     except EngineMismatchError as error:
         return agent, trainer.global_step, str(error)
     return agent, trainer.global_step, ""
@@ -115,9 +115,9 @@ def test_a_resumed_run_proves_its_engine_anew(
         EngineProof, "at_start", lambda proof, version: proven.append(version) or at_start(proof, version)
     )
     first = make_trainer(tmp_path, 1)
-    first.fit(make_agent(tiny_folder), make_data())
+    first.fit(make_agent(tiny_folder), make_data(prove="stop"))
     first.save_checkpoint(tmp_path / "one.ckpt")
-    make_trainer(tmp_path, 2).fit(make_agent(tiny_folder), make_data(), ckpt_path=tmp_path / "one.ckpt")
+    make_trainer(tmp_path, 2).fit(make_agent(tiny_folder), make_data(prove="stop"), ckpt_path=tmp_path / "one.ckpt")
     assert proven == [0, 2]
 
 

@@ -209,7 +209,7 @@ def test_a_checkpoint_inside_an_iteration_is_refused(tmp_path, tiny_folder):
         trainer.fit(make_agent(tiny_folder), make_data())
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_it_says_how_much_was_shared_and_padded(tmp_path, tiny_folder, monkeypatch, share):
     if not share:
         monkeypatch.setattr(LanguageModel, "shares_prefixes", False)

@@ -15,6 +15,7 @@ from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary, TurnLog
 from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.view.locate import find_run
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -135,10 +136,13 @@ def saved(tmp_path_factory, tiny_folder):
     return run_and_save(tmp_path_factory.mktemp("saved"), tiny_folder, 1, [])
 
 
-def test_the_reference_is_neither_saved_nor_optimised(saved):
+def test_the_reference_is_neither_saved_nor_optimised(saved, tiny_folder):
+    """Names of weights stay as they are, the actor's first: checkpoints have them, and the groups their order."""
     path, agent = saved
     state = torch.load(path, weights_only=True)["state_dict"]
-    assert {name.split(".")[0] for name in state} == {"actor", "critic"}
+    own = list(load_causal_lm(str(tiny_folder)).state_dict())
+    head = ["critic.head.linear.weight", "critic.head.linear.bias"]
+    assert list(state) == [*(f"actor.lm.{n}" for n in own), *(f"critic.backbone.{n}" for n in own), *head]
     optimised = {id(p) for group in agent.trainer.optimizers[0].param_groups for p in group["params"]}
     assert not any(id(p) in optimised or p.requires_grad for p in agent.models.reference.parameters())
 

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
-from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, TurnLog
+from lightning_agentrl.callbacks import Chain, CriticWarmup, RunCheckpoints, TurnLog
+from lightning_agentrl.commands.bisect import bisect_runs
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.prompts.memory import FullMemory
 from lightning_agentrl.rollout import GroupRollout
@@ -58,7 +59,8 @@ def run(
         folder, SeparateCritic() if grouped else SharedCritic(), advantage=GRPO() if grouped else DualDiscountGAE()
     )
     saving = RunCheckpoints(dirpath=str(path))
-    every = [*callbacks, CriticWarmup(rollouts=2, rounds=1, fraction=1.0), TurnLog(str(path / "turns")), saving]
+    warmup = CriticWarmup(rollouts=2, rounds=1, fraction=1.0)
+    every = [*callbacks, warmup, TurnLog(str(path / "turns")), Chain(), saving]
     settings: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1.0}
     if devices > 1:
         settings |= {"devices": devices, "strategy": "ddp"}
@@ -123,6 +125,14 @@ def turns(path: Path) -> list[dict[str, Any]]:
     lines = [line for file in sorted((path / "turns").glob("*.jsonl")) for line in file.read_text().splitlines()]
     records = [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
     return sorted(records, key=lambda record: (record["iteration"], record["env"], record["episode"], record["turn"]))
+
+
+def assert_same_chain(one: Path, other: Path) -> None:
+    """What both runs computed in every iteration, to the bit, from their folders."""
+    assert bisect_runs(one, other, 0.0) == [
+        f"compared iterations 1 to {ITERATIONS}",
+        "first difference: none, equal to the bit",
+    ]
 
 
 def assert_same_end(one: Path, other: Path, counters: bool = True) -> None:

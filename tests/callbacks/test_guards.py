@@ -87,6 +87,12 @@ def test_a_resumed_guard_keeps_the_rates_lowered_and_counts_on():
     assert resumed.lowered == 0.25
 
 
+def test_one_guard_may_warn_and_another_of_its_class_stop():
+    guards = [kind(**bounds, action=action) for kind, bounds, _ in GUARDS[:4] for action in ("warn", "stop")]
+    assert len({guard.state_key for guard in guards}) == len(guards)
+    L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", callbacks=guards)  # refuses equal ones
+
+
 def test_a_number_that_is_missing_says_nothing():
     trainer, empty = trainer_of(), Attempt(0, 0, {}, {}, {})
     for kind, bounds, _ in GUARDS:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.callbacks.continued_runs import ITERATIONS, MODES, assert_same_end, in_processes, turns
+from tests.callbacks.continued_runs import ITERATIONS, MODES, assert_same_chain, assert_same_end, in_processes, turns
 from tests.callbacks.signalling import SignalAt
 
 STAGES = ("collect", "score", "update", "validate", "saving")
@@ -47,3 +47,4 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     assert in_processes(tmp_path, exact_folder, mode, start=start, devices=devices) == [0] * devices
     assert_same_end(whole / "last.ckpt", saved)
     assert turns(whole) == turns(tmp_path)
+    assert_same_chain(whole, tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from lightning_agentrl.callbacks import CriticWarmup, StageProgress
+from tests.agents.guards import SkipSome
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
@@ -42,6 +43,16 @@ def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Pat
     assert lines[2].endswith(", 0:00 left")
     success = trainer.callback_metrics.get("rollout/success_window")
     assert f"success {'-' if success is None else format(float(success), '.3f')} " in lines[2]
+
+
+@pytest.mark.slow
+def test_steps_that_are_skipped_change_no_number_of_iterations(tiny_folder: Path, tmp_path: Path) -> None:
+    bar, shown = progress(terminal=False)
+    trainer = make_trainer(tmp_path, -1, [SkipSome([0]), bar], enable_progress_bar=True, max_steps=4)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    lines = shown.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["iteration 1/2 train", "iteration 2/2 train"]
+    assert lines[-1].endswith(", 0:00 left")
 
 
 def test_long_stages_say_how_far_they_are(tiny_folder: Path, tmp_path: Path) -> None:
@@ -112,5 +123,6 @@ def test_the_time_left_counts_the_running_iteration(
     bar._iteration_started = now - 30
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert trainer.current_epoch == 2
-    assert bar._time_left(trainer, 2) == ", 2:50 left"
-    assert bar._time_left(trainer, 3) == ", 1:40 left"
+    agent = make_agent(tiny_folder)
+    assert bar._time_left(trainer, agent, 2) == ", 2:50 left"
+    assert bar._time_left(trainer, agent, 3) == ", 1:40 left"

@@ -14,6 +14,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.engines import TransformersEngine
@@ -21,7 +22,7 @@ from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.rollout.stopping import Stopped
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import config_text, next_port
-from tests.callbacks.continued_runs import MODES, assert_same_end, in_processes, run, turns
+from tests.callbacks.continued_runs import MODES, assert_same_chain, assert_same_end, in_processes, run, turns
 from tests.callbacks.signalling import SignalAt
 
 Whole = Callable[..., Path]
@@ -77,6 +78,7 @@ def test_a_run_that_was_told_to_end_goes_on_as_if_nothing_had_happened(
     last = run(tmp_path, exact_folder, mode, start=saved)
     assert_same_end(whole(mode) / "last.ckpt", last, counters=not had_ended(stage, iteration))
     assert turns(whole(mode)) == turns(tmp_path)
+    assert_same_chain(whole(mode), tmp_path)
 
 
 @pytest.mark.long
@@ -92,6 +94,7 @@ def test_a_signal_to_one_of_two_processes_alone(
     last = tmp_path / "last.ckpt"
     assert_same_end(whole(mode, 2) / "last.ckpt", last, counters=not had_ended(stage, iteration))
     assert turns(whole(mode, 2)) == turns(tmp_path)
+    assert_same_chain(whole(mode, 2), tmp_path)
 
 
 @pytest.mark.long
@@ -113,13 +116,17 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
 
 @pytest.mark.slow
 def test_sigusr1_saves_and_goes_on(tmp_path: Path, exact_folder: Path, whole: Whole) -> None:
-    run(tmp_path, exact_folder, "windowed", StopOnSignals(), SignalAt("collect", 2, name="SIGUSR1"))
+    """What it saves is removed like other checkpoints, and takes the place of none."""
+    signals = [SignalAt(stage, iteration, name="SIGUSR1") for stage, iteration in (("validate", 2), ("collect", 3))]
+    run(tmp_path, exact_folder, "windowed", StopOnSignals(), *signals)
     assert_same_end(whole("windowed") / "last.ckpt", tmp_path / "last.ckpt")
     assert turns(whole("windowed")) == turns(tmp_path)
-    continued = tmp_path / "continued"
-    assert_same_end(
-        whole("windowed") / "last.ckpt", run(continued, exact_folder, "windowed", start=tmp_path / "saved-2.ckpt")
-    )
+    assert_same_chain(whole("windowed"), tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*-*.ckpt")) == ["iteration-00004.ckpt", "saved-3.ckpt"]
+    saved = torch.load(tmp_path / "saved-3.ckpt", weights_only=True)["callbacks"]["RunCheckpoints"]["saved"]
+    assert [Path(path).name for path in saved] == ["iteration-00003.ckpt", "saved-3.ckpt"]
+    last = run(tmp_path / "continued", exact_folder, "windowed", start=tmp_path / "saved-3.ckpt")
+    assert_same_end(whole("windowed") / "last.ckpt", last)
 
 
 @pytest.mark.slow

@@ -106,6 +106,7 @@ def test_a_growing_sample_gives_each_turn_its_own_part(tiny_folder: Path) -> Non
     assert first["old_logps"] is None
 
 
+@pytest.mark.slow
 def test_full_memory_is_logged_too(tiny_folder: Path, tmp_path: Path) -> None:
     keep = Keep()
     data = make_data(memory=FullMemory(), num_envs=4)
@@ -188,6 +189,7 @@ def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
     assert not log.exists()
 
 
+@pytest.mark.slow
 def test_held_out_episodes_are_logged_apart(tiny_folder: Path, tmp_path: Path) -> None:
     """Before training, after it and at each validation between, each with the iterations that came before it."""
     log = TurnLog(held_out=3)

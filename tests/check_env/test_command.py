@@ -35,7 +35,13 @@ def test_a_small_policy_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "given", [["tests.check_env.defects:Nothing-v0"], [QUESTION, "--seconds", "0"], [QUESTION, "--kwargs", '{"a": 1}']]
+    "given",
+    [
+        ["tests.check_env.defects:Nothing-v0"],
+        [QUESTION, "--seconds", "0"],
+        [QUESTION, "--kwargs", '{"a": 1}'],
+        [QUESTION, "--kwargs", '{"token": "x"}'],
+    ],
 )
 def test_what_cannot_be_checked_is_refused(
     given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

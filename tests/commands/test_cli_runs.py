@@ -14,17 +14,28 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+import yaml
 
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
-from tests.cli import Command, Config, changed, sentence
+from tests.cli import Command, Config, changed, fit, sentence
 
 
 def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
     code, _ = agentrl(config=config)
     assert code == 0
     assert agentrl(config=config, command="validate")[0] == 0
+
+
+def test_null_on_the_command_line_is_no_text(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = changed(config, "data.init_args.prompt", {"instruction": "Act.", "system": "Play."})
+    nulls = ["--data.init_args.prompt.instruction", "null", "--data.init_args.prompt.system=null"]
+    fit(given, tmp_path, monkeypatch, *nulls, "--print_config")
+    prompt = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["prompt"]
+    assert (prompt["instruction"], prompt["system"]) == (None, None)
 
 
 @pytest.mark.slow
@@ -324,6 +335,7 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
         "init_args": {"stage": "collect", "iteration": 1, "name": "SIGUSR1"},
     }
     config = changed(changed(config, "trainer.max_epochs", 3), "trainer.callbacks", [signalling])
+    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     code, text = agentrl(config=config)
     assert code == 128 + signal.SIGUSR1
     assert "SIGUSR1 came, all is saved, and job 1234 is requeued" in text
@@ -332,7 +344,10 @@ def test_under_slurm_it_saves_and_the_job_goes_on_where_it_was(
 
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     config["trainer"].pop("callbacks")
-    torch.save({}, tmp_path / "first.ckpt")  # where the first start went on from
     assert agentrl("--ckpt_path", str(tmp_path / "first.ckpt"), config=config)[0] == 0
     (last,) = tmp_path.rglob("last.ckpt")
     assert torch.load(last)["epoch"] == 2
+
+    # then the machine fails, and the job is started again without a signal
+    assert agentrl(config=changed(config, "trainer.max_epochs", 4))[0] == 0
+    assert json.loads((tmp_path / "run.json").read_text())["continues"] == str(last)

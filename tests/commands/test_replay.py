@@ -64,13 +64,13 @@ class Generous(TurnInteraction):
 
 
 class BitFlip(L.Callback):
-    """Flips the lowest bit of one number of a weight at the end of an iteration."""
+    """Flips the lowest bit of one number of a weight after the last step of an iteration."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch + 1 == self.iteration:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        if trainer.is_last_batch and trainer.current_epoch + 1 == self.iteration:
             _, weight = list(pl_module.named_parameters())[7]
             with torch.no_grad():
                 weight.view(-1)[3:4].view(torch.int64).bitwise_xor_(1)
@@ -157,6 +157,7 @@ def test_every_iteration_replays_to_the_bit(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = changed(config, "seed_everything", 3)
     config = changed(config, "trainer.max_epochs", 3)
+    config = changed(config, "trainer.check_val_every_n_epoch", 2)
     config = changed(
         config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
     )

@@ -312,7 +312,7 @@ def inventory(state: World) -> Counter:
     return Counter(element if element.is_text else element.kind for stack in state.cells for element in stack)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=5), st.lists(st.sampled_from(list(MOVES)), max_size=8))
 def test_on_any_map_nothing_is_lost_and_rules_are_what_the_map_says(drawn, moves):
     state = world("BABA IS YOU . B", *drawn)

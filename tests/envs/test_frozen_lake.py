@@ -57,7 +57,7 @@ def test_a_picture_shows_every_symbol() -> None:
     assert FrozenLake().render() is None
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     size=st.integers(2, 6),

@@ -80,7 +80,7 @@ def test_classic_rewards_and_the_player_on_a_target() -> None:
     assert text == "# # # # #\n# _ _ _ #\n# _ S X #\n# _ X O #\n# # # # #"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 2**32), size=st.integers(5, 7), boxes=st.integers(1, 2), pulls=st.integers(1, 12))
 def test_every_level_is_unsolved_and_its_solution_solves_it(seed, size, boxes, pulls) -> None:
     limit = Sokoban(size, boxes, pulls).max_turns

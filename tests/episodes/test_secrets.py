@@ -31,11 +31,18 @@ gymnasium.register("Vault-v0", entry_point=Vault)
 
 
 @pytest.mark.parametrize(
-    "name", ["api_key", "OPENAI_API_KEY", "apikey", "password", "db_passwd", "token", "hf_token", "secret"]
+    "name",
+    ["api_key", "OPENAI_API_KEY", "apikey", "password", "db_passwd", "token", "hf_token", "secret", "Authorization"],
 )
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, nested):
-    arguments = {"client": {name: SECRET}} if nested else {name: SECRET}
+@pytest.mark.parametrize("place", ["alone", "nested", "in a list", "several"])
+def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, place):
+    places = {
+        "alone": {name: SECRET},
+        "nested": {"client": {name: SECRET}},
+        "in a list": {"servers": [{"port": 1}, {name: SECRET}]},
+        "several": {name: ["${FIRST}", SECRET]},
+    }
+    arguments = places[place]
     with pytest.raises(ValueError, match=rf"'{name}'.*\$\{{{name.upper()}\}}") as refused:
         EnvConfig("Vault-v0", arguments)
     assert SECRET not in str(refused.value)
@@ -43,7 +50,10 @@ def test_a_secret_that_is_written_out_is_refused_without_repeating_it(name, nest
     check_secrets({name: ""})
 
 
-@pytest.mark.parametrize("name", ["stop_token", "key", "door_key", "key_color", "max_tokens", "secretary", "tokenizer"])
+@pytest.mark.parametrize(
+    "name",
+    ["stop_token", "key", "door_key", "key_color", "max_tokens", "stop_tokens", "secretary", "tokenizer", "author"],
+)
 def test_other_arguments_are_left_alone(name):
     EnvConfig("Vault-v0", {name: "red"})
 

@@ -26,7 +26,7 @@ def random_values(seed: int, shape: tuple[int, ...] = (3, 7)) -> Tensor:
     return torch.randn(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.sampled_from([None, 0.01, 0.5, 2.0]))
 def test_equals_the_definition(seed, clip):
     values, old, returns = random_values(seed)
@@ -99,7 +99,7 @@ def test_first_tokens_of_turns_carry_the_weight():
     assert torch.equal(got, first_token_weights(mask.bool(), turns.int(), 3.0))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=5, max_size=5), min_size=1, max_size=4),
     st.integers(0, 2**31),

@@ -192,7 +192,7 @@ def cost(rows: list[Row]) -> int:
     return pack(rows).ids.shape[1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(row_lists, st.integers(1, 40))
 def test_plan_is_a_partition_within_budget(rows, budget):
     plan = plan_micro_batches(rows, budget)
@@ -201,7 +201,7 @@ def test_plan_is_a_partition_within_budget(rows, budget):
     assert all(cost([rows[i] for i in group]) <= budget or len(group) == 1 for group in plan)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(row_lists.filter(lambda rows: len(rows) > 1), st.integers(8, 40))
 def test_plan_is_the_balanced_one(rows, budget):
     """No way to cut the sorted rows needs fewer parts, or has a smaller largest part in as many."""
@@ -247,7 +247,7 @@ def test_a_long_row_goes_alone():
     assert sorted(i for group in plan for i in group) == [0, 1, 2, 3]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(row_lists.filter(bool), st.integers(1, 40))
 def test_plan_of_rows_that_do_not_share(rows, budget):
     plan = plan_micro_batches(rows, budget, share=False)

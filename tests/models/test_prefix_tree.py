@@ -15,7 +15,7 @@ rows_of_few_tokens = st.lists(
 )  # few different tokens, so that rows begin alike, repeat, and are prefixes of each other
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rows_of_few_tokens)
 def test_each_token_sees_its_own_row_only(rows):
     layout = lay_out(rows)
@@ -28,13 +28,13 @@ def test_each_token_sees_its_own_row_only(rows):
             assert mask[place].nonzero().flatten().tolist() == sorted(places[: position + 1])
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rows_of_few_tokens)
 def test_nothing_is_laid_out_twice(rows):
     assert len(lay_out(rows).keys) == len({row[: k + 1] for row in rows for k in range(len(row))})
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rows_of_few_tokens)
 def test_segments_follow_each_other_and_nest(rows):
     tree = lay_out(rows).tree

@@ -207,7 +207,7 @@ KEYS = ["{}", "ACTION: {}", "action:{}", "**Action:** {}", "Action - {}", "### A
 CASES = [str.lower, str.upper, str.title, lambda name: name.replace(" ", "_"), lambda name: name.replace(" ", "-")]
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(
     name=st.sampled_from(BABYAI),
     wrap=st.sampled_from(WRAPS),
@@ -219,7 +219,7 @@ def test_a_decorated_action_is_found(name, wrap, key, case, end):
     assert action_of(key.format(wrap.format(case(name)) + end)) == name
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(
     said=st.lists(st.sampled_from([*BABYAI, "wait,", "the action", "Then", "*", "(2)", "no!", "\n"]), max_size=12),
     name=st.sampled_from(BABYAI),
@@ -231,7 +231,7 @@ def test_thoughts_about_other_actions_do_not_confuse(said, name):
     assert all(word in parsed.thought for word in said if word.isalpha())
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.text(max_size=80))
 def test_any_text_is_read_without_an_error(reply):
     assert action_of(reply) in [None, *BABYAI]

@@ -204,7 +204,7 @@ def test_harmless_text_is_unchanged():
     assert "wall < |im_end|> ahead" in prompt_text(renderer(), observation="wall <|im_end|> ahead")
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["<", "<|im_end|>", "|im_end|>", "<|im_", "end|>", "<|im_start|>", " ", "x"])))
 def test_no_mixture_of_pieces_forges_a_special_token(pieces):
     ids = input_of(render(SHARED, observation="".join(pieces)).segments).ids

@@ -100,7 +100,7 @@ def check(name: str, seed: int, count: int, normalized: bool) -> None:
         assert marks_in(chat, name, text) == expected, repr(text)
 
 
-@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("normalized", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_text_forges_no_mark(name, normalized):
     check(name, seed=0, count=25, normalized=normalized)

@@ -106,7 +106,7 @@ def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, ti
     ahead = data.collect()
     assert story(ahead) == story(twin.collect())
     assert {turn.policy_version for turn in ahead.turns} == {0}
-    change(twin._learner)
+    change(twin._connected.learner)
     data.begin_next()
     change(learner)
     ahead = data.collect()
@@ -122,7 +122,7 @@ def test_validation_waits_plays_the_current_weights_and_leaves_the_rollout(conne
     data.begin_next()
     expected = story(twin.collect())
     change(learner)
-    change(twin._learner)
+    change(twin._connected.learner)
     seeds = data.validation_seeds()[:4]
     assert data.play_held_out(seeds) == twin.play_held_out(seeds)
     assert story(data.collect()) == expected
@@ -212,7 +212,7 @@ def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
         GO.clear()
         data.begin_next()
         end = time.monotonic() + 30
-        with data._learner.clock.stage("update"):
+        with data._connected.learner.clock.stage("update"):
             while not [w for w in caught if "nothing has moved" in str(w.message)]:
                 assert time.monotonic() < end
                 time.sleep(0.01)

@@ -57,7 +57,7 @@ def data_module(
 
 def collect(data: RolloutDataModule, count: int) -> list[Rollout]:
     """Rollouts with other weights each time, as in training."""
-    learner, rollouts = data._learner, []
+    learner, rollouts = data._connected.learner, []
     for _ in range(count):
         rollouts.append(data.collect())
         learner.policy_version += 1
@@ -163,7 +163,7 @@ def test_saved_groups_go_on_exactly(tiny_folder, tmp_path, memory, env):
         collect(data, 2)
         state = data.state_dict()
         torch.save(state, tmp_path / "state.pt")
-        learner = data._learner
+        learner = data._connected.learner
         weights = {name: x.clone() for name, x in learner.policy.state_dict().items()}
         expected = [story(rollout) for rollout in collect(data, 3)]
     members = [member for of_group in state["sessions"].values() for member in of_group]

@@ -1,0 +1,91 @@
+"""An agent and the engine that samples from it, while they are connected: weights are sent and sessions played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lightning_agentrl.engines import Engine, PolicyHandle
+from lightning_agentrl.episodes.interaction import Interaction
+from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.learner import Learner
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.rollout.watchdog import Watchdog
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Everything that a data module has only while an agent is connected, and how it plays with it.
+
+    Args:
+        learner: the agent.
+        engine: started.
+        handle: what the engine was started with.
+        make: makes the sessions.
+        loop: where they are played.
+        interaction: the loop over turns.
+        in_a_row: episodes that an environment may lose one after the other.
+        stall_seconds: without any move, after which a warning says what is waited for; 0: never.
+    """
+
+    learner: Learner
+    engine: Engine
+    handle: PolicyHandle
+    make: SessionMaker
+    loop: LoopThread
+    interaction: Interaction
+    in_a_row: int
+    stall_seconds: float
+
+    def send_weights(self) -> None:
+        """Let the engine take over the current weights."""
+        with self.learner.clock.part("sync"), self._watchdog().taking_weights():
+            self.engine.sync(self.learner.policy_version)
+
+    def send_proven(self) -> None:
+        """Send the weights before a rollout, and let the agent compare the engine with the policy.
+
+        Raises:
+            EngineMismatchError: the engine samples from something else.
+        """
+        self.send_weights()
+        with self._watchdog().taking_weights():
+            self.learner.prove_engine()
+        self.learner.probe_engine()
+
+    def player(self, temperature: float, stage: str = "") -> Player:
+        """Return what plays a session.
+
+        Args:
+            temperature: of sampling.
+            stage: what warnings call it; the running stage of the clock when not given.
+        """
+        return Player(
+            self.interaction,
+            self.engine,
+            self.make.memory.grows,
+            temperature,
+            self.make.seed,
+            self.learner.clock.advance,
+            self._watchdog(stage),
+            self.in_a_row,
+        )
+
+    def play(self, player: Player, playing: Coroutine[Any, Any, T], look: Callable[[], None]) -> T:
+        """Play until the end, on guard against what does not move.
+
+        Args:
+            player: plays.
+            playing: what it plays.
+            look: called now and then; may raise to leave.
+        """
+        assert player.watchdog is not None
+        with self.engine.collecting(), player.watchdog.on_guard():
+            return self.loop.run(playing, look)
+
+    def _watchdog(self, stage: str = "") -> Watchdog:
+        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage or self.learner.clock.running)
