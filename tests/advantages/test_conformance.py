@@ -161,7 +161,8 @@ def test_bf16_is_upcast_and_no_gradient_passes(cls: type[AdvantageEstimator], ar
 @given(seed=SEED)
 def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[AdvantageEstimator], seed: int):
     """It gets nothing, and the others what they would get without it. One trained token makes it count again, but for
-    estimators that weigh episodes by their trained tokens."""
+    estimators that weigh episodes by their trained tokens.
+    """
     episodes, estimator = drawn(cls, seed), cls()
     built = build(episodes, one_row=False, seed=seed)
     out = random.Random(seed).randrange(len(episodes))
