@@ -9,6 +9,8 @@ import pytest
 
 from tests.cli import Command, Config, changed, sentence
 
+SAYING = '{"id": "tests.talking_game:Saying-v0", "kwargs": {"messages": [{"role": "user", "content": "Hello."}]}}'
+
 
 @pytest.fixture
 def signs(config: Config) -> Config:
@@ -34,7 +36,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
         (("--out", "x", "--min_return", "4"), "min_return"),
         (("--out", "x", "--data.init_args.env.kwargs.fault", "raises"), "no way from here"),
-        (("--out", "x", "--data.init_args.env.id", "tests.talking_game:Saying-v0"), "no scripted player"),
+        (("--out", "x", "--data.init_args.env", SAYING), "no scripted player"),
     ],
 )
 def test_wrong_input_is_answered_in_a_sentence(
