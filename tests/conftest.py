@@ -63,6 +63,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_torch() -> None:
+    import lightning  # noqa: F401 - it logs to what is standard error now; that of a test ends with it
     import torch
 
     torch.set_num_threads(1)  # tiny models; more threads only wait for each other

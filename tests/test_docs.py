@@ -30,6 +30,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+from benchmarks import counted_memory
 from docs import reference
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.commands import main as commands
@@ -47,7 +48,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 README = ROOT / "README.md"  # what a reader meets first; the other pages take a minute
 READ = [pytest.param(path, marks=() if path == README else pytest.mark.slow) for path in (*PAGES, *TEXTS)]
-GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy|guard"
+GROUPS = "rollout|policy|critic|kl|stop|text|env|time|val|mismatch|grad_norm|variance_proxy|guard|clone|thoughts"
 
 
 def named(path: Path) -> str:
@@ -402,6 +403,10 @@ def test_numbers_of_the_home_page_are_those_of_the_results() -> None:
 
 
 # Examples
+
+
+def test_the_table_of_what_fits_where_is_the_plans() -> None:
+    assert "\n".join(counted_memory.table()) in (ROOT / "docs" / "many_devices.md").read_text()
 
 
 def test_the_example_of_the_concepts_is_rendered_like_that() -> None:

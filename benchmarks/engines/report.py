@@ -12,13 +12,14 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "vllm.json"
 Record = dict[str, Any]
 
 
-def keep(kind: str, record: Record) -> None:
+def keep(kind: str, record: Record, file: Path = RESULTS) -> None:
     """Put a record in the place of an older one of its kind with as many environments, and write the page."""
-    records: dict[str, list[Record]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    records: dict[str, list[Record]] = json.loads(file.read_text()) if file.exists() else {}
     others = [other for other in records.get(kind, []) if other["envs"] != record["envs"]]
     records[kind] = sorted([*others, record], key=lambda other: other["envs"])
-    RESULTS.write_text(json.dumps(records, indent=1) + "\n")
-    RESULTS.with_suffix(".md").write_text(page(records))
+    file.write_text(json.dumps(records, indent=1) + "\n")
+    if file == RESULTS:  # the page is of the CPU and the demo model
+        file.with_suffix(".md").write_text(page(records))
 
 
 def page(records: dict[str, list[Record]]) -> str:

@@ -66,9 +66,11 @@ class Measured:
 class Setting:
     """Sessions with one engine; collections go on in the same episodes."""
 
-    def __init__(self, engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL) -> None:
+    def __init__(
+        self, engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL, device: str = "cpu"
+    ) -> None:
         self.engine, self.reply = engine, reply
-        policy = LanguageModel(load_causal_lm(model)).eval()
+        policy = LanguageModel(load_causal_lm(model)).eval().to(device)
         self.renderer = ChatRenderer(load_tokenizer(model), PROMPT)
         self.stop_token_ids = self.renderer.stop_token_ids
         self.executor = ThreadPoolExecutor(len(envs))
@@ -103,8 +105,10 @@ class Setting:
 
 
 @contextmanager
-def setting(engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL) -> Iterator[Setting]:
-    made = Setting(engine, envs, reply, model)
+def setting(
+    engine: Engine, envs: Sequence[Delay], reply: int, model: str = MODEL, device: str = "cpu"
+) -> Iterator[Setting]:
+    made = Setting(engine, envs, reply, model, device)
     try:
         yield made
     finally:

@@ -13,10 +13,11 @@ Writes `docs/results/vllm.md` and `vllm.json`.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from benchmarks.engines.alone import tokens_and_seconds
-from benchmarks.engines.report import keep
-from benchmarks.engines.setting import Delay, setting
+from benchmarks.engines.report import RESULTS, keep
+from benchmarks.engines.setting import MODEL, Delay, setting
 from lightning_agentrl.engines import VLLMEngine
 
 
@@ -26,11 +27,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--reply", type=int, default=64, help="tokens at most")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="file of the records")
     args = parser.parse_args()
     for count in args.envs:
         envs = [Delay(i, lambda _: 0.0) for i in range(count)]
         pairs = []
-        with setting(VLLMEngine(max_batch=count), envs, args.reply) as made:
+        with setting(VLLMEngine(max_batch=count), envs, args.reply, args.model, args.device) as made:
             made.collect(1)  # warm
             for version in range(args.repeats):
                 made.engine.sync(version)
@@ -43,7 +47,7 @@ def main() -> None:
                 pairs.append({"tokens": tokens, **seconds})
                 shares = f"{alone / rollout.seconds:.3f}, in turns {in_turns / rollout.seconds:.3f}"
                 print(count, pairs[-1], f"share {shares}", flush=True)
-        keep("throughput", {"envs": count, "turns": args.turns, "reply": args.reply, "pairs": pairs})
+        keep("throughput", {"envs": count, "turns": args.turns, "reply": args.reply, "pairs": pairs}, args.out)
 
 
 if __name__ == "__main__":

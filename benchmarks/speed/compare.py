@@ -25,8 +25,8 @@ from benchmarks.speed.comparisons import COMPARISONS, OUR_TOKENS, Comparison
 from benchmarks.speed.contender import PYTHONS, Contender, Step
 from benchmarks.speed.job import Job
 from benchmarks.speed.report import line, markdown, versions
-from benchmarks.speed.tuning import tune, tuned_size
-from lightning_agentrl.models.demo import demo_model_folder
+from benchmarks.speed.tuning import TUNED, tune, tuned_size
+from lightning_agentrl.models.demo import NAME, demo_model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,24 +35,24 @@ TOLERANCE = {"bf16": 0.1, "float32": 1e-4}
 CHECK_TURNS = 16  # of the check in float32
 
 
-def jobs_of(comparison: Comparison, job: Job) -> tuple[Job, Job]:
+def jobs_of(comparison: Comparison, job: Job, tuned: Path) -> tuple[Job, Job]:
     """Ours and theirs."""
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
     return (
-        replace(common, micro_batch=OUR_TOKENS, variant=comparison.ours.variant),
+        replace(common, micro_batch=OUR_TOKENS[job.device], variant=comparison.ours.variant),
         replace(
             common,
-            micro_batch=tuned_size(theirs, case, precision),
+            micro_batch=tuned_size(theirs, case, precision, tuned),
             variant=theirs.variant,
             episodes=theirs.episodes,
         ),
     )
 
 
-def measure(comparison: Comparison, job: Job, repeats: int) -> dict[str, Any]:
+def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict[str, Any]:
     """Seconds of both sides, step by step, and whether they computed the same."""
-    our_job, their_job = jobs_of(comparison, job)
+    our_job, their_job = jobs_of(comparison, job, tuned)
     with Contender(comparison.ours.module, our_job) as ours, Contender(comparison.theirs.module, their_job) as theirs:
         first = ours.step(), theirs.step()  # warms up; both from the same weights
         steps = [(ours.step(), theirs.step()) for _ in range(repeats)]
@@ -62,6 +62,8 @@ def measure(comparison: Comparison, job: Job, repeats: int) -> dict[str, Any]:
         "goal": comparison.goal,
         "turns": job.turns,
         "threads": job.threads,
+        "model": NAME if job.model == str(demo_model_folder()) else Path(job.model).name,
+        "device": job.device,
         "micro_batch": [our_job.micro_batch, their_job.micro_batch],
         "seconds": [[a.seconds for a, _ in steps], [b.seconds for _, b in steps]],
         "idle_cpu": max(step.idle_cpu for pair in steps for step in pair),
@@ -106,6 +108,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="steps of each side that count")
     parser.add_argument("--turns", type=int, default=128, help="turns of a step")
     parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
+    parser.add_argument("--model", default="demo", help="demo, or the folder of a model")
+    parser.add_argument("--device", choices=OUR_TOKENS, default="cpu")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of speed.md and speed.json")
     wanted = parser.parse_args()
     chosen = [c for c in COMPARISONS if c.key == wanted.only] or [c for c in COMPARISONS if wanted.only in c.key]
@@ -113,14 +117,17 @@ def main() -> None:
         raise SystemExit(f"no comparison has '{wanted.only}' in its key: {', '.join(c.key for c in COMPARISONS)}")
     if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
         raise SystemExit("TRL has an environment of its own; `make benchmarks` makes it")
-    job = Job(chosen[0].case, wanted.turns, str(demo_model_folder()), precision="bf16", micro_batch=0)
-    tune(chosen, job, anew=wanted.tune)
+    folder = str(demo_model_folder()) if wanted.model == "demo" else wanted.model
+    job = Job(chosen[0].case, wanted.turns, folder, precision="bf16", micro_batch=0, device=wanted.device)
+    wanted.out.mkdir(parents=True, exist_ok=True)
+    usual = wanted.model == "demo" and wanted.device == "cpu"
+    tuned = TUNED if usual else wanted.out / "tuned.json"
+    tune(chosen, job, anew=wanted.tune, file=tuned)
     file = wanted.out / "speed.json"
     results: dict[str, Any] = json.loads(file.read_text())["results"] if file.exists() else {}
     for comparison in chosen:
-        results[comparison.key] = measure(comparison, job, wanted.repeats)
+        results[comparison.key] = measure(comparison, job, wanted.repeats, tuned)
         ordered = {c.key: results[c.key] for c in COMPARISONS if c.key in results}
-        wanted.out.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"versions": versions(), "results": ordered}, indent=2) + "\n")
         file.with_suffix(".md").write_text(markdown(ordered, versions()))
         print(f"{comparison.key}: {line(results[comparison.key])}", flush=True)

@@ -43,11 +43,14 @@ class Contender:
 
     def __enter__(self) -> Contender:
         threads = str(self.job.threads)
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        # Models are folders. Of several GPUs, transformers would share the batch out over all.
+        own = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": first if self.job.device == "cuda" else ""}
         self.log = Path(os.devnull).open("w") if not os.environ.get("SPEED_LOG") else None
         self.process = subprocess.Popen(
             [PYTHONS[self.module], "-m", f"benchmarks.speed.{self.module}", self.job.dumps()],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, **own, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,

@@ -24,6 +24,7 @@ class Job:
     variant: str = ""  # of the contender
     episodes: bool = False  # one row for each episode instead of each turn
     threads: int = 2
+    device: str = "cpu"  # or "cuda", the first one that is seen
     lr: float = 1e-6
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
@@ -40,12 +41,16 @@ class Channel:
 
     Made before the model is loaded: memory is counted from here. Answers go to what was standard output; whatever
     libraries print goes to standard error.
+
+    Args:
+        device: that it computes on; a clock is stopped when its work is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
-        self._program_bytes = peak_bytes()
+        self._program_bytes = peak_bytes(device)
 
     def wait(self) -> bool:
         """Sleep until a step is asked for, then start the clock; False when there is nothing more to do."""
@@ -56,6 +61,10 @@ class Channel:
         return bool(line.strip())
 
     def stop(self) -> None:
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
         self._seconds = time.perf_counter() - self._started
         self._cpu_seconds = time.process_time() - self._cpu_started
 
@@ -67,7 +76,7 @@ class Channel:
             "idle_cpu": self._idle_cpu,
             "loss": loss,
             "grad_norm": grad_norm,
-            "peak_bytes": peak_bytes() - self._program_bytes,
+            "peak_bytes": peak_bytes(self._device) - self._program_bytes,
             **more,
         }
         print(json.dumps(answer), file=self._answers, flush=True)
@@ -79,6 +88,10 @@ def own_job() -> Job:
     return Job(**{**fields, "case": Case(**fields["case"])})
 
 
-def peak_bytes() -> int:
-    """The most memory that this process has held so far."""
+def peak_bytes(device: str) -> int:
+    """The most memory that this process has held so far, of a GPU that of its tensors."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

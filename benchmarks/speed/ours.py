@@ -156,7 +156,8 @@ class StepByStep(L.Callback):
 
 def main() -> None:
     keep_freed_memory()
-    job, channel = own_job(), Channel()
+    job = own_job()
+    channel = Channel(job.device)
     torch.set_num_threads(job.threads)
     watch = LargestLogits() if job.variant == "logits" else None
     make_trainer(job, StepByStep(channel, watch)).fit(PolicyAgent(job), GivenData(rollout_of(job.rows())))
@@ -165,7 +166,7 @@ def main() -> None:
 def make_trainer(job: Job, *callbacks: L.Callback, max_epochs: int = -1) -> L.Trainer:
     """An epoch is one optimizer step."""
     return L.Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if job.device == "cuda" else "cpu",
         devices=1,
         precision=cast(Any, {"bf16": "bf16-mixed", "float32": "32-true"}[job.precision]),
         max_epochs=max_epochs,

@@ -20,8 +20,9 @@ from lightning_agentrl.models.allocator import keep_freed_memory
 
 def loss_of(model: PreTrainedModel, rows: list[Row], total: int) -> Tensor:
     """These rows' part of the mean over all sampled tokens."""
-    ids = torch.tensor([row.prompt + row.completion for row in rows])
-    prompt, advantages = len(rows[0].prompt), torch.tensor([row.advantages for row in rows])
+    ids = torch.tensor([row.prompt + row.completion for row in rows], device=model.device)
+    prompt = len(rows[0].prompt)
+    advantages = torch.tensor([row.advantages for row in rows], device=model.device)
     inputs = ids[:, :-1]  # what follows the last token is not asked for
     hidden = model.base_model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False)
     logits = model.get_output_embeddings()(hidden.last_hidden_state[:, prompt - 1 :])
@@ -34,9 +35,11 @@ def loss_of(model: PreTrainedModel, rows: list[Row], total: int) -> Tensor:
 
 def main() -> None:
     keep_freed_memory()
-    job, channel = own_job(), Channel()
+    job = own_job()
+    channel = Channel(job.device)
     torch.set_num_threads(job.threads)
-    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, attn_implementation="sdpa").train()
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32, attn_implementation="sdpa")
+    model.to(job.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.lr, weight_decay=job.weight_decay, fused=True)
     rows = job.rows()
     watch = LargestLogits()
@@ -54,7 +57,7 @@ def step(job: Job, model: PreTrainedModel, optimizer: torch.optim.Optimizer, row
     sum_of_losses = 0.0
     optimizer.zero_grad(set_to_none=True)
     for first in range(0, len(rows), size):
-        with torch.autocast("cpu", torch.bfloat16, enabled=job.precision == "bf16"):
+        with torch.autocast(job.device, torch.bfloat16, enabled=job.precision == "bf16"):
             loss = loss_of(model, rows[first : first + size], total)
         loss.backward()
         sum_of_losses += float(loss.detach())

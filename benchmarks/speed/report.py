@@ -10,16 +10,17 @@ from importlib import metadata
 from typing import Any
 
 from benchmarks.speed.contender import PYTHONS
+from lightning_agentrl.models.demo import NAME
 
 INTRODUCTION = """\
 # Speed of an update
 
 Seconds of one optimizer step on turns with replies of 8 tokens, from the collected turns to the new weights:
-SmolLM2-135M-Instruct, all weights trained, {threads} threads on a CPU. Written by `make benchmarks`.
+{model}, all weights trained, {device}. Written by `make benchmarks`.
 
 Both sides train on the same tokens (random ones) with the same given advantages: no critic, no reference, one step per
 rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing. Our micro-batches have the
-size of the quickstart, 2048 tokens; the others have the size that was the fastest of several for them
+size of the {config}, {tokens} tokens; the others have the size that was the fastest of several for them
 (`benchmarks/speed/tuned.json`). Both sides run their own training loop. They take steps in turn; a ratio is of two
 steps that follow each other, and above 1 where lightning-agentrl is faster. Prompts are of one length here, so that
 nobody computes padding.
@@ -57,7 +58,14 @@ def markdown(results: Mapping[str, Mapping[str, Any]], packages: Mapping[str, st
     repeats = {len(result["seconds"][0]) for result in results.values()}
     foot = f"\nMedians over {' or '.join(map(str, sorted(repeats)))} steps of each side, after one that warms up. "
     foot += ", ".join(f"{name} {version}" for name, version in packages.items()) + ".\n"
-    head = INTRODUCTION.format(threads=some["threads"]) + "\n"
+    on_gpu = some.get("device") == "cuda"
+    head = INTRODUCTION.format(
+        model=some.get("model", NAME),
+        device="one GPU" if on_gpu else f"{some['threads']} threads on a CPU",
+        config="configs for GPUs" if on_gpu else "quickstart",
+        tokens=some["micro_batch"][0],
+    )
+    head += "\n"
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *lines]
     return head + "\n".join(table) + "\n" + foot + NOTES
 

@@ -50,7 +50,7 @@ class GivenGRPOTrainer(GRPOTrainer):
     given: dict[str, Tensor]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Tensor]:
-        return dict(self.given)
+        return {name: x.to(self.accelerator.device) for name, x in self.given.items()}
 
 
 class ScoredGRPOTrainer(GivenGRPOTrainer):
@@ -71,7 +71,7 @@ class ScoredGRPOTrainer(GivenGRPOTrainer):
         logps = log_pi.gather(-1, targets[:, None])[:, 0]
         with torch.no_grad():  # for the metric only
             entropy = -(log_pi.exp() * log_pi).sum(-1)
-        empty = torch.zeros(self.scored.shape)
+        empty = torch.zeros(self.scored.shape, device=logps.device)
         return empty.masked_scatter(self.scored, logps), empty.masked_scatter(self.scored, entropy), None
 
 
@@ -96,7 +96,7 @@ def trainer_of(job: Job, channel: Channel, folder: str) -> GivenGRPOTrainer:
     rows = job.rows()
     arguments = GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=job.device == "cpu",
         bf16=job.precision == "bf16",
         per_device_train_batch_size=job.micro_batch,
         gradient_accumulation_steps=len(rows) // job.micro_batch,
@@ -135,7 +135,8 @@ def trainer_of(job: Job, channel: Channel, folder: str) -> GivenGRPOTrainer:
 
 def main() -> None:
     runpy.run_path(str(ALLOCATOR))["keep_freed_memory"]()
-    job, channel = own_job(), Channel()
+    job = own_job()
+    channel = Channel(job.device)
     torch.set_num_threads(job.threads)
     with tempfile.TemporaryDirectory() as folder:
         trainer_of(job, channel, folder).train()

@@ -15,7 +15,7 @@ from benchmarks.speed.job import Job
 from benchmarks.speed.layouts import Case
 
 TUNED = Path(__file__).with_name("tuned.json")
-ROWS = 16  # of the step that is tried, which decides as more would
+ROWS = {"cpu": 16, "cuda": 64}  # of the step that is tried, which decides as more would
 
 
 def name_of(side: Side, case: Case, precision: str) -> str:
@@ -23,36 +23,37 @@ def name_of(side: Side, case: Case, precision: str) -> str:
     return " ".join([*filter(None, parts), f"{case.prompt}/{case.shared} {precision}"])
 
 
-def known() -> dict[str, Any]:
+def known(file: Path) -> dict[str, Any]:
     """What was found so far."""
-    return json.loads(TUNED.read_text()) if TUNED.exists() else {}
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
-def tuned_size(side: Side, case: Case, precision: str) -> int:
+def tuned_size(side: Side, case: Case, precision: str, file: Path) -> int:
     """The best known size."""
-    return int(known()[name_of(side, case, precision)]["best"])
+    return int(known(file)[name_of(side, case, precision)]["best"])
 
 
-def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
+def tune(comparisons: Sequence[Comparison], job: Job, anew: bool, file: Path) -> None:
     """Try all sizes for their side of the comparisons: one step that warms up and one that counts.
 
     Args:
         comparisons: whose sides.
         job: everything but the size.
         anew: try those too whose best size is known.
+        file: of the best sizes of this model on this device.
     """
-    kept = known()
+    kept = known(file)
     sides = {name_of(c.theirs, c.case, c.precision): (c.theirs, c.case, c.precision) for c in comparisons}
     for name, (side, case, precision) in sides.items():
         if name in kept and not anew:
             continue
-        seconds = {}
-        for size in SIZES["episodes" if side.episodes else side.module]:
+        seconds, rows = {}, min(ROWS[job.device], job.turns)
+        for size in SIZES[job.device]["episodes" if side.episodes else side.module]:
             wanted = replace(
                 job,
                 case=case,
                 precision=precision,
-                turns=ROWS * case.turns_per_episode if side.episodes else ROWS,
+                turns=rows * case.turns_per_episode if side.episodes else rows,
                 variant=side.variant,
                 episodes=side.episodes,
                 micro_batch=size,
@@ -62,5 +63,5 @@ def tune(comparisons: Sequence[Comparison], job: Job, anew: bool) -> None:
                 seconds[str(size)] = round(contender.step().seconds, 3)
         best = min(seconds, key=lambda size: seconds.get(size, math.inf))
         kept[name] = {"best": int(best), "seconds": seconds}
-        TUNED.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+        file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
         print(f"{name}: {seconds}", flush=True)

@@ -1,5 +1,6 @@
 """A contextual bandit: one turn; a word in the text says which of the named arms pays."""
 
+from collections.abc import Callable
 from typing import Any
 
 from agentrl_envs.text_env import TextEnv
@@ -31,6 +32,10 @@ class Bandit(TextEnv):
     def system_prompt(self) -> str:
         """One sentence with the arms."""
         return f"Choose what to take for the weather. Reply with one word: {', '.join(self.actions)}."
+
+    def solver(self) -> Callable[[], str]:
+        """Return a player that takes the arm that pays."""
+        return lambda: self._good
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._word, self._good = self._pairs[int(self.np_random.integers(len(self._pairs)))]

@@ -1,5 +1,6 @@
 """Guess a number: several turns; each wrong guess is answered by "too low" or "too high"."""
 
+from collections.abc import Callable
 from typing import Any
 
 from agentrl_envs.text_env import TextEnv
@@ -26,6 +27,7 @@ class GuessNumber(TextEnv):
         self.aliases |= {description: name for name, description in self.actions.items()}
         self.default_action = "1"
         self._number = 1
+        self._low, self._high = 1, highest  # what the answers leave
         self._answers: list[str] = []
 
     @property
@@ -33,13 +35,22 @@ class GuessNumber(TextEnv):
         """One sentence with the range."""
         return f"Guess the number between 1 and {self.highest}. Reply with the number only."
 
+    def solver(self) -> Callable[[], str]:
+        """Return a player that halves what the answers leave."""
+        return lambda: str((self._low + self._high) // 2)
+
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
         self._number = int(self.np_random.integers(1, self.highest + 1))
+        self._low, self._high = 1, self.highest
         self._answers = []
 
     def _act(self, action: str) -> tuple[float, bool]:
         guess = int(action)
         answer = "correct" if guess == self._number else "too low" if guess < self._number else "too high"
+        if guess < self._number:
+            self._low = max(self._low, guess + 1)
+        elif guess > self._number:
+            self._high = min(self._high, guess - 1)
         self._answers.append(f"{guess} is {answer}.")
         return float(guess == self._number), guess == self._number
 

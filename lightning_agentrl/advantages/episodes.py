@@ -27,6 +27,7 @@ class Episodes:
     rewards_NL: Tensor
     groups: Groups
     labels_N: Tensor  # of the group
+    trained_NL: Tensor  # bool, the action tokens to train on; the others were rejected
 
     @property
     def scores_N(self) -> Tensor:
@@ -43,7 +44,8 @@ def group_episodes(rollout: Rollout) -> Episodes:
     assert rollout.groups is not None
     layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.episode)
     labels_N = layout.of_episode("group", rollout.groups)
-    return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N)
+    trained_NL = layout.gather(rollout.trained_mask.double()) > 0
+    return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N, trained_NL)
 
 
 def _of_trained_episodes(rollout: Rollout) -> Tensor:

@@ -11,7 +11,7 @@ from lightning_agentrl.advantages.whitening import Reduce
 
 
 def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -> Tensor:
-    """Return ``s - sum(K s) / sum(K)`` of the group [N], K the number of action tokens; 0 for equal scores."""
+    """Return ``s - sum(K s) / sum(K)`` of the group [N], K the number of trained tokens; 0 for equal scores."""
     lengths_N = lengths_N.to(scores_N.dtype)
     baseline_N = groups.sum(lengths_N * scores_N) / groups.sum(lengths_N)
     return torch.where(groups.equal(scores_N), 0, scores_N - baseline_N)
@@ -19,7 +19,8 @@ def minus_length_weighted(scores_N: Tensor, lengths_N: Tensor, groups: Groups) -
 
 class OPO(ScoreEstimator):
     """Score minus the length-weighted mean of its group, the baseline of least variance if the squared norm of an
-    episode's score function grows with its action tokens (arXiv 2505.23585).
+    episode's score function grows with its action tokens (arXiv 2505.23585). Rejected tokens have no gradient, and do
+    not count.
 
     Args:
         whiten: see :class:`AdvantageEstimator`.
@@ -27,4 +28,4 @@ class OPO(ScoreEstimator):
     """
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
-        return minus_length_weighted(episodes.scores_N, episodes.layout.lengths_N, episodes.groups)
+        return minus_length_weighted(episodes.scores_N, episodes.trained_NL.sum(1), episodes.groups)

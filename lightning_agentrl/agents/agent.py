@@ -31,7 +31,14 @@ from lightning_agentrl.agents.checkpoints import (
     refuse_not_finite,
     rewind,
 )
-from lightning_agentrl.agents.checks import check_groups, check_returns, check_tower, check_trainer, correction_for
+from lightning_agentrl.agents.checks import (
+    check_groups,
+    check_returns,
+    check_tower,
+    check_trainer,
+    check_vocabulary,
+    correction_for,
+)
 from lightning_agentrl.agents.describe import describe, describe_gradient
 from lightning_agentrl.agents.finite import SHOWN, LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, RolloutCallback
@@ -191,6 +198,11 @@ class Agent(L.LightningModule, ABC):
     def value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
         """Return the loss per action token [B, A] of the current values [B, A], with gradient."""
 
+    @property
+    def reference(self) -> str:
+        """Hub id or folder of the model that log-probs are compared with, if :attr:`needs` declares them."""
+        return self.model
+
     def update_metrics(self, batch: Rollout, scores: CurrentScores) -> dict[str, Tensor]:
         """Return per-token numbers [B, A], to be averaged over the trained tokens of the mini-batch and logged."""
         return {}
@@ -296,7 +308,6 @@ class Agent(L.LightningModule, ABC):
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
-            optimizer.zero_grad(set_to_none=True)
             if training:
                 rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
             weights_B = row_weights(
@@ -333,6 +344,7 @@ class Agent(L.LightningModule, ABC):
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
+            optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
             skipped = self.trainer.global_step == before
             self.steps.count(held, skipped)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
@@ -460,6 +472,8 @@ class Agent(L.LightningModule, ABC):
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
+            if self.reference != self.model:
+                check_vocabulary(self.tokenizer, self.reference)
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
@@ -485,8 +499,9 @@ class Agent(L.LightningModule, ABC):
             return
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
+        reference = self.reference if self.needs.ref_logps else None
         self.models = build_models(
-            self.model, self.critic, self.needs.ref_logps, self.lora, self.compute, precision, mesh, self.train_tower
+            self.model, self.critic, reference, self.lora, self.compute, precision, mesh, self.train_tower
         )
         self.actor = self.models.actor
         if self.critic is not None:

@@ -6,13 +6,14 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_info
+from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.image_reader import READERS
-from lightning_agentrl.models.language_model import read_config
+from lightning_agentrl.models.language_model import load_tokenizer, read_config
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
@@ -74,6 +75,22 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
         )
     if train_tower and read_config(model).model_type not in READERS:
         raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, reference: str) -> None:
+    """Refuse a reference whose tokens are not those of the policy.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    own, others = tokenizer.get_vocab(), load_tokenizer(reference).get_vocab()
+    if own != others:
+        differ = sum(others.get(text) != number for text, number in own.items())
+        raise ValueError(
+            f"the reference '{reference}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of "
+            f"{len(own)} tokens differ), so its log-probs cannot be compared; give a model with the same tokens (key "
+            "model.init_args.kl.reference)"
+        )
 
 
 def check_groups(

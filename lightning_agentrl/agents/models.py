@@ -74,7 +74,7 @@ class Models:
 def build_models(
     model: str,
     critic: Critic | None,
-    with_reference: bool,
+    reference: str | None,
     lora: LoRA | None,
     compute: Compute,
     precision: str | None,
@@ -86,7 +86,8 @@ def build_models(
     Args:
         model: hub id or folder.
         critic: gets its weights here; None: there is none.
-        with_reference: keep a frozen copy of the initial policy; with LoRA, the base below the adapters.
+        reference: hub id or folder of a frozen model to compare with; with LoRA, the base below the adapters if it is
+            the same model. None: there is none.
         lora: adapters on one frozen base that all three share; None: all weights are trained.
         compute: how activations and layers are computed.
         precision: of the trainer; None outside of one.
@@ -112,15 +113,17 @@ def build_models(
     share_out(actor)
     if critic is not None:
         critic.build(actor.hidden_size, lambda other: backbone("critic", other))
-        _check_images(actor, critic)
+        _check_critic_images(actor, critic)
         share_out(critic)
-    reference = None
-    if with_reference:
-        reference = LanguageModel(load_causal_lm(model) if base is None else base).requires_grad_(False).eval()
-        share_out(reference)
+    frozen = None
+    if reference is not None:
+        own = base if reference == model and base is not None else load_causal_lm(reference)
+        frozen = LanguageModel(own).requires_grad_(False).eval()
+        _check_images(actor, frozen, reference)
+        share_out(frozen)
     if base is not None and precision == "bf16-mixed":
         round_linear_layers(base, torch.bfloat16)
-    models = Models(actor, critic, reference)
+    models = Models(actor, critic, frozen)
     if not models.share_prefixes:
         why = why_unshared(actor.lm.config)
         who = f"'{model}' ({why})" if why else "the critic"
@@ -131,7 +134,21 @@ def build_models(
     return models
 
 
-def _check_images(actor: LanguageModel, critic: Critic) -> None:
+def _check_images(actor: LanguageModel, reference: LanguageModel, name: str) -> None:
+    """Refuse a reference that reads images otherwise than the actor does, or not at all.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    own, others = actor.image_reader, reference.image_reader
+    if own is not None and (others is None or others.settings != own.settings):
+        raise ValueError(
+            f"the model '{name}' does not read images as the actor's does; give one with equal patches and an equal "
+            "image processor (key model.init_args.kl.reference)"
+        )
+
+
+def _check_critic_images(actor: LanguageModel, critic: Critic) -> None:
     """Refuse a critic with a model that would read images otherwise than the actor does.
 
     Raises:

@@ -27,6 +27,7 @@ from lightning_agentrl.losses import (
     kl_estimate,
     kl_loss,
 )
+from lightning_agentrl.losses.cloning import action_weights
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments
@@ -35,24 +36,33 @@ from lightning_agentrl.types.plain_config import from_plain
 
 @dataclass(frozen=True)
 class KL:
-    """What holds the policy near the initial one. With all coefficients 0 no reference model is kept.
+    """What holds the policy near the initial one, or pulls it to a teacher. Without coefficients no reference is kept.
 
     Args:
         reward: coefficient of the KL in the reward, fixed or adaptive.
         reward_kind: estimator of that KL.
         loss: weight of the KL in the policy loss, in addition to the one in the reward.
         loss_kind: estimator of that KL; ``k1+`` and ``k3+`` have the value of k1 and k3 and the gradient of k2.
+        reference: hub id or folder of a model with the same tokens, such as a teacher; null: the initial policy.
+        action_share: in the loss, the part of a reply's weight on the tokens that name the action, where a thought
+            precedes; null: all tokens weigh the same.
     """
 
     reward: KLCoefficient | float = 0.001
     reward_kind: KLKind = "k1"
     loss: float = 0.0
     loss_kind: KLLossKind = "k3+"
+    reference: str | None = None
+    action_share: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reward", from_plain(self.reward, KLCoefficient | float, f"{KEYS}.kl.reward"))
         if not 0 <= self.loss < math.inf:
             raise ValueError(f"kl.loss must not be negative, got {self.loss}")
+        if self.reference is not None and self.reward == 0 and self.loss == 0:
+            raise ValueError(f"{KEYS}.kl.reference needs a coefficient above 0; set {KEYS}.kl.loss or {KEYS}.kl.reward")
+        if self.action_share is not None and not 0 < self.action_share <= 1:
+            raise ValueError(f"{KEYS}.kl.action_share must be above 0 and at most 1, got {self.action_share}")
 
 
 class PPOAgent(Agent):
@@ -106,6 +116,11 @@ class PPOAgent(Agent):
             old_logps=self._uses_kl, ref_logps=self._uses_kl, mini_batch_logps=self.loss.needs_mini_batch_logps
         )
 
+    @property
+    def reference(self) -> str:
+        """The model that the KL is taken to."""
+        return self.kl.reference or super().reference
+
     def shape_rewards(self, rollout: Rollout) -> Tensor:
         """Subtract the KL of each sampled token to the reference."""
         scores = rollout.scores
@@ -143,7 +158,8 @@ class PPOAgent(Agent):
         """Return the KL of the current policy to the reference as a loss, [B, A]."""
         assert batch.scores.old_logps is not None
         assert batch.scores.ref_logps is not None
-        return kl_loss(scores.logps, batch.scores.old_logps, batch.scores.ref_logps, self.kl.loss_kind)
+        kl = kl_loss(scores.logps, batch.scores.old_logps, batch.scores.ref_logps, self.kl.loss_kind)
+        return kl if self.kl.action_share is None else kl * action_weights(batch, self.kl.action_share).to(kl.device)
 
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor:
         assert batch.scores.old_logps is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,7 +65,8 @@ def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader
         scores, bootstrap_values = score_policy(models.actor, rollout, reader, shared, needs.sum_pi_squared)
         rollout = rollout.union(scores=scores)
     if models.reference is not None and needs.ref_logps and rollout.scores.ref_logps is None:
-        scores, _ = score_policy(models.reference, rollout, reader)
+        shares = reader.share and models.reference.shares_prefixes
+        scores, _ = score_policy(models.reference, rollout, replace(reader, share=shares))
         rollout = rollout.union(scores=Scores(ref_logps=scores.old_logps))
     if models.critic is not None and needs.values and bootstrap_values is None:
         values, bootstrap_values = score_values(models.actor, models.critic, rollout, reader)

@@ -7,15 +7,18 @@ flat tensor. So what is done per group, clipping it and holding it still in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from torch import Tensor, nn
 
 from lightning_agentrl.distributed import sum_over_ranks
 
 STAGES = (1, 2)
+PRECISIONS = ("32-true", "bf16-mixed")
 
 
 class GroupedAdamW(torch.optim.AdamW):
@@ -97,13 +100,46 @@ class GradientWatch:
         return not norms or bool(torch.stack(norms).isfinite().all())
 
 
+class AutocastUnderZero(DeepSpeedPrecision):
+    """``bf16-mixed`` as without DeepSpeed, whose own would round all weights, and add up gradients in bfloat16.
+
+    Its engine is given float32 weights and calls the steps without autocast, which the agent enters itself.
+
+    Args:
+        device: type of the device.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__("32-true")
+        self.precision = "bf16-mixed"  # as Lightning reports it
+        self._device = device
+
+    def forward_context(self) -> AbstractContextManager:
+        return torch.autocast(self._device, torch.bfloat16, cache_enabled=False)
+
+    def train_step_context(self) -> AbstractContextManager:  # type: ignore[override]
+        return nullcontext()
+
+    def val_step_context(self) -> AbstractContextManager:  # type: ignore[override]
+        return nullcontext()
+
+
 def prepare_zero(strategy: DeepSpeedStrategy) -> None:
     """Set what DeepSpeed needs for micro-batches to add up: we say when to step, after any number of them."""
     config: Any = strategy.config
+    if strategy.precision_plugin.precision == "bf16-mixed":
+        strategy.precision_plugin = AutocastUnderZero(strategy.root_device.type)
+        config["bf16"] = {"enabled": False}  # else Lightning would enable it
     config["managed_gradient_accumulation"] = False
     config.setdefault("train_micro_batch_size_per_gpu", 1)  # for its logs; Lightning would ask the loader too early
     if config["zero_optimization"]["stage"] < 2:
         config["zero_optimization"]["overlap_comm"] = False  # there is nothing to overlap before the step
+
+
+def zero_stage(strategy: Strategy) -> int:
+    """Return the stage of ZeRO; 0 for other strategies."""
+    config: Any = strategy.config if isinstance(strategy, DeepSpeedStrategy) else None
+    return int(config["zero_optimization"]["stage"]) if config else 0
 
 
 def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
@@ -119,10 +155,10 @@ def check_zero(strategy: DeepSpeedStrategy, precision: str, lora: bool) -> None:
             f"DeepSpeedStrategy with stage {zero.get('stage')} is not supported; set trainer.strategy.init_args.stage "
             f"to one of {', '.join(map(str, STAGES))}, or use ModelParallelStrategy"
         )
-    if precision != "32-true":
+    if precision not in PRECISIONS:
         raise ValueError(
             f"trainer.precision '{precision}' under DeepSpeedStrategy would round all weights, the value head too; "
-            "use 32-true, or ModelParallelStrategy with bf16-mixed"
+            f"use one of {', '.join(PRECISIONS)}"
         )
     if config.get("gradient_clipping"):
         raise ValueError(

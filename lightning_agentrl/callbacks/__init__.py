@@ -9,11 +9,13 @@ from lightning_agentrl.callbacks.guards import (
     RepetitionGuard,
     ValidActionFloor,
 )
+from lightning_agentrl.callbacks.policy_folder import PolicyFolder
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_summary import RunSummary
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
+from lightning_agentrl.callbacks.thought_information import ThoughtInformation
 from lightning_agentrl.callbacks.turn_log import TurnLog
 
 __all__ = [
@@ -22,12 +24,14 @@ __all__ = [
     "EntropyBounds",
     "GradientSpikes",
     "KLCeiling",
+    "PolicyFolder",
     "RepetitionGuard",
     "RolloutReport",
     "RunCheckpoints",
     "RunSummary",
     "StageProgress",
     "StopOnSignals",
+    "ThoughtInformation",
     "TurnLog",
     "ValidActionFloor",
 ]

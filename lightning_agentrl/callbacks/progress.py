@@ -23,6 +23,7 @@ SHOWN = {
     "rollout/valid_action_ratio": "valid",
     "kl/reference": "kl",
     "critic/explained_variance": "explained",
+    "clone/cross_entropy": "cross-entropy",
     "val/success": "held-out success",
 }
 UNITS = {"score": "rows", "update": "rows", "validate": "episodes"}

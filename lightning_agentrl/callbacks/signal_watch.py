@@ -19,6 +19,7 @@ from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout.stopping import Stopping
 
 LOOK_SECONDS = 0.5  # between two looks at what other ranks are asked for
+CLOSE_SECONDS = 5.0  # for the thread's last look
 SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
 _watches = itertools.count()  # as many on all ranks
 
@@ -76,7 +77,9 @@ class SignalWatch:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
         signal.set_wakeup_fd(self._earlier_pipe)
         os.write(self._written, b"\0")
-        self._thread.join()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():  # it asks a node that cannot be reached, and ends with the process
+            return
         os.close(self._written)
         os.close(self._pipe)
 

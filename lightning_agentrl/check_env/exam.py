@@ -8,7 +8,7 @@ import resource
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -319,17 +319,31 @@ class Exam:
 def texts(exam: Exam) -> dict[str, Any]:
     """Return what a small model needs to know of the environment's texts, and what random replies earn."""
     seen = [one for play in [*exam.episodes, *exam.solved] if not play.broken for one in play.seen]
-    systems = {one.contract.system_prompt for one in seen}
-    missions = len(systems) > 1
-    read = [one.prompt if missions else one.text for one in seen]
+    system = system_of({(one.contract.system_prompt, one.contract.mission) for one in seen})
+    read = [one.prompt if system is None else f"{one.contract.mission if system else ''}\n{one.text}" for one in seen]
     return {
         "words": [word for word, _ in Counter(word for text in read for word in words(text)).most_common(_WORDS)],
         "replies": list(dict.fromkeys(reply for one in seen[:200] for reply in one.legal())),
         "named": bool(exam.first and exam.first.contract.actions),
-        "missions": missions,
+        "system": system,
         "longest": max((len(words(text)) for text in read), default=0),
         "returns": [play.total for play in exam.episodes if not play.broken],
     }
+
+
+def system_of(said: Collection[tuple[str, str]]) -> str | None:
+    """Return the system text for a small model, as `PromptFormat` takes it, without what is the same in all episodes.
+
+    Args:
+        said: system prompts of an environment, each with the mission of its episode.
+
+    Returns:
+        An empty text if they are all alike, ``{mission}`` if they differ in the mission alone, else None, for all.
+    """
+    if len({prompt for prompt, _ in said}) < 2:
+        return ""
+    rest = {prompt.replace(mission, "{mission}") if mission else prompt for prompt, mission in said}
+    return "{mission}" if len(rest) == 1 else None
 
 
 def canary() -> bool:

@@ -59,32 +59,37 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 
 def _curve(train: Mapping[str, Any]) -> str:
-    """Return the curves of all seeds, their mean with its interval, and the interval of random replies."""
+    """Return the curves of all seeds, the interval of their mean, and that of random replies."""
     curves: Sequence[Sequence[float]] = train["curves"]
-    low, high = train["random"]["low"], train["random"]["high"]
-    values = [value for curve in curves for value in curve] + [low, high]
+    points: Sequence[Mapping[str, float]] = train["points"]
+    random = train["random"]
+    values = [value for curve in curves for value in curve] + [random["low"], random["high"]]
     bottom, top = min(values), max(max(values), min(values) + 1e-9)
+    last = len(curves[0])
 
-    def at(step: float, value: float) -> str:
-        x = _EDGE + (_WIDTH - 2 * _EDGE) * step / max(len(curves[0]) - 1, 1)
-        return f"{x:.1f},{_HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * (value - bottom) / (top - bottom):.1f}"
+    def at(iteration: float, value: float) -> str:
+        x = _EDGE + (_WIDTH - 2 * _EDGE) * (iteration - 1) / max(last - 1, 1)
+        y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * (min(max(value, bottom), top) - bottom) / (top - bottom)
+        return f"{x:.1f},{y:.1f}"
 
-    last = len(curves[0]) - 1
-    band = " ".join([at(0, low), at(last, low), at(last, high), at(0, high)])
-    mean = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
-    lines = [*((curve, 1, 0.5) for curve in curves), (mean, 3, 1.0)]
-    drawn = "".join(
-        f'<polyline fill="none" stroke="{_TRAINED}" stroke-width="{width}" opacity="{opacity}" '
-        f'points="{" ".join(at(step, value) for step, value in enumerate(curve))}"/>'
-        for curve, width, opacity in lines
-    )
-    labels = "".join(
-        f'<text x="4" y="{y}">{value:.3g}</text>' for value, y in ((top, _EDGE), (bottom, _HEIGHT - _EDGE))
-    )
-    end = f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 10}">iteration 1 to {len(curves[0])}</text>'
-    area = f'<polygon fill="{_RANDOM}" opacity="0.35" points="{band}"/>'
+    def band(of: Sequence[Mapping[str, float]], colour: str) -> str:
+        edge = [at(one["iteration"], one["high"]) for one in of]
+        edge += [at(one["iteration"], one["low"]) for one in reversed(of)]
+        return f'<polygon fill="{colour}" opacity="0.25" points="{" ".join(edge)}"/>'
+
+    def line(of: Iterable[tuple[float, float]], width: int, opacity: float) -> str:
+        places = " ".join(at(*one) for one in of)
+        style = f'fill="none" stroke="{_TRAINED}" stroke-width="{width}" opacity="{opacity}"'
+        return f'<polyline {style} points="{places}"/>'
+
+    parts = [band([{**random, "iteration": 1}, {**random, "iteration": last}], _RANDOM), band(points, _TRAINED)]
+    parts += [line(enumerate(curve, start=1), 1, 0.5) for curve in curves]
+    parts.append(line(((one["iteration"], one["mean"]) for one in points), 3, 1.0))
+    parts += [f'<text x="4" y="{y}">{value:.3g}</text>' for value, y in ((top, _EDGE), (bottom, _HEIGHT - _EDGE))]
+    parts.append(f'<text x="{_WIDTH // 2}" y="{_HEIGHT - 10}">iteration 1 to {last}</text>')
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="return by iteration">'
-    return f"{head}{area}{drawn}{labels}{end}</svg>"
+    said = "Green: three seeds, their mean and its interval of 95 %. Grey: random replies."
+    return f'{head}{"".join(parts)}</svg><p class="quiet">{said}</p>'
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -60,7 +60,8 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
             )
         for rank in ranks[0]:
             one, other = (read_link(chain[iteration][rank]) for chain in both)
-            struck += [iteration] if time_limit_struck(one) or time_limit_struck(other) else []
+            if time_limit_struck(one) or time_limit_struck(other):
+                struck.append(iteration)
             at_all = at_all or first_difference(one, other, iteration)
             beyond = beyond or first_difference(one, other, iteration, tolerance)
         if beyond is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,11 @@ from lightning_agentrl.types import Rollout
 
 SEEDS = (0, 1, 2)
 ITERATIONS = 30
-NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES = 16, 12, 2  # of an iteration
+NUM_ENVS, TURNS_PER_ENV, MINI_BATCHES, UPDATE_EPOCHS = 16, 12, 2, 2  # of an iteration
 LONGEST = 1024  # tokens of a prompt that the small model reads
 MOST_REPLIES = 60
+ENTROPY_BONUS = 0.01
+POINTS = 10  # of the mean in a drawing
 _STUDENT = 4.303  # of 95 % with three seeds
 
 
@@ -45,14 +48,14 @@ class Texts:
         words: of its texts.
         replies: that it takes.
         named: whether these are named actions.
-        missions: whether the system prompt differs from episode to episode.
+        system: system text, as `PromptFormat` takes it: None for that of the environment.
         longest: words of its longest prompt.
     """
 
     words: Sequence[str]
     replies: Sequence[str]
     named: bool
-    missions: bool
+    system: str | None
     longest: int
 
 
@@ -86,21 +89,51 @@ def train(
         iterations: of each run.
 
     Returns:
-        Curves by seed, the interval of the control, that of the last quarter, verdict, and a sentence.
+        Curves by seed, points of the mean of all seeds with its interval, the interval of the control, that of the last
+        quarter, verdict, and a sentence.
     """
     control = interval(returns, 2.0)
     if texts.longest > LONGEST or not texts.replies:
         why = "no replies are known" if not texts.replies else f"prompts have up to {texts.longest} words"
-        return {"verdict": "not tried", "said": f"not tried: {why}", "curves": [], "random": control, "last": control}
+        nothing: dict[str, Any] = {"curves": [], "points": []}
+        return {"verdict": "not tried", "said": f"not tried: {why}", "random": control, "last": control, **nothing}
     started = time.perf_counter()
-    curves = [_run(env_id, kwargs, texts, seed, iterations) for seed in SEEDS]
+    curves = []
+    for seed in SEEDS:
+        curves.append(_run(env_id, kwargs, texts, seed, iterations))
+        told = f"seed {seed}: a return of {curves[-1][0]:.3g} at first, {curves[-1][-1]:.3g} at last"
+        print(f"training: {told}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     last = interval([statistics.fmean(curve[-max(iterations // 4, 1) :]) for curve in curves], _STUDENT)
     verdict = "climbs" if last["low"] > control["high"] else "not seen"
     turns = iterations * NUM_ENVS * TURNS_PER_ENV
     trained, random = ("{mean:.3g} ({low:.3g} to {high:.3g})".format(**one) for one in (last, control))
     said = f"{verdict}: a return of {trained} in the last quarter of {turns} turns over three seeds, random {random}"
-    seconds = time.perf_counter() - started
-    return {"verdict": verdict, "said": said, "curves": curves, "random": control, "last": last, "seconds": seconds}
+    return {
+        "verdict": verdict,
+        "said": said,
+        "curves": curves,
+        "points": points(curves),
+        "random": control,
+        "last": last,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def points(curves: Sequence[Sequence[float]]) -> list[dict[str, float]]:
+    """Return the mean of all seeds over a few iterations at a time, with its interval of 95 %.
+
+    Args:
+        curves: of three seeds, a value for each iteration.
+
+    Returns:
+        For each point the number of its last iteration, mean, low and high.
+    """
+    length = len(curves[0])
+    ends = [round((number + 1) * length / min(POINTS, length)) for number in range(min(POINTS, length))]
+    return [
+        {"iteration": end, **interval([statistics.fmean(curve[begin:end]) for curve in curves], _STUDENT)}
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
 
 
 def interval(values: Sequence[float], width: float) -> dict[str, float]:
@@ -121,7 +154,7 @@ def _run(env_id: str, kwargs: Mapping[str, Any], texts: Texts, seed: int, iterat
             critic=SeparateCritic(),
             advantage=GAE(gamma=0.95, lam=0.95),
             kl=KL(reward=0.0),
-            entropy_bonus=0.01,
+            entropy_bonus=ENTROPY_BONUS,
             optim=Optim(lr_actor=3e-3, lr_critic=3e-3),
         )
         data = RolloutDataModule(
@@ -129,12 +162,12 @@ def _run(env_id: str, kwargs: Mapping[str, Any], texts: Texts, seed: int, iterat
             num_envs=NUM_ENVS,
             turns_per_env=TURNS_PER_ENV,
             mini_batch_turns=NUM_ENVS * TURNS_PER_ENV // MINI_BATCHES,
-            update_epochs=2,
+            update_epochs=UPDATE_EPOCHS,
             memory=WindowMemory(0),
             prompt=PromptFormat(
                 think=False,
                 instruction="",
-                system=None if texts.missions else "",
+                system=texts.system,
                 examples=False,
                 max_prompt_tokens=positions - 1,
             ),

@@ -21,6 +21,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from lightning_agentrl.models.lora import LoRA, frozen_weights
 
 PREFIX = "actor."  # of the policy's weights in a checkpoint
+OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # in a folder of DeepSpeed: all but the optimizer
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None, model: str | None = None) -> None:
@@ -59,19 +60,27 @@ def _read(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"the checkpoint '{checkpoint}' {reason}; give another one beside it")
     if (checkpoint / METADATA).is_file():
         return _read_folder(checkpoint)
+    if (checkpoint / OF_ZERO).is_file():
+        return _read_file(checkpoint / OF_ZERO, weights="module")
     if checkpoint.is_dir():
         raise ValueError(
-            f"the folder '{checkpoint}' cannot be exported; a file, or a folder of ModelParallelStrategy, can"
+            f"the folder '{checkpoint}' cannot be exported; a file, or a folder of ModelParallelStrategy or of "
+            "DeepSpeedStrategy, can"
         )
     if not checkpoint.is_file():
         raise ValueError(f"there is no checkpoint file '{checkpoint}'")
+    return _read_file(checkpoint)
+
+
+def _read_file(file: Path, weights: str = "state_dict") -> dict[str, Any]:
+    """Read a file with the weights of all models under the key ``weights``; optimizer states stay unread."""
     try:
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)  # optimizer states stay unread
+        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-        raise ValueError(f"the file '{checkpoint}' is not a checkpoint of agentrl: torch cannot read it") from error
-    if not isinstance(saved, dict) or KEY not in saved or "state_dict" not in saved:
-        raise ValueError(f"the file '{checkpoint}' is not a checkpoint of agentrl: it does not name its model")
-    return saved
+        raise ValueError(f"the file '{file}' is not a checkpoint of agentrl: torch cannot read it") from error
+    if not isinstance(saved, dict) or KEY not in saved or weights not in saved:
+        raise ValueError(f"the file '{file}' is not a checkpoint of agentrl: it does not name its model")
+    return {KEY: saved[KEY], "state_dict": saved[weights]}
 
 
 def _read_folder(checkpoint: Path) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.callbacks import StopOnSignals
+from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
@@ -67,6 +68,12 @@ class AgentParser(LightningArgumentParser):
         if not self.exit_on_error:  # an inner parser, whose error becomes part of a longer one
             super().error(message, ex)
         raise ConfigError(explain(message, ex)) from ex
+
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse options; an inner parser is given a value of a class's key as Python writes it, and reads YAML."""
+        if not self.exit_on_error and args is not None:
+            args = [re.sub(r"^(--[^=]+=)None$", r"\1null", argument) for argument in args]
+        return super().parse_args(args, *rest, **kwargs)
 
     def add_instantiator(self, instantiator: Callable[..., Any], class_type: type, subclasses: bool = True) -> None:
         self.makers.append((naming_its_class(instantiator), class_type, subclasses))
@@ -192,6 +199,8 @@ class AgentCLI(LightningCLI):
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, ImportError) as error:
             raise ConfigError(trainer_problem(error)) from error
+        self.nodes = NodeNames()
+        cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
             kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
@@ -257,6 +266,8 @@ class AgentCLI(LightningCLI):
             return None
         if isinstance(error, CheckpointError):
             return ConfigError(Problem(f"the checkpoint '{path}' {error.reason}", key="ckpt_path", fix=error.fix))
+        if problem := lost_process(error, self.nodes):
+            return ConfigError(problem)
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error
         if isinstance(error, MisconfigurationException):

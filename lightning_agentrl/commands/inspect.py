@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,11 +18,10 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.commands.inspect_report import make_report
-from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.episodes.seeds import held_out_seeds
+from lightning_agentrl.episodes.unread import said, spellings
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.looks import SeenEpisode, SeenTurn, look_at
-from lightning_agentrl.prompts.parser import normalise, split_reply
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.validation import WholeEpisode
@@ -164,19 +163,6 @@ def _turns(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> Iterato
                 turn, prompt = next(turns), input_of(before)
                 yield SeenTurn(turn, shown(tokenizer, prompt), said(turn.reply), len(prompt), len(segment))
             before.append(segment)
-
-
-def said(reply: str) -> str:
-    """Return what a reply names as its action, as the parser compares it with the names of actions."""
-    lines = map(normalise, split_reply(reply)[1].splitlines())
-    return next(filter(None, lines), "")
-
-
-def spellings(contract: Contract) -> Mapping[str, str]:
-    """Return the actions of an environment by their names and aliases, as the parser compares them."""
-    aliases = {normalise(alias): action for alias, action in contract.aliases.items() if action in contract.actions}
-    known = aliases | {normalise(name): name for name in contract.actions}
-    return {spelling: action for spelling, action in known.items() if spelling}
 
 
 def inspect(args: ArgsType = None) -> None:

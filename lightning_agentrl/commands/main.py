@@ -27,6 +27,7 @@ commands
   fit            train            agentrl fit --config quickstart
   validate       judge            agentrl validate --config quickstart --ckpt_path last.ckpt
   inspect        before training  agentrl inspect --config quickstart
+  clone          learn by example agentrl clone --config quickstart --out cloned
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
                  or compare two   agentrl view runs/one runs/other
@@ -59,7 +60,7 @@ def view(
     out: str | None = None,
     last: int | None = None,
     serve: bool = False,
-    port: int = 0,
+    port: int | None = None,
 ) -> None:
     """Write one self-contained page of a run, or of two beside each other; lists the runs of a folder with several.
 
@@ -69,7 +70,7 @@ def view(
         out: file of the page; view.html in the folder of the run when not given, compare.html for two.
         last: show only this many of the last iterations, for large logs.
         serve: offer the page to browsers of this machine, and show what is new while the run trains.
-        port: where to offer it; 0 for any that is free.
+        port: where to offer it, 8002 when not given, 0 for any that is free; browsers keep stars and notes by it.
     """
     from lightning_agentrl.commands.view import view_runs
 
@@ -238,7 +239,7 @@ def new(folder: str) -> None:
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY, INSPECT = "verify-engine", "inspect"  # take the config of a run, as those do
+VERIFY, INSPECT, CLONE = "verify-engine", "inspect", "clone"  # take the config of a run, as those do
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,
@@ -269,8 +270,8 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT):
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, *OWN)))
+        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT, CLONE):
+            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, CLONE, *OWN)))
         if any(argument.split("=")[0].endswith(".help") for argument in arguments):
             from lightning_agentrl.commands import fit  # noqa: F401 - imports the classes that can be named
             from lightning_agentrl.commands.class_help import class_help
@@ -291,6 +292,11 @@ def main() -> None:
             from lightning_agentrl.commands.inspect import inspect as inspect_policy
 
             inspect_policy(arguments[1:])
+            return
+        if arguments[0] == CLONE:
+            from lightning_agentrl.commands.clone import clone
+
+            clone(arguments[1:])
             return
         sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
         run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import numpy as np
@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.zero import zero_stage
 from lightning_agentrl.models.allocator import resident_bytes, trim
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
+from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
@@ -37,10 +39,10 @@ class MemoryPlan:
     program: int  # interpreter and libraries, on a CPU only
     weights: int  # of actor, critic and reference
     gradients: int
-    optimizer: int  # two moments of every trained parameter
+    optimizer: int  # two moments of every trained parameter; under ZeRO a share of them and of a copy of the weights
     activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
     engine: int  # what it holds all the time
-    sampling: int  # of the engine while it samples, with the gathered weights of a sharded policy; not in the update
+    sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
 
     @property
     def peak(self) -> int:
@@ -61,7 +63,8 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
         rows: of an optimizer step on this process, as long as they can be expected.
     """
     every = _weights(agent)
-    trained = [p for p in every if p.requires_grad]
+    trained = _bytes(p for p in every if p.requires_grad)
+    gradients, optimizer = trained_state(trained, zero_stage(agent.trainer.strategy), agent.trainer.world_size)
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
     reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
@@ -72,12 +75,25 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     return MemoryPlan(
         program=program_bytes(agent) if agent.device.type == "cpu" else 0,  # with what libraries keep once models ran
         weights=_bytes(every),
-        gradients=_bytes(trained) * (2 if _copies_gradients(agent.trainer) else 1),
-        optimizer=2 * _bytes(trained),
+        gradients=gradients * (2 if _copies_gradients(agent.trainer) else 1),
+        optimizer=optimizer,
         activations=activations,
         engine=engine.resident,
-        sampling=engine.sampling + _gathered_bytes(agent.actor),
+        sampling=engine.sampling
+        + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
     )
+
+
+def trained_state(trained: int, stage: int, processes: int) -> tuple[int, int]:
+    """Return the bytes of gradients and of the optimizer on a process, given those of its trained weights.
+
+    Args:
+        trained: of the weights that it has and trains; under FSDP2 those of its share.
+        stage: of ZeRO, which shares out the optimizer, with a copy of the weights, and from 2 on the gradients; or 0.
+        processes: of the run.
+    """
+    share = -(-trained // processes)
+    return share if stage >= 2 else trained, 3 * share if stage else 2 * trained
 
 
 def program_bytes(agent: Agent) -> int:
@@ -194,12 +210,19 @@ class LiveBytes(TorchDispatchMode):
         self._watched.pop(key, None)
 
 
-def _gathered_bytes(actor: LanguageModel) -> int:
-    """Return the bytes of the whole policy, which is gathered beside this rank's share; 0 if it is not sharded."""
+def gathered_bytes(actor: LanguageModel, by_layer: bool) -> int:
+    """Return the bytes of the weights that are gathered at once beside this rank's share; 0 if it is not sharded.
+
+    Args:
+        actor: the policy.
+        by_layer: not all of it, but what is in no layer, a layer, and the copy of one that is sent.
+    """
     if not units(actor):
         return 0
     with gathered(actor):
-        return _bytes(actor.parameters())
+        whole = _bytes(actor.parameters())
+        layers = [_bytes(cast(torch.nn.Module, layer).parameters()) for layer in units(actor)[1:]]
+    return whole - sum(layers) + 2 * max(layers) if by_layer else whole
 
 
 def _bytes(parameters: Iterable[torch.nn.Parameter]) -> int:

@@ -11,6 +11,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.schedule import Schedule
+from lightning_agentrl.agents.steps import planned_steps
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.callbacks.progress import total_epochs
@@ -47,7 +49,7 @@ def plan_text(trainer: L.Trainer, agent: Agent) -> str:
     sections = {
         "models": _models(agent),
         "an iteration": _iteration(trainer, agent, data, prompts),
-        "the run": _run(trainer, data),
+        "the run": [*_run(trainer, data), *_rates(trainer, agent)],
         "memory of one process": memory_plan(agent, data, step_rows(trainer, data, prompts)).lines(),
     }
     width = max(len(name) for rows in sections.values() for name, _ in rows)
@@ -143,6 +145,32 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     if data.validation.episodes:
         rows.append(("held-out episodes", held_out_plays(trainer, data.validation.episodes, epochs)))
     return rows
+
+
+def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
+    full, name = {"actor": agent.optim.lr_actor, "critic": agent.optim.lr_critic}, "learning rate of the"
+    if agent.steps.rates.schedulers:
+        return [("learning rates", "by the schedulers that configure_optimizers returns")]
+    groups = [group for group in full if group == "actor" or agent.critic is not None]
+    steps, schedules = planned_steps(trainer), agent.optim.schedule.of
+    return [(f"{name} {group}", rate_text(schedules[group], full[group], steps[group])) for group in groups]
+
+
+def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
+    """Return in words how a learning rate changes over the steps of its group.
+
+    Args:
+        schedule: of the group.
+        full: the rate that is configured.
+        run: steps that the group takes in the run; None: not known.
+    """
+    text = f"rises over {schedule.warmup_steps} steps to {full:g}" if schedule.warmup_steps else f"{full:g}"
+    if schedule.shape == "constant":
+        return text
+    along = "a line" if schedule.shape == "linear" else "half a cosine wave"
+    last = schedule.steps or run
+    of = f", and the run has {run}" if run not in (None, last) else ""
+    return f"{text}, falls along {along} to {schedule.final * full:g} by step {last}{of}"
 
 
 def held_out_plays(trainer: L.Trainer, episodes: int, epochs: int | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from lightning_agentrl.view.build import build_page
@@ -9,8 +10,10 @@ from lightning_agentrl.view.listing import list_runs
 from lightning_agentrl.view.locate import several
 from lightning_agentrl.view.serve import PageServer
 
+PORT = 8002  # the same at each start, since browsers keep stars and notes by the address of a page
 
-def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None, serve: bool, port: int) -> None:
+
+def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None, serve: bool, port: int | None) -> None:
     """Write a page, or offer it to browsers of this machine until Ctrl-C; list the runs of a folder with several.
 
     Args:
@@ -19,19 +22,19 @@ def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None,
         out: file of the page.
         last: show only this many of the last iterations.
         serve: offer the page in place of writing it.
-        port: where to offer it; 0 for any that is free.
+        port: where to offer it, :data:`PORT` when not given; 0 for any that is free.
 
     Raises:
         ValueError: the folders hold no run to show, or the arguments do not fit together.
     """
     if serve and out is not None:
         raise ValueError("a page is either offered or written: give --serve or --out, not both")
-    if not serve and port:
+    if not serve and port is not None:
         raise ValueError("--port is where a page is offered; give --serve, too, or leave it out")
     if other is None and out is None and not serve and last is None and run.is_dir() and several(run):
         print(list_runs(run))
     elif serve:
-        _offer(run, other, last, port)
+        _offer(run, other, last, PORT if port is None else port)
     else:
         print(f"written to {build_page(run, out, last, other)}")
 
@@ -40,6 +43,11 @@ def _offer(run: Path, other: Path | None, last: int | None, port: int) -> None:
     try:
         server = PageServer(run, other, last, port)
     except (OSError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port {port} is taken, maybe by the page of another run; end that, or give another port, and always "
+                "the same one for this run, since a browser keeps stars and notes by it (argument --port)"
+            ) from error
         raise ValueError(
             f"cannot listen on port {port} ({error}); give another one, or 0 for any (argument --port)"
         ) from error

@@ -93,6 +93,7 @@ class Engine(ABC):
     """A sampler of replies for many environments at a time."""
 
     own_weights: ClassVar[bool] = False  # samples from a copy if ``PolicyHandle.trained_meanwhile`` is set
+    sends_layers: ClassVar[bool] = False  # it takes a sharded policy layer by layer; False: it gathers all of it
     dtype: str = "auto"  # in which it computes; auto: that of the trainer
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel
@@ -21,27 +22,45 @@ NOISE = 0.1  # in place of weights that are all 0
 
 
 def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight by name; a weight with several names appears under each.
+    """Yield every weight and persistent buffer by its name in memory; a weight with several names under each.
 
     An output head tied to the embedding is included, since an engine may keep a packed copy of it.
     """
     for name, weight in lm.named_parameters(remove_duplicate=False):
         yield name, weight.detach()
+    for path, module in lm.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
+
+
+def named_as_in_files(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Return weights by their names in the model's files, which other engines know.
+
+    They differ where transformers keeps several tensors of a file as one, such as the experts of a layer. Parts of it
+    are views.
+
+    Args:
+        lm: the model.
+        weights: of whole layers, by their names in memory.
+    """
+    return list(revert_weight_conversion(lm, dict(weights)).items())
 
 
 @contextmanager
-def weights_by_layer(policy: LanguageModel) -> Iterator[Iterator[list[tuple[str, Tensor]]]]:
-    """Give all weights by name in parts; those of :func:`named_weights` at once, or layer by layer if it is sharded.
+def weights_by_layer(policy: LanguageModel) -> Iterator[Iterator[tuple[str, Tensor]]]:
+    """Give all weights by their names in files; layer by layer if the policy is sharded.
 
-    A sharded layer is whole only while its part is taken, and copied, since the taker may keep its tensors for a while;
-    what is in no layer is whole inside the context. All ranks enter, take the parts and leave together.
+    A sharded layer is whole only while it is copied, since the taker may keep its tensors for a while; what is in no
+    layer is whole inside the context. All ranks enter, take the weights and leave together.
     """
     with gathered(policy, layers=False):
-        yield _parts(policy)
+        yield _layer_after_layer(policy)
 
 
-def _parts(policy: LanguageModel) -> Iterator[list[tuple[str, Tensor]]]:
-    names = {id(module): f"{name}." for name, module in policy.lm.named_modules()}
+def _layer_after_layer(policy: LanguageModel) -> Iterator[tuple[str, Tensor]]:
+    lm = policy.lm
+    names = {id(module): f"{name}." for name, module in lm.named_modules()}
     in_layers = list[str]()
     for layer in units(policy)[1:]:
         start = names[id(layer)]
@@ -51,8 +70,9 @@ def _parts(policy: LanguageModel) -> Iterator[list[tuple[str, Tensor]]]:
         finally:
             layer.reshard()
         in_layers.append(start)
-        yield part
-    yield [(name, weight) for name, weight in named_weights(policy.lm) if not name.startswith(tuple(in_layers))]
+        yield from named_as_in_files(lm, part)
+    rest = ((name, weight) for name, weight in named_weights(lm) if not name.startswith(tuple(in_layers)))
+    yield from named_as_in_files(lm, rest)
 
 
 def whole(lm: PreTrainedModel) -> PreTrainedModel:

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
+from lightning_agentrl.episodes.advised import Advised
 from lightning_agentrl.episodes.contract import (
     Contract,
     check_reward,
@@ -73,12 +74,14 @@ class Recipe:
         kwargs: arguments of the environment.
         key: the key of the config under which it was given.
         registered: what the id stands for, in case the other process does not know it.
+        advised: whether its scripted player says before each turn what it would do.
     """
 
     id: str
     kwargs: Mapping[str, Any]
     key: str
     registered: EnvSpec | None = None
+    advised: bool = False
 
     def make(self) -> gymnasium.Env:
         """Build the environment.
@@ -88,7 +91,8 @@ class Recipe:
         """
         self._import()
         with self._as_config_errors():
-            return gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
+            env = gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
+        return Advised(env, self.id) if self.advised else env
 
     def load(self) -> Callable[..., Any] | None:
         """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.

@@ -13,6 +13,7 @@ from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
+from lightning_agentrl.episodes.unread import invents
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
@@ -179,6 +180,7 @@ class TurnInteraction(Interaction):
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,
+            invented=parsed.action is None and invents(text, not reply.closed, contract),
             image=image,
             seen=tuple(chunk.digest for one in images for chunk in one.images),
             bootstrap=bootstrap,

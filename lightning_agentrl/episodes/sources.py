@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -84,6 +85,7 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         self.key = ENV
+        self._is_advised = False
         self.wording = from_plain(self.wording, Wording, f"{ENV}.wording")
         self.judge = from_plain(self.judge, Judge, f"{ENV}.judge")
         check_secrets(self.kwargs)
@@ -125,6 +127,12 @@ class EnvConfig:
         if self.judge is not None:
             self.judge.key = f"{self.key}.judge"
             self.judge.start(device)
+
+    def advised(self) -> EnvConfig:
+        """Return the source of the same environments in which the scripted player speaks, and no judge."""
+        other = copy(self)
+        other._is_advised, other.judge = True, None
+        return other
 
     def make(self) -> gymnasium.Env:
         """Build the environment.
@@ -179,7 +187,7 @@ class EnvConfig:
 
     @property
     def _recipe(self) -> Recipe:
-        return Recipe(self.id, self.kwargs, self.key)
+        return Recipe(self.id, self.kwargs, self.key, advised=self._is_advised)
 
 
 def _no_limit(name: str, limit: float, key: str) -> str:

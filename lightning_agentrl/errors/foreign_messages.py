@@ -175,6 +175,13 @@ _TRIED = re.compile(r"(?:[Tt]ried|Unable) to allocate (\d+(?:\.\d+)?)\.? (\w+)")
 _FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
 
 
+_LOST = re.compile(
+    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)",
+    re.DOTALL,
+)
+_PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
+
+
 def out_of_memory(error: BaseException) -> tuple[str, str] | None:
     """Return the device whose memory ran out, and what the error says of the amount; None for other errors."""
     text = str(error)
@@ -189,6 +196,33 @@ def out_of_memory(error: BaseException) -> tuple[str, str] | None:
     if free := _FREE.search(text):
         facts.append(f"{free[2]} of {free[1]} were free")
     return "GPU" if of_torch or "CUDA" in text or "CUBLAS" in text else "CPU", ", ".join(facts)
+
+
+@dataclasses.dataclass(frozen=True)
+class LostRank:
+    """What the network says of a process that this one cannot talk to any more.
+
+    Args:
+        closed: it has closed the connection, as a process does that ends; else it is silent.
+        address: of its machine, where that is told.
+    """
+
+    closed: bool
+    address: str = ""
+
+
+def lost_rank(error: BaseException) -> LostRank | None:
+    """Return what is said of another process that is lost, by gloo; None for other errors."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not (found := _LOST.search(text)):
+        return None
+    address = _PEER.search(text)
+    return LostRank(found["closed"] is not None, address[1] if address else "")
+
+
+def not_met(error: BaseException) -> bool:
+    """Return whether the processes of a run did not find each other at its start."""
+    return type(error).__name__ in ("DistStoreError", "DistNetworkError")  # by name: torch takes seconds to import
 
 
 def disk_full(error: BaseException) -> bool:

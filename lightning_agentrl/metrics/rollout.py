@@ -60,6 +60,7 @@ def _per_turn(turns: Sequence[Turn]) -> dict[str, Number]:
     return {
         "rollout/reward_per_turn": Mean(sum(turn.reward for turn in turns), count),
         "rollout/valid_action_ratio": Mean(sum(turn.valid for turn in turns), count),
+        "rollout/invented_action_ratio": Mean(sum(turn.invented for turn in turns), count),
         "rollout/token_cap_ratio": Mean(sum(turn.hit_token_cap for turn in turns), count),
     }
 

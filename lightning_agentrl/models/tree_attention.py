@@ -6,18 +6,21 @@ keyword ``tree`` of their forward pass; without it (sampling, single rows) it is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
 
 TREE = "tree"  # name of the attention implementation in transformers
+GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
 _NO_MASK_SHAPE = (0, 0, 0, 0)
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -62,9 +65,27 @@ def tree_attention_forward(
         out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale))
         return out.transpose(0, 1)[None], None
     if query.device.type == "cuda" and not past and not dropout and _fits_flex(query):
-        mask = tree.block_mask(window)
-        return flex_attention_forward(module, query, key, value, mask, scaling)
+        return _flex(query, key, value, tree.block_mask(window), scaling), None
     return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    heads, shared = query.shape[1], query.shape[1] // key.shape[1]
+    if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
+        key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
+    with torch._dynamo.config.patch(recompile_limit=GRAPHS):
+        out = _compiled_flex()(query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale)
+    return cast(Tensor, out).transpose(1, 2).contiguous()
+
+
+@cache
+def _compiled_flex(backend: str = "inductor") -> Callable[..., Any]:
+    """Return FlexAttention, compiled.
+
+    Beyond a limit of graphs dynamo would go on without compiling, with all scores in memory. A whole graph ends with an
+    error there. A model needs several without and with gradients, for each of its windows.
+    """
+    return torch.compile(flex_attention, fullgraph=True, backend=backend)
 
 
 def _fits_flex(query: Tensor) -> bool:

@@ -13,8 +13,11 @@ from lightning_agentrl.prompts.notebook import NotebookMemory
 from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.data_module import RolloutDataModule
+from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
+from lightning_agentrl.rollout.expert import Expert
 from lightning_agentrl.rollout.fault_limits import FaultLimits
 from lightning_agentrl.rollout.learner import Prepared
+from lightning_agentrl.rollout.recorded import Recorded
 from lightning_agentrl.rollout.sizes import GroupRollout
 from lightning_agentrl.rollout.stream import MiniBatch, OneStepOffPolicy, OnPolicy, Phase, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.validation import ValidationConfig
@@ -24,8 +27,11 @@ __all__ = [
     "ActionsOnlyMemory",
     "ChatRenderer",
     "ClearingMemory",
+    "Demonstration",
+    "Demonstrations",
     "EnvConfig",
     "ExactMatch",
+    "Expert",
     "FaultLimits",
     "FullMemory",
     "GroupRollout",
@@ -45,6 +51,7 @@ __all__ = [
     "Prepared",
     "PromptFormat",
     "RawParser",
+    "Recorded",
     "RewardModel",
     "RolloutDataModule",
     "RolloutSource",

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from lightning_agentrl.types.turn import Sample, Turn
 
+PER_ROW = ("episode", "terminated", "bootstrap_values", "groups", "greedy_scores")  # fields of a rollout that are [B]
 EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
 
 
@@ -153,8 +154,19 @@ class Rollout:
         return Rollout(samples=tuple(s for r in rollouts for s in r.samples), scores=scores, **merged)
 
     def union(self, **new: Tensor | Scores) -> Rollout:
-        """Return this rollout with the given fields added or replaced; scores are merged field by field."""
+        """Return this rollout with the given fields added or replaced; scores are merged field by field.
+
+        Raises:
+            ValueError: a tensor is neither [B] nor [B, A], as its field is.
+        """
         scores = new.pop("scores", None)
+        given = {name: x for name, x in new.items() if isinstance(x, Tensor)}
+        if isinstance(scores, Scores):
+            given |= {f.name: x for f in fields(Scores) if (x := getattr(scores, f.name)) is not None}
+        for name, x in given.items():
+            shape = self.action_mask.shape[:1] if name in PER_ROW else self.action_mask.shape
+            if x.shape != shape:
+                raise ValueError(f"{name} has the shape {list(x.shape)}; this rollout needs {list(shape)}")
         out = replace(self, **cast(dict[str, Any], new))
         if isinstance(scores, Scores):
             old = {f.name: getattr(self.scores, f.name) for f in fields(Scores)}

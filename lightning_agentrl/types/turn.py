@@ -59,6 +59,7 @@ class Turn:
     env_errors: tuple[str, ...] = ()  # kinds of environment errors that were recovered from on the way to this turn
     lost: tuple[str, ...] = ()  # kinds of faults that ended an episode: at this turn, or on the way to it
     asked_again: bool = False  # the reply could not be read, so nothing was executed, and it is asked for once more
+    invented: bool = False  # the reply names an action that there is not
     image: bytes | None = None  # PNG of what was observed, if there is something to see
     seen: tuple[str, ...] = ()  # digests of the images that the observation showed
     bootstrap: tuple[Segment, ...] | None = None

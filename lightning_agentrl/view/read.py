@@ -24,7 +24,9 @@ _REQUIRED: dict[str, type] = {
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 
 
-def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[LoggedTurn], list[str]]:
+def read_turns(
+    logs: Iterable[Path], last: int | None = None, prompts: bool = False
+) -> tuple[list[LoggedTurn], list[str]]:
     """Read all turns of all ranks, and return them with notes about what was left out.
 
     A resumed run plays some iterations again; only the later version of them is kept. Entries in lists of numbers are
@@ -33,6 +35,7 @@ def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[Logg
     Args:
         logs: files by rank, then in the order in which they were written.
         last: number of iterations to keep, the last ones of each rank; all when not given.
+        prompts: keep the ids of prompts, which take most of the memory.
 
     Raises:
         ValueError: a line that is not the last of its file is broken.
@@ -41,7 +44,7 @@ def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[Logg
     notes: list[str] = []
     for path in logs:
         kept = ranks.setdefault(log_order(path)[0], [])
-        for turn in _read_file(path, notes):
+        for turn in _read_file(path, notes, prompts):
             if kept and turn["iteration"] < kept[-1]["iteration"]:
                 again = turn["iteration"]
                 notes.append(
@@ -57,7 +60,7 @@ def read_turns(logs: Iterable[Path], last: int | None = None) -> tuple[list[Logg
     return [turn for rank in sorted(ranks) for turn in ranks[rank]], notes
 
 
-def _read_file(path: Path, notes: list[str]) -> Iterator[LoggedTurn]:
+def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTurn]:
     try:
         lines = path.read_bytes().split(b"\n")  # not splitlines: text may hold other line ends
     except FileNotFoundError:  # a run that is still going has rotated it away
@@ -72,10 +75,10 @@ def _read_file(path: Path, notes: list[str]) -> Iterator[LoggedTurn]:
                 notes.append(f"The last line of {path.name} was cut short and is left out.")
                 return
             raise _broken(path, number, f"it is not JSON ({error})") from error
-        yield _checked(record, path, number)
+        yield _checked(record, path, number, prompts)
 
 
-def _checked(record: Any, path: Path, number: int) -> LoggedTurn:
+def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
     if not isinstance(record, dict):
         raise _broken(path, number, "it is not a JSON object")
     for key, kind in _REQUIRED.items():
@@ -86,7 +89,9 @@ def _checked(record: Any, path: Path, number: int) -> LoggedTurn:
         values = record.get(key)
         if values is not None and len(values) != count:
             raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
-    prompt = record.pop("prompt_ids", None)
+    prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
+    if prompts and not isinstance(prompt, list):
+        raise _broken(path, number, "'prompt_ids' is missing or of another type")
     return {**record, "prompt_tokens": None if prompt is None else len(prompt)}
 
 

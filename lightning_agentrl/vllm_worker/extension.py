@@ -30,6 +30,17 @@ class TellsSizes:
         """Return the sizes of the model that it runs; vLLM would silently truncate larger weights to them."""
         return sizes_of(self.model_config.hf_text_config)  # type: ignore[attr-defined]
 
+    def pack_experts(self) -> None:
+        """Pack new weights of experts for a CPU, once after all of them were loaded.
+
+        vLLM 0.32 does so when it starts and leaves it out when it reloads (`UnquantizedFusedMoEMethod._setup_kernel`),
+        and would then read them in another order.
+        """
+        for module in self.get_model().modules():  # type: ignore[attr-defined]
+            kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+            if kernel is not None and module.w13_weight.device.type == "cpu":
+                kernel.fused_experts.process_weights_after_loading(module)
+
     def weights_checksum(self) -> tuple[str, str]:
         """Return how its part of the weights is laid out, and a checksum of all bits of them.
 

@@ -5,60 +5,39 @@ The transfer by NCCL is vLLM's own; gloo does the same without a GPU. Only vLLM'
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
-from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
-from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.nccl_engine import (
+    NCCLWeightTransferEngine,
+    NCCLWeightTransferInitInfo,
+    NCCLWeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
 from lightning_agentrl.vllm_worker.extension import TellsSizes
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, own_address
 
 
-@dataclass
-class Meeting(WeightTransferInitInfo):
-    """Where the trainer waits, and the size of its group."""
+class GlooReceiver(NCCLWeightTransferEngine):
+    """vLLM's receiver over NCCL, with a group of gloo in its place: it is told the same, and loads alike."""
 
-    master_address: str
-    master_port: int
-    world_size: int
-
-
-@dataclass
-class Announcement(WeightTransferUpdateInfo):
-    """The tensors that follow, in this order."""
-
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
-
-
-class GlooReceiver(WeightTransferEngine[Meeting, Announcement]):
-    """A receiver over gloo that loads weights layer by layer, as vLLM's engine for NCCL does."""
-
-    init_info_cls = Meeting
-    update_info_cls = Announcement
     _group: GlooGroup | None = None
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
         ranks = self.parallel_config
-        rank = 1 + ranks.data_parallel_index * ranks.world_size + ranks.rank
+        rank = init_info.rank_offset + ranks.data_parallel_index * ranks.world_size + ranks.rank
         store = find_store(init_info.master_address, init_info.master_port)
-        address = own_address(init_info.master_address)
-        self._group = GlooGroup(store, rank, init_info.world_size, address)
-
-    def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        self._group = GlooGroup(store, rank, init_info.world_size, own_address(init_info.master_address))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Announcement) -> None:
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("no trainer has formed a group with this server")
         try:
@@ -69,9 +48,6 @@ class GlooReceiver(WeightTransferEngine[Meeting, Announcement]):
         except BaseException:
             self.shutdown()  # so that the trainer notices at once
             raise
-
-    def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         self._group = None

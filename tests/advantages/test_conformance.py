@@ -6,6 +6,7 @@ import inspect
 import random
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -159,7 +160,9 @@ def test_bf16_is_upcast_and_no_gradient_passes(cls: type[AdvantageEstimator], ar
 @settings(max_examples=3)
 @given(seed=SEED)
 def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[AdvantageEstimator], seed: int):
-    """It gets nothing, and the others what they would get without it. One trained token makes it count again."""
+    """It gets nothing, and the others what they would get without it. One trained token makes it count again, but for
+    estimators that weigh episodes by their trained tokens.
+    """
     episodes, estimator = drawn(cls, seed), cls()
     built = build(episodes, one_row=False, seed=seed)
     out = random.Random(seed).randrange(len(episodes))
@@ -170,6 +173,8 @@ def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[Advantag
     got = [built.read(x) for x in run(estimator, built.rollout.union(loss_mask=mask))]
     assert [of_episode.pop(out) for of_episode in got] == [[0.0] * len(built.places[out])] * 2
     assert_same(got, numbers(estimator, rest))
+    if cls.__name__ in ("OPO", "OptimalTokenBaseline"):
+        return
     if built.places[out]:
         mask[built.places[out][0]] = True
     both = [estimator.estimate(rollout) for rollout in (built.rollout.union(loss_mask=mask), built.rollout)]
@@ -184,7 +189,8 @@ def test_an_episode_that_was_rejected_is_compared_with_nobody(cls: type[Advantag
 def test_nothing_sampled_gives_zeros(cls: type[AdvantageEstimator], arguments: dict[str, Any], size: tuple[int, int]):
     rollout = build([], empty_rows=0).rollout if not size[0] else build(drawn(cls, 1)).rollout.select([0, 1])
     wide = torch.full(size, NAN, dtype=torch.float64)
-    empty = rollout.union(
+    empty = replace(
+        rollout,
         action_mask=torch.zeros(size, dtype=torch.bool),
         turn_ids=torch.full(size, -1),
         rewards=wide,

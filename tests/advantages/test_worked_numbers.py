@@ -14,6 +14,7 @@ from lightning_agentrl.advantages import (
     GDPO,
     GPG,
     GRPO,
+    OPO,
     GiGPO,
     Groups,
     MaxRL,
@@ -260,6 +261,27 @@ def test_a_rejected_episode_leaves_the_optimal_token_baseline(correction: Any, w
     advantages = built.read(OptimalTokenBaseline().estimate(rollout)[0])
     for got, of_episode in zip(advantages, want, strict=True):
         assert got == pytest.approx(of_episode, abs=1e-4)
+
+
+def test_rejected_tokens_count_neither_as_energy_nor_as_length():
+    """The first token of an episode with score 1 and energies .2, .4 beside one with score 0 and .1, .1, .5.
+
+    What is left of its energies is 0 and .4, so B = 0 / .1, .4 / .6 and 0; its length is 1 beside 3, so OPO's is 1 / 4.
+    """
+    half = math.log(0.5)
+    rows = [((0.2, 0.0), (0.4, 1.0)), ((0.1, 0.0), (0.1, 0.0), (0.5, 0.0))]
+    built = build(
+        [
+            Episode(0, tuple(Visit(j, (Token(r, logp=half, sum_pi_squared=w),)) for j, (w, r) in enumerate(row)))
+            for row in rows
+        ]
+    )
+    kept = built.rollout.action_mask.clone()
+    kept[0, 0] = False
+    rollout = built.rollout.union(loss_mask=kept)
+    advantages = built.read(OptimalTokenBaseline().estimate(rollout)[0])
+    assert advantages == [pytest.approx([1, 0.3333], abs=1e-4), pytest.approx([0, -0.6667, 0], abs=1e-4)]
+    assert [numbers[-1] for numbers in built.read(OPO().estimate(rollout)[0])] == [0.75, -0.25]
 
 
 def test_old_log_probs_are_asked_for_too():

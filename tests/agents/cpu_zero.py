@@ -26,6 +26,7 @@ class CPUZero(DeepSpeedStrategy):
     def setup_distributed(self) -> None:
         reset_seed()
         self.set_world_ranks()
+        deepspeed.ops.__compatible_ops__ = {}  # what it found would be compiled; gloo does without
         self._init_deepspeed_distributed()
 
     def _setup_model_and_optimizer(self, model: Any, optimizer: Any, lr_scheduler: Any = None) -> tuple[Any, Any]:

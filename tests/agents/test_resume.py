@@ -103,6 +103,8 @@ def test_arguments_are_plain_values_by_their_keys() -> None:
         "kl.reward_kind": "k1",
         "kl.loss": 0.0,
         "kl.loss_kind": KL().loss_kind,
+        "kl.reference": None,
+        "kl.action_share": None,
     }
     assert arguments({"a": [1, None], "b": {}}, "x") == {"x.a[0]": 1, "x.a[1]": None, "x.b": {}}
 

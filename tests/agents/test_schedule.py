@@ -202,7 +202,7 @@ def test_what_a_subclass_returns_is_refused_where_it_cannot_be_used(tmp_path: Pa
 def test_two_processes_go_on_in_the_middle_of_a_schedule(
     tmp_path: Path, exact_folder: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, agent: str | None
 ) -> None:
-    """Three iterations after two of warm-up, stopped after the first of them."""
+    """Three iterations after two of warm-up; one process is stopped after the first of them, and two go on."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     schedule = "{actor: {shape: cosine, warmup_steps: 1, steps: 7}, critic: {shape: linear, steps: 12}}"
     chosen = ("--model.class_path", agent) if agent else ("--model.init_args.optim.schedule", schedule)
@@ -212,7 +212,7 @@ def test_two_processes_go_on_in_the_middle_of_a_schedule(
         path = tmp_path / name
         return processes.fit(path, exact_folder, "SeparateCritic", devices, *chosen, *arguments, strategy=kind)
 
-    one, stopped = run("one", 1), run("stopped", 2, "--trainer.max_epochs", "3")
+    one, stopped = run("one", 1), run("stopped", 1, "--trainer.max_epochs", "3")
     resumed = run("resumed", 2, "--ckpt_path", str(stopped))
     assert_same(read(one), read(resumed))
     rates = [[group["lr"] for group in read(path)["optimizer_states"][0]["param_groups"]] for path in (one, resumed)]

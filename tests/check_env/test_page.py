@@ -23,6 +23,7 @@ def certificate() -> Certificate:
         "said": BAD,
         "verdict": "climbs",
         "curves": [[0.0, 0.5], [0.1, 0.6], [0.2, 0.4]],
+        "points": [{"iteration": 1, "mean": 0.1, "low": -0.2, "high": 0.4}],
         "random": {"mean": 0.2, "low": 0.1, "high": 0.3},
     }
     found = [one.plain() for one in log.findings.values()]

@@ -14,17 +14,28 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+import yaml
 
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
-from tests.cli import Command, Config, changed, sentence
+from tests.cli import Command, Config, changed, fit, sentence
 
 
 def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
     code, _ = agentrl(config=config)
     assert code == 0
     assert agentrl(config=config, command="validate")[0] == 0
+
+
+def test_null_on_the_command_line_is_no_text(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = changed(config, "data.init_args.prompt", {"instruction": "Act.", "system": "Play."})
+    nulls = ["--data.init_args.prompt.instruction", "null", "--data.init_args.prompt.system=null"]
+    fit(given, tmp_path, monkeypatch, *nulls, "--print_config")
+    prompt = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"]["prompt"]
+    assert (prompt["instruction"], prompt["system"]) == (None, None)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]],
     assert "--output" in told
 
 
-def test_runs_are_listed_and_two_are_compared(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_runs_are_listed_and_two_are_compared(
+    agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = (write_run(tmp_path / name, random_turns(20)) for name in ("one", "other"))
     code, shown, _ = agentrl("view", str(tmp_path))
     assert code == 0
@@ -75,6 +78,12 @@ def test_runs_are_listed_and_two_are_compared(agentrl: Callable[..., tuple[int, 
         code, _, told = agentrl("view", str(one), *wrong)
         assert code == 2
         assert wrong[-2] in told
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("lightning_agentrl.commands.view.PORT", taken.getsockname()[1])
+        code, _, told = agentrl("view", str(one), "--serve")
+        assert f"port {taken.getsockname()[1]} is taken" in told
+    assert code == 2
+    assert "--port" in told
 
 
 @pytest.mark.slow

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import PPOAgent, Schedule
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.commands.memory import LiveBytes, activation_bytes, memory_plan, micro_batch_bytes
-from lightning_agentrl.commands.plan import DryRun, PlanShown, example_rows, held_out_plays, step_rows
+from lightning_agentrl.commands.plan import DryRun, PlanShown, example_rows, held_out_plays, rate_text, step_rows
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
@@ -54,6 +54,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
         "SharedCritic, 33 parameters",
         "frozen copy of the initial policy",
         "at most 4 tokens",
+        "learning rate of the critic  1e-05",
     ):
         assert line in shown
     head, prompt = shown.split("one prompt: ")
@@ -104,6 +105,19 @@ def test_the_plays_around_a_run_are_told(settings: dict[str, Any], told: str, tm
     settings = {"check_val_every_n_epoch": 3, "limit_val_batches": 1.0, **settings}
     assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], **settings), 128, 10) == told
     assert held_out_plays(make_trainer(tmp_path, 10), 128, 10) == "none"
+
+
+def test_learning_rates_are_told_with_their_schedules() -> None:
+    assert rate_text(Schedule(), 5e-6, 24) == "5e-06"
+    assert rate_text(Schedule(warmup_steps=3), 5e-6, None) == "rises over 3 steps to 5e-06"
+    cosine = Schedule("cosine", warmup_steps=3, final=0.1)
+    assert (
+        rate_text(cosine, 5e-6, 24) == "rises over 3 steps to 5e-06, falls along half a cosine wave to 5e-07 by step 24"
+    )
+    assert (
+        rate_text(Schedule("linear", steps=9), 1e-3, 24)
+        == "0.001, falls along a line to 0 by step 9, and the run has 24"
+    )
 
 
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])

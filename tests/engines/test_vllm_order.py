@@ -39,15 +39,18 @@ class Recorder:
     def wake_up(self, tags: list[str]) -> None:
         self.seen.append(f"wake {' '.join(tags)}")
 
-    def collective_rpc(self, do: Callable[..., None], args: Any = ()) -> None:
-        self.seen.append(do.__name__)
-        for part in args:
-            assert self.policy is not None
-            layers = [p for layer in decoder_layers(self.policy) for p in layer.parameters()]
-            whole = sum(not isinstance(p, DTensor) for p in layers)
-            of_layers = {name.split(".layers.")[1].split(".")[0] for name, _ in part if ".layers." in name}
-            self.seen[-1] += f" {' '.join(sorted(of_layers)) or 'rest'}, {whole} whole"
-            self.got |= {name: weight.clone() for name, weight in part}
+    def collective_rpc(self, method: Any, kwargs: Any = None) -> None:
+        self.seen.append(method if isinstance(method, str) else method.__name__)
+        if kwargs is None:
+            return
+        assert self.policy is not None
+        of_layers = [p for layer in decoder_layers(self.policy) for p in layer.parameters()]
+        for name, weight in kwargs["weights_iterator"]:
+            layer = name.split(".layers.")[1].split(".")[0] if ".layers." in name else "rest"
+            whole = sum(not isinstance(p, DTensor) for p in of_layers)
+            if self.seen[-1] != (told := f"{layer}, {whole} whole"):
+                self.seen.append(told)
+            self.got[name] = weight.clone()
 
     def reset_prefix_cache(self) -> bool:
         self.seen.append("forget")
@@ -97,7 +100,7 @@ def test_weights_are_woken_and_sent_before_keys_and_values_are_woken(
     engine = start(policy := LanguageModel(load_causal_lm(str(tiny_folder))))
     one_iteration(engine, 0)
     whole = sum(1 for layer in decoder_layers(policy) for _ in layer.parameters())
-    sent = ["begin", f"load 0 1, {whole} whole", "finish"]
+    sent = ["reload_weights", *(f"{part}, {whole} whole" for part in ("rest", "0", "1", "rest")), "pack_experts"]
     assert vllm.seen == [*sent, "forget", "sleep 2"]  # level 2: no copy of weights that the next update replaces
     vllm.seen.clear()
     engine.sync(1)
@@ -116,7 +119,7 @@ def test_a_sharded_policy_is_sent_layer_by_layer(
             expected = {name: weight.clone() for name, weight in named_weights(policy.lm)}
         engine = start(policy)
         one_iteration(engine, 0)
-        assert vllm.seen[:5] == ["begin", "load 0, 0 whole", "load 1, 0 whole", "load rest, 0 whole", "finish"]
+        assert vllm.seen[:4] == ["reload_weights", "0, 0 whole", "1, 0 whole", "rest, 0 whole"]
         assert vllm.got.keys() == expected.keys()
         for name, weight in expected.items():
             assert weight.dtype == torch.bfloat16

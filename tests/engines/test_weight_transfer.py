@@ -84,7 +84,7 @@ def test_what_is_sent_is_a_copy_and_has_every_name(tiny_folder: Path) -> None:
     with torch.no_grad():
         for weight in lm.parameters():
             weight.add_(1.0)
-    assert list(weights) == list(before)
+    assert weights.keys() == before.keys()
     assert all(torch.equal(weights[name], before[name]) for name in before)
     assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]  # tied: two names, copied once
 

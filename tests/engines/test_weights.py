@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.engines.weights import copy_weights, frozen_copy, moved
+from lightning_agentrl.engines.weights import copy_weights, frozen_copy, moved, named_as_in_files, named_weights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import shard
 from tests.inputs import text
+from tests.models.test_families import tiny_config
 from tests.moving import move
 
 
@@ -110,3 +114,19 @@ def test_only_chosen_weights_are_moved(tiny_folder):
     with moved(policy, 0, lambda name: "down_proj" in name):
         for name, weight in policy.named_parameters():
             assert torch.equal(weight, before[name]) == ("down_proj" not in name)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "glm4_moe"])
+def test_weights_go_by_the_names_and_values_of_the_files(family: str, tmp_path: Path) -> None:
+    """Experts one by one, and with the buffers that are saved."""
+    torch.manual_seed(0)
+    lm = AutoModelForCausalLM.from_config(tiny_config(family))
+    for _, weight in named_weights(lm):
+        torch.nn.init.normal_(weight)
+    lm.save_pretrained(tmp_path)
+    in_file = load_file(tmp_path / "model.safetensors")
+    given = dict(named_as_in_files(lm, named_weights(lm)))
+    assert in_file.keys() == given.keys()
+    assert any("experts.1." in name for name in given) == (family != "qwen2")
+    assert any("e_score_correction_bias" in name for name in given) == (family == "glm4_moe")
+    assert all(torch.equal(weight, given[name]) for name, weight in in_file.items())

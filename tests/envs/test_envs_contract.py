@@ -258,6 +258,22 @@ def test_guess_number_history_and_limit():
     assert (reward, terminated, truncated, info["success"]) == (0.0, False, True, False)
 
 
+@pytest.mark.parametrize("name", ["Bandit-v0", "GuessNumber-v0"])
+def test_the_scripted_player_wins_two_hundred_games(name):
+    assert baselines.solver_agent(name, range(200)).success == 1.0
+
+
+def test_the_scripted_player_goes_on_from_any_guess():
+    env = GuessNumber(31, max_turns=8)
+    for seed in range(31):
+        env.reset(seed=seed)
+        player = env.solver()
+        over = any(env.step(guess)[2] for guess in ("20", "1", "25"))
+        while not over:
+            _, _, over, truncated, _ = env.step(player())
+            assert not truncated
+
+
 def test_baselines_of_the_games():
     random = baselines.random_agent("Bandit-v0", range(300))
     assert 0.25 < random.success < 0.42

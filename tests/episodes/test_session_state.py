@@ -97,7 +97,7 @@ def test_a_session_of_an_old_checkpoint_goes_on(tiny_folder, worker):
         old = place.sessions[0]
         session = Session(0, made, old.episode_seed, place.renderer, place.memory)
         session.load_state_dict(OLD)
-        past = [turn | {"reply": "", "images": [], "role": "user"} for turn in OLD["past"]]
+        past = [turn | {"reply": "", "images": [], "role": "user", "messages": ()} for turn in OLD["past"]]
         new = {"past": past, "running": True, "reply_tokens": 0, "unread": [0, 0], "env_errors": [], "lost": []}
         assert session.state_dict() == OLD | new | {"images": {}}
         place.sessions = [session]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.errors import ConfigError, Problem, explain
 from lightning_agentrl.errors.foreign_messages import (
     disk_full,
+    lost_rank,
     missing_package,
     out_of_memory,
     trainer_problem,
@@ -285,6 +287,46 @@ def test_a_full_disk_is_told_by_torch_without_a_reason() -> None:
     error = raised(lambda: torch.save(torch.zeros(100_000), "/dev/full"))
     assert disk_full(error)
     assert getattr(error, "errno", None) != errno.ENOSPC
+
+
+# gloo
+
+RANKS = """
+import os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+rank, folder, other = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=2))
+dist.barrier()
+if rank == 1:
+    if other == "hangs":
+        time.sleep(8)
+    os._exit(0)
+try:
+    dist.all_reduce(torch.ones(3))
+except RuntimeError as error:
+    print(error)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("other", "closed"), [("ends", True), ("hangs", False)])
+def test_a_process_that_gloo_lost(tmp_path: Path, other: str, closed: bool) -> None:
+    command = [sys.executable, "-c", RANKS]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path), other], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    told, _ = ranks[0].communicate(timeout=120)
+    ranks[1].wait(120)
+    found = lost_rank(RuntimeError(told))
+    assert found is not None, told
+    assert found.closed is closed
+    assert bool(found.address) is closed
+    assert lost_rank(RuntimeError("something timed out")) is None
+    assert lost_rank(ValueError(told)) is None
 
 
 # Lightning

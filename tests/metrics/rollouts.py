@@ -95,6 +95,7 @@ C = Written(
         index=0,
         reply="go go go go",
         valid=False,
+        invented=True,
         reward=-1.0,
         env_seconds=0.25,
         engine_seconds=1.0,

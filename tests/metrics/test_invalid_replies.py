@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.commands.inspect import said, spellings
 from lightning_agentrl.episodes.contract import Contract
+from lightning_agentrl.episodes.unread import invents, said, spellings
 from lightning_agentrl.metrics.invalid_replies import Invalid, invalid_replies, judge
 from lightning_agentrl.prompts.parser import TolerantParser
 
@@ -65,3 +65,12 @@ def test_an_alias_of_two_meanings_has_the_commoner_one() -> None:
     rooms = [{"go": "walk"}, {"go": "run"}, {"go": "run"}]
     found = invalid_replies([("now go", False, False, room) for room in rooms])
     assert found.aliases == {"now go": ("run", 2)}
+
+
+@pytest.mark.parametrize(
+    ("reply", "cut", "invented"),
+    [("fly", False, True), ("ACTION: open the window", False, True), ("fly", True, False), ("", False, False)],
+)
+def test_a_reply_invents_an_action_if_it_names_one_that_there_is_not(reply: str, cut: bool, invented: bool) -> None:
+    assert invents(reply, cut, ROOM) is invented
+    assert not invents(reply, cut, Contract(free_text=True))

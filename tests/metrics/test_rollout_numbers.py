@@ -17,6 +17,7 @@ from tests.types.samples import turn
 EXPECTED = {
     "rollout/reward_per_turn": (1 + 2 - 1 + 3 + 0 + 1 + 0 - 1) / 8,
     "rollout/valid_action_ratio": (1 + 1 + 0 + 1 + 1 + 1 + 1 + 0) / 8,
+    "rollout/invented_action_ratio": 1 / 8,
     "rollout/token_cap_ratio": 1 / 8,
     "rollout/reply_tokens": (3 + 2 + 1 + 5 + 2 + 2 + 3 + 2) / 8,
     "rollout/prompt_tokens": (4 + 5 + 2 + 6 + 3 + 3 + (1 + 2) + 1) / 8,  # of F, G, H only what was new

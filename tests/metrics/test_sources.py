@@ -39,6 +39,7 @@ TURNS = [
 OF_SOURCES = {
     f"rollout/source/{A}/reward_per_turn": 1.0,
     f"rollout/source/{A}/valid_action_ratio": 1 / 2,
+    f"rollout/source/{A}/invented_action_ratio": 0.0,
     f"rollout/source/{A}/token_cap_ratio": 0.0,
     f"rollout/source/{A}/episodes": 1,
     f"rollout/source/{A}/success": 1.0,
@@ -47,6 +48,7 @@ OF_SOURCES = {
     f"rollout/source/{A}/truncated_ratio": 0.0,
     f"rollout/source/{B}/reward_per_turn": 0.0,
     f"rollout/source/{B}/valid_action_ratio": 1.0,
+    f"rollout/source/{B}/invented_action_ratio": 0.0,
     f"rollout/source/{B}/token_cap_ratio": 1 / 2,
     f"rollout/source/{B}/episodes": 1,
     f"rollout/source/{B}/success": 0.0,

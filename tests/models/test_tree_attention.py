@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
+from lightning_agentrl.models import tree_attention
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
@@ -104,6 +106,37 @@ def test_block_mask_of_flex_attention():
         expected = dense([q, k, v], tree.mask(window), 0.3)
         torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-5, atol=1e-5)
         assert tree.block_mask(window) is mask
+
+
+@pytest.mark.slow
+def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
+    """Whatever the trees are. Where there would be too many, it is not left uncompiled. Without the kernel."""
+    torch._dynamo.reset()
+    whole = tree_attention._compiled_flex("eager")
+    monkeypatch.setattr(tree_attention, "_compiled_flex", lambda: whole)
+
+    def graphs(seed: int) -> int:
+        tree = random_tree(seed, 1 + seed % 12, (3, 40, 128, 300)[seed % 4])
+        tree = lay_out([range(128 * (1 + seed % 3))]).tree if seed % 7 == 0 else tree
+        for window in (None, 7):
+            for grad in (False, True):
+                x = [t.detach().float() for t in qkv(tree, seed)]  # a CPU has no gradients of it
+                with torch.set_grad_enabled(grad):
+                    out = tree_attention._flex(*x, tree.block_mask(window), 0.3)
+                if seed < 4:
+                    expected = dense(x, tree.mask(window), 0.3)
+                    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        return int(counters["stats"]["unique_graphs"])
+
+    before = counters["stats"]["unique_graphs"]
+    first = [graphs(seed) - before for seed in range(12)]
+    assert first[-1] <= tree_attention.GRAPHS // 2, first
+    assert graphs(40) == graphs(63) == graphs(70) == before + first[-1]
+    torch._dynamo.reset()
+    monkeypatch.setattr(tree_attention, "GRAPHS", 1)
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        graphs(1)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("window", [None, 40])

@@ -54,7 +54,7 @@ def built(
     train_tower: bool = False,
     compute: Compute | None = None,
 ) -> Models:
-    return build_models(str(folder), critic, False, lora, compute or Compute(), None, None, train_tower)
+    return build_models(str(folder), critic, None, lora, compute or Compute(), None, None, train_tower)
 
 
 def trained(module: nn.Module) -> set[str]:

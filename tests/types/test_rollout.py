@@ -142,6 +142,16 @@ def test_union_merges_scores_field_by_field():
         rollout.union(no_such_field=values)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (5, 2), (2,), (2, 5, 1)])
+def test_union_refuses_a_tensor_of_another_shape(shape):
+    rollout, x = Rollout.from_samples(growing()), torch.zeros(shape)
+    for fields_given in ({"advantages": x}, {"scores": Scores(values=x)}, {"loss_mask": x.bool()}):
+        with pytest.raises(ValueError, match=r"this rollout needs \[2, 5\]"):
+            rollout.union(**fields_given)
+    with pytest.raises(ValueError, match=r"this rollout needs \[2\]"):
+        rollout.union(greedy_scores=torch.zeros(2, 5))
+
+
 def test_to_moves_every_tensor():
     rollout = scored(Rollout.from_samples(windowed()))
     assert {x.device.type for x in tensors(rollout.to("meta")).values()} == {"meta"}

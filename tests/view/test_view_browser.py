@@ -513,6 +513,24 @@ def test_a_live_page_shows_what_is_new(browser, tmp_path):
         page.close()
 
 
+def test_marks_of_a_live_page_are_there_when_it_is_offered_again(browser, tmp_path):
+    """Browsers keep them by the address, so it has to be the same."""
+    write_log(tmp_path, [make_turn()])
+    context, port = browser.new_context(), 0
+    for starred in ("false", "true"):
+        with PageServer(tmp_path, port=port) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            page, port = context.new_page(), server.server_address[1]
+            page.goto(server.address)
+            page.locator("#rows .row").first.click()
+            expect(page.locator("#star")).to_have_attribute("aria-pressed", starred)
+            if starred == "false":
+                page.locator("#star").click()
+            server.shutdown()
+            page.close()
+    context.close()
+
+
 # Phone
 
 

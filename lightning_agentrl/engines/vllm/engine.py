@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -16,11 +15,11 @@ from torch import nn
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
 from lightning_agentrl.engines.vllm.images import engine_input
-from lightning_agentrl.engines.vllm.loading import begin, finish, load
 from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
     KEY,
     VLLMSettings,
+    check_family,
     check_installed,
     check_request,
     close_vllm,
@@ -32,6 +31,7 @@ from lightning_agentrl.engines.weights import weights_by_layer
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
+from lightning_agentrl.vllm_worker.extension import TellsSizes
 
 
 class VLLMEngine(Engine):
@@ -57,6 +57,7 @@ class VLLMEngine(Engine):
     """
 
     own_weights: ClassVar[bool] = True
+    sends_layers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -113,6 +114,7 @@ class VLLMEngine(Engine):
         if self._thread is not None:
             return
         self.check()
+        check_family(handle.policy.lm.config)
         group = None
         if self.tensor_parallel > 1:
             check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
@@ -179,13 +181,11 @@ class VLLMEngine(Engine):
         self.policy_version, self._has_weights = policy_version, True
 
     def _send_weights(self, thread: VLLMThread, handle: PolicyHandle) -> None:
-        thread.call(lambda engine: engine.collective_rpc(begin))
-        with weights_by_layer(handle.policy) as parts:
-            for part in parts:
-                self._settle(handle)  # the layer has been gathered
-                thread.call(partial(_send_part, part))
-                self._settle(handle)  # and copied, before its memory is used for the next one
-            thread.call(lambda engine: engine.collective_rpc(finish))
+        """Layers are gathered in vLLM's thread, so that on a GPU its stream orders gathering, copying and loading."""
+        with weights_by_layer(handle.policy) as weights:
+            given = {"weights_iterator": weights}
+            thread.call(lambda engine: engine.collective_rpc("reload_weights", kwargs=given))
+            thread.call(lambda engine: engine.collective_rpc(TellsSizes.pack_experts))
 
     def _settle(self, handle: PolicyHandle) -> None:
         """Wait for a GPU, on which vLLM's thread and the trainer's have streams of their own."""
@@ -282,10 +282,6 @@ class VLLMEngine(Engine):
                 f"the answer has {len(ids)} ids and {len(logps)} log-probs and ended with '{sampled.finish_reason}'"
             )
         return Reply(ids, logps, closed=ids[-1] in handle.stop_token_ids, policy_version=self.policy_version)
-
-
-def _send_part(part: list[tuple[str, torch.Tensor]], engine: Any) -> None:
-    engine.collective_rpc(load, args=(part,))
 
 
 def _adapter_config(lm: nn.Module) -> Any:

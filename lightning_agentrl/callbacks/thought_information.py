@@ -1,0 +1,82 @@
+"""Whether thoughts still depend on what they think about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.agents.scoring import Reader, row_scores
+from lightning_agentrl.metrics.information import mutual_information
+from lightning_agentrl.metrics.numbers import Mean, over_ranks
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.packing import Row
+from lightning_agentrl.types import ModelInput, Rollout, input_of
+
+
+class ThoughtInformation(RolloutCallback):
+    """Logs the mutual information of prompts and thoughts, which falls to 0 where every prompt gets the same thought.
+
+    Some thoughts of a rollout are scored after each other's prompts. Prompts and beginnings that they share are read
+    once. Entropy does not see this collapse: one phrase can be said in many ways.
+
+    Args:
+        turns: thoughts that are compared on each process.
+        every: iterations from one comparison to the next.
+    """
+
+    def __init__(self, turns: int = 16, every: int = 1) -> None:
+        if turns < 2 or every < 1:
+            raise ValueError(
+                f"ThoughtInformation needs turns of at least 2 and every of at least 1, got {turns}, {every}"
+            )
+        self.turns, self.every = turns, every
+        self._numbers: dict[str, float] = {}
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self._numbers = {}
+        if trainer.current_epoch % self.every:
+            return
+        pairs = thoughts_of(rollout)
+        step = max(len(pairs) / self.turns, 1.0)
+        picked = [pairs[int(k * step)] for k in range(min(self.turns, len(pairs)))]
+        with agent.evaluation_mode():
+            logps = cross_logps(agent.actor, picked, replace(agent.reader(), advance=lambda count: None))
+        weight = len(picked) if len(picked) > 1 else 0
+        information, found = mutual_information(logps) if weight else (0.0, 0.0)
+        told = {"thoughts/information": information, "thoughts/told_apart": found}
+        means = {name: Mean(weight * value, weight) for name, value in told.items()}
+        self._numbers = over_ranks(means, agent.device)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._numbers:
+            pl_module.log_dict(self._numbers, on_step=False, on_epoch=True, batch_size=1)
+            self._numbers = {}
+
+
+def thoughts_of(rollout: Rollout) -> list[tuple[ModelInput, tuple[int, ...]]]:
+    """Return the prompt of the last turn of each sample and the ids of its thought, where there is one."""
+    found = []
+    for sample in rollout.samples:
+        count = sample.turns[-1].thought_tokens
+        if count:
+            found.append((input_of(sample.segments[:-1]), sample.segments[-1].ids[:count]))
+    return found
+
+
+def cross_logps(policy: LanguageModel, pairs: Sequence[tuple[ModelInput, tuple[int, ...]]], reader: Reader) -> Tensor:
+    """Return the log-prob [N, N] of each thought (rows) after each prompt (columns)."""
+    rows = [
+        Row(prompt + ModelInput.of_ids(thought), tuple(range(len(prompt) - 1, len(prompt) + len(thought) - 1)))
+        for _, thought in pairs
+        for prompt, _ in pairs
+    ]
+    sums = [logps.double().sum() for logps, _ in row_scores(policy, rows, reader)]
+    return torch.stack(sums).view(len(pairs), len(pairs)) if sums else torch.zeros(0, 0, dtype=torch.float64)

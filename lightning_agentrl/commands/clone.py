@@ -1,0 +1,96 @@
+"""`agentrl clone`: the model of a run's config learns from demonstrations, and is written as a folder."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
+
+from lightning_agentrl.agents import Agent, CloneAgent
+from lightning_agentrl.agents.cloning import LR
+from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.callbacks import PolicyFolder, RunSummary
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
+from lightning_agentrl.rollout.expert import EPISODES
+
+
+class CloneCLI(AgentCLI):
+    """`agentrl clone`, which takes environments, prompts, model and trainer of a run's config, and trains by cloning.
+
+    Of the agent it takes the model, adapters, weight decay and clip, memory settings and temperature.
+    """
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(args, run=False)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl clone", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        add = parser.add_argument
+        add("--out", type=str | None, default=None, help="Folder to write the model to; must be empty or not exist.")
+        add(
+            "--recorded",
+            type=str | None,
+            default=None,
+            help="Folder of a run whose turn log is cloned; the environments' scripted players when not given.",
+        )
+        add("--episodes", type=int, default=EPISODES, help="Episodes that the scripted players play.")
+        add("--min_return", type=float | None, default=None, help="Episodes that earned less are left out.")
+        add("--steps", type=int, default=100, help="Optimizer steps, each of data.init_args.mini_batch_turns turns.")
+        add("--lr", type=float, default=LR, help="Learning rate, which falls along a line to 0.")
+        add(
+            "--action_share",
+            type=float,
+            default=0.5,
+            help="Part of a reply's weight on the tokens that name the action, where a thought precedes.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the given arguments; all that is written goes to the folder of the model."""
+        super().parse_arguments(parser, args)
+        config = cast(Any, self.config)
+        if config.out is None:
+            raise ConfigError("name the folder that the model is written to (argument --out)")
+        out = Path(config.out)
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"'{out}' exists and is not an empty folder; name another one (argument --out)")
+        if config.steps < 1:
+            raise ConfigError(f"--steps must be at least 1, got {config.steps}")
+        config.trainer.default_root_dir = str(out)
+
+    def clone(self) -> None:
+        """Train, play held-out episodes before and after, and write the model."""
+        settings, trainer = self.settings, cast(Any, self.trainer)
+        data, agent = cast(RolloutDataModule, self.datamodule), cast(Agent, self.model)
+        falling = Schedules(actor=Schedule("linear"))
+        self.model = CloneAgent(
+            agent.model,
+            Expert(settings.episodes) if settings.recorded is None else Recorded(settings.recorded),
+            settings.min_return,
+            settings.action_share,
+            agent.lora,
+            agent.train_tower,
+            replace(agent.optim, lr_actor=settings.lr, schedule=falling),
+            agent.compute,
+            agent.temperature,
+        )
+        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
+        trainer.callbacks, trainer.loggers = [*bars, PolicyFolder(settings.out), RunSummary()], []
+        loop = trainer.fit_loop
+        loop.max_epochs, loop.epoch_loop.max_steps = math.ceil(settings.steps / data.steps_per_iteration), -1
+        trainer.check_val_every_n_epoch = loop.max_epochs + 1  # before and after is enough
+        self._guarded("fit", lambda: trainer.fit(self.model, data))
+
+
+def clone(args: ArgsType = None) -> None:
+    """Clone demonstrations with the model of a config."""
+    CloneCLI(args if args is not None else sys.argv[1:]).clone()

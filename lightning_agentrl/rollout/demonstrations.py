@@ -1,0 +1,116 @@
+"""Demonstrations: whole episodes to be cloned, and the mini-batches made of them."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.losses.cloning import action_weights
+from lightning_agentrl.rollout.data_module import RolloutDataModule
+from lightning_agentrl.rollout.learner import Prepared
+from lightning_agentrl.rollout.stream import RolloutSource, RolloutStream
+from lightning_agentrl.types import Rollout, Sample, Scores, Turn
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A whole episode."""
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [turn for sample in self.samples for turn in sample.turns]
+
+    @property
+    def outcome(self) -> float:
+        """The sum of the environment's rewards."""
+        return self.turns[-1].episode_return
+
+
+class Demonstrations(ABC):
+    """Where the episodes come from that are cloned."""
+
+    @abstractmethod
+    def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+        """Return the whole episodes of this rank.
+
+        Args:
+            data: environments, prompts and interaction, connected to an agent.
+            tokenizer: of the model that learns.
+
+        Raises:
+            ConfigError: one sentence; they cannot be had, or not for this model.
+        """
+
+
+def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonstration]:
+    """Return the episodes that earned at least so much.
+
+    Raises:
+        ConfigError: there are no episodes, or none that did.
+    """
+    if not episodes:
+        raise ConfigError("there is no whole episode to clone; give more episodes, or a longer recorded run")
+    kept = [episode for episode in episodes if episode.outcome >= min_return]
+    if not kept:
+        best = max(episode.outcome for episode in episodes)
+        raise ConfigError(
+            f"none of {len(episodes)} episodes earned at least min_return {min_return:g}, and the best earned "
+            f"{best:g}; lower min_return"
+        )
+    return kept
+
+
+class ClonedTurns(RolloutSource):
+    """Iterations of demonstrated turns, as many as a rollout has, in a new random order in each pass over them.
+
+    What an iteration holds follows from its number, so a resumed run goes on exactly.
+
+    Args:
+        episodes: of this rank.
+        data: says how many turns an iteration has.
+        action_share: of a reply's weight, the part of the tokens that name the action, where a thought precedes.
+    """
+
+    def __init__(self, episodes: Sequence[Demonstration], data: RolloutDataModule, action_share: float) -> None:
+        self.samples = [sample for episode in episodes for sample in episode.samples]
+        self.action_share = action_share
+        self.seed = data.seed
+        self.places = data.own_envs  # rows are spread over mini-batches as those of environments are
+        turns = sum(len(sample.turns) for sample in self.samples)
+        per_place = turns / len(episodes) if data.groups is not None else data.sizes.turns_per_env
+        wanted = len(self.places) * per_place * len(self.samples) / turns
+        self.count = max(round(wanted), data.sizes.mini_batches)
+
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
+        """Return the samples of the next iteration with the weights of their tokens."""
+        first = stream.iteration * self.count
+        picked = [self._sample(place) for place in range(first, first + self.count)]
+        placed = [_placed(sample, self.places[k % len(self.places)]) for k, sample in enumerate(picked)]
+        rollout = Rollout.from_samples(placed)
+        weights = action_weights(rollout, self.action_share, drop_invalid=True)
+        # The engine sampled nothing, so there is no gap to it: these stand for the log-probs from before the update.
+        scores = Scores(old_logps=rollout.rollout_logps)
+        return Prepared(rollout.union(weights=weights, scores=scores), {"clone/passes": first / len(self.samples)})
+
+    def _sample(self, place: int) -> Sample:
+        number, at = divmod(place, len(self.samples))
+        order = np.random.default_rng(derive_seed(self.seed, number)).permutation(len(self.samples))
+        return self.samples[order[at]]
+
+
+def _placed(sample: Sample, env: int) -> Sample:
+    return replace(sample, turns=tuple(replace(turn, env=env) for turn in sample.turns))
+
+
+def mean_return(episodes: Sequence[Demonstration]) -> float:
+    """Return the mean return of episodes."""
+    return math.fsum(episode.outcome for episode in episodes) / len(episodes)

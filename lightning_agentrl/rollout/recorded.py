@@ -1,0 +1,103 @@
+"""Episodes of recorded runs, read from their turn logs token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from lightning_agentrl.distributed import rank, ranks
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.rollout.data_module import RolloutDataModule
+from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
+from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
+from lightning_agentrl.view.locate import find_run
+from lightning_agentrl.view.read import LoggedTurn, read_turns
+
+
+class Recorded(Demonstrations):
+    """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
+
+    Prompts and replies are taken as they were, so the run must have had the same tokenizer. Logs hold no pixels, so
+    episodes with images cannot be cloned from them.
+
+    Args:
+        run: folder of the run.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+        """Read the episodes that began and ended in the log."""
+        turns, _ = read_turns(find_run(Path(self.run)).logs, prompts=True)
+        check_tokens(turns, tokenizer, self.run)
+        episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
+        for turn in turns:
+            episodes.setdefault((turn.get("group"), turn["env"], turn["episode"]), []).append(turn)
+        whole = [own for own in episodes.values() if own[0]["turn"] == 0 and _ended(own[-1])]
+        return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: ranks()]]
+
+
+def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase, run: str) -> None:
+    """Refuse turns whose ids mean something else to this tokenizer, or that hold images.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    fix = "clone from the scripted player (leave out the recorded run), or take the model of that run"
+    logged = {i: text for turn in turns for i, text in zip(turn["reply_ids"], turn["tokens"], strict=True)}
+    ids = list(logged)
+    own = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
+    if len(tokenizer) <= max(ids, default=0) or own != list(logged.values()):
+        place = next((k for k, i in enumerate(ids) if i >= len(tokenizer) or own[k] != logged[i]), 0)
+        raise ConfigError(
+            f"the run '{run}' had another tokenizer than '{tokenizer.name_or_path}': id {ids[place]} was "
+            f"{logged[ids[place]]!r} there and is {own[place]!r} here; {fix}"
+        )
+    for turn in turns:
+        if shown(tokenizer, ModelInput.of_ids(turn["prompt_ids"])) != turn["prompt"]:
+            raise ConfigError(
+                f"a prompt of the run '{run}' (iteration {turn['iteration']}, environment {turn['env']}, turn "
+                f"{turn['turn']}) does not read the same with the tokenizer of '{tokenizer.name_or_path}', or shows "
+                f"images, whose pixels no log holds; {fix}"
+            )
+
+
+def _ended(turn: LoggedTurn) -> bool:
+    return bool(turn["terminated"] or turn["truncated"])
+
+
+def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
+    """Yield the samples of an episode: a turn that continues a sample was read behind the turn before it."""
+    segments: list[Segment] = []
+    own: list[Turn] = []
+    for turn in turns:
+        if own and not turn["continues"]:
+            yield Sample(tuple(segments), tuple(own))
+            segments, own = [], []
+        kind = SegmentKind.OBSERVATION if own else SegmentKind.PROMPT
+        ids = tuple(turn["reply_ids"])
+        reply = Segment(SegmentKind.ACTION, ModelInput.of_ids(ids), (0.0,) * len(ids))
+        segments += [Segment(kind, ModelInput.of_ids(turn["prompt_ids"])), reply]
+        own.append(_turn(turn))
+    yield Sample(tuple(segments), tuple(own))
+
+
+def _turn(logged: LoggedTurn) -> Turn:
+    """Return a turn with what a log holds of it."""
+    same = (
+        "env episode observation reply thought action valid terminated truncated success hit_token_cap history_cuts "
+        "policy_version env_seconds engine_seconds parsed_action thought_tokens asked_again"
+    )
+    return Turn(
+        **{name: logged[name] for name in same.split()},
+        index=logged["turn"],
+        env_reward=logged["env_reward"] or 0.0,
+        reward=logged["reward"] or 0.0,
+        episode_return=logged["episode_return"] or 0.0,
+        stop=None if logged["stop"] is None else StopReason(logged["stop"]),
+    )
