@@ -262,7 +262,9 @@ def _example(part: Part, cls: type) -> str:
     value = next(_shipped(part, cls), None) or _made(part, cls)
     *way, last = part.key.split(".")
     lines = [f"{'  ' * i}{name}:" for i, name in enumerate(way)]
-    if part.owner and part.key.count("init_args") > 1:  # the class in between
+    above = next((other for other in parts() if part.key == f"{other.key}.init_args.{last}"), None)
+    shared = above and all(last in {argument.name for argument in arguments(other)} for other in above.classes)
+    if part.owner and (part.key.count("init_args") > 1 or (above and not shared)):  # the class in between
         lines.insert(-1, f"{'  ' * (len(way) - 1)}class_path: {part.owner.__name__}")
     indent, many = "  " * len(way), part.many
     if dataclasses.is_dataclass(part.owner):  # what has to stand beside it

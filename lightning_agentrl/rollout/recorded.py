@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,8 +14,9 @@ from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
-from lightning_agentrl.view.locate import find_run
-from lightning_agentrl.view.read import LoggedTurn, read_turns
+
+if TYPE_CHECKING:
+    from lightning_agentrl.view.read import LoggedTurn
 
 
 class Recorded(Demonstrations):
@@ -33,6 +34,9 @@ class Recorded(Demonstrations):
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Read the episodes that began and ended in the log."""
+        from lightning_agentrl.view.locate import find_run  # TensorBoard comes with it
+        from lightning_agentrl.view.read import read_turns
+
         turns, _ = read_turns(find_run(Path(self.run)).logs, prompts=True)
         check_tokens(turns, tokenizer, self.run)
         episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}

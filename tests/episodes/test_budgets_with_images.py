@@ -160,7 +160,7 @@ def test_a_model_samples_twenty_turns_within_32_000_tokens(folder: Path) -> None
     (sample,) = rollout.samples
     assert len(sample.turns) == len(sample.input.images) == 20
     assert {image.tokens for image in sample.input.images} == {35 * 35}
-    assert 28_000 < len(sample.input) <= 32_000
+    assert 20 * 35 * 35 < len(sample.input) <= 32_000
     assert max(request.max_tokens for request, _ in engine.log) <= 64
     logps = score(policy, sample)
     torch.testing.assert_close(logps, rollout.rollout_logps[rollout.action_mask], atol=1e-4, rtol=0)
