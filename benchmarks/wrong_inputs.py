@@ -125,7 +125,7 @@ def ask(case: Case, folder: Path) -> Answer:
         code, text = done.returncode, done.stderr
     except subprocess.TimeoutExpired as late:
         code, text = -1, (late.stderr or b"").decode() + "\nstill running"
-    return Answer(code, text.replace(str(folder), "FOLDER"), time.perf_counter() - started)
+    return Answer(code, text.replace(str(folder), "FOLDER").replace(f"{ROOT}/", ""), time.perf_counter() - started)
 
 
 def change(config: dict[str, Any], key: str, value: Any) -> None:
