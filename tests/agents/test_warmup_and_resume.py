@@ -86,10 +86,13 @@ def test_each_round_trains_on_a_sample_without_replacement_of_all_data(tmp_path,
 
 
 @pytest.mark.slow
-def test_it_says_when_the_critic_has_not_converged(tmp_path, tiny_folder):
-    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=0.99)]
-    with pytest.warns(UserWarning, match="has not converged as the actor starts"):
+@pytest.mark.parametrize(("least", "told"), [(0.99, 1), (None, 0)])
+def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, tiny_folder, least, told):
+    callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=least)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         make_trainer(tmp_path, 2, callbacks).fit(make_agent(tiny_folder), make_data())
+    assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == told
 
 
 @pytest.mark.parametrize(("rollouts", "fraction"), [(40, 0.11), (0, 0.5), (3, 0.1), (4, 1.5)])
