@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 OWN_PACKAGES = ("lightning_agentrl", "agentrl_envs")
-_NOT_FOR_CONFIGS = ("DryRun", "RunRecord")  # the command adds them itself
+_NOT_FOR_CONFIGS = ("RunRecord",)  # the command adds it itself
 
 
 def raised_by_us(error: BaseException) -> bool:
@@ -92,6 +92,7 @@ def class_names(bases: Sequence[type], everywhere: bool = False) -> list[str]:
         cls = todo.pop()
         todo += cls.__subclasses__()
         own = cls.__module__.split(".")[0] in OWN_PACKAGES
-        if (own or everywhere) and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+        made = cls.__module__.startswith("lightning_agentrl.commands.")  # a command makes it itself
+        if (own or everywhere) and not made and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
             names.add(cls.__name__)
     return sorted(names.difference(_NOT_FOR_CONFIGS))

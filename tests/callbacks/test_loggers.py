@@ -110,6 +110,7 @@ def test_weights_and_biases_offline(
     fit(wanted, tmp_path, monkeypatch)
     import wandb
 
+    wandb.finish()  # else the next logger in this process goes on with this run
     wandb.teardown()  # waits until its process has ended: after `finish` the end of the file may not be written yet
     folder = tmp_path / "runs" / "bandit" / "first"
     assert json.loads((folder / "run.json").read_text())["model"]["type"] == "llama"
