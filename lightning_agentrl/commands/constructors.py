@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import traceback
@@ -51,9 +52,10 @@ def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError |
         return None
     owner, cause = refused[-1].owner, refused[-1].__cause__
     assert cause is not None
-    keys = list(_keys_of_class(owner.__name__, config, ""))
+    keys = list(_keys_of_arguments(owner, config, ""))
     if isinstance(cause, ImportError):
-        return ConfigError(missing_package(cause, owner.__name__, keys[0] if keys else ""))
+        key = keys[0].removesuffix(".init_args") if keys else ""
+        return ConfigError(missing_package(cause, owner.__name__, key))
     if isinstance(cause, ConfigError):
         return ConfigError(cause.problem)  # a new one, since it is raised from the error that it caused
     text = one_line(str(cause))
@@ -63,16 +65,18 @@ def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError |
     if len(keys) != 1 or "init_args" in text:
         return ConfigError(text)
     named = [name for name in keys_of(owner) if re.search(rf"\b{name}\b", text)]
-    return ConfigError(Problem(text, key=f"{keys[0]}.init_args" + (f".{named[0]}" if len(named) == 1 else "")))
+    return ConfigError(Problem(text, key=keys[0] + (f".{named[0]}" if len(named) == 1 else "")))
 
 
-def _keys_of_class(name: str, node: Any, key: str) -> Iterator[str]:
-    """Yield the keys under which a config names a class."""
+def _keys_of_arguments(owner: type, node: Any, key: str) -> Iterator[str]:
+    """Yield the keys under which a config has the arguments of a class, named by its path or, as settings are, not."""
     if isinstance(node, list):
         for index, item in enumerate(node):
-            yield from _keys_of_class(name, item, f"{key}[{index}]")
+            yield from _keys_of_arguments(owner, item, f"{key}[{index}]")
     elif isinstance(node, dict):
-        if str(node.get("class_path", "")).rsplit(".", 1)[-1] == name:
+        if str(node.get("class_path", "")).rsplit(".", 1)[-1] == owner.__name__:
+            yield f"{key}.init_args"
+        elif dataclasses.is_dataclass(owner) and set(node) == {field.name for field in dataclasses.fields(owner)}:
             yield key
         for part, value in node.items():
-            yield from _keys_of_class(name, value, f"{key}.{part}" if key else part)
+            yield from _keys_of_arguments(owner, value, f"{key}.{part}" if key else part)

@@ -146,8 +146,7 @@ function turnCard(turn, replies, member) {
     { class: "turn", "data-turn": turn.turn },
     make("header", {}, make("h3", { text: (TWO_RUNS ? LETTERS[member.run] + ": turn " : "Turn ") + turn.turn }), ...tags(turn), linkTo(turn)),
     picture(turn),
-    make("p", { class: "label", text: "observation" }),
-    make("div", { class: "said", text: turn.observation }),
+    ...observation(turn),
     prompt(turn),
     label,
     box,
@@ -155,6 +154,11 @@ function turnCard(turn, replies, member) {
   );
   replies.push({ turn, box, label, card });
   return card;
+}
+
+function observation(turn) {
+  if (!turn.observation) return []; // nothing but an image
+  return [make("p", { class: "label", text: "observation" }), make("div", { class: "said", text: turn.observation })];
 }
 
 function linkTo(turn) {
