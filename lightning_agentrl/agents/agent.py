@@ -249,7 +249,6 @@ class Agent(L.LightningModule, ABC):
         if self.group_filter is not None and self.phase == "train":
             rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
             metrics |= over_ranks(numbers, self.device)
-        self._give_back_freed_memory()
         return Prepared(rollout, metrics)
 
     def score(self, rollout: Rollout) -> Rollout:
@@ -433,7 +432,8 @@ class Agent(L.LightningModule, ABC):
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
             self.steps.rates.advance("epoch", self.trainer.current_epoch + 1, self._step_scheduler)
-        self._give_back_freed_memory()
+        if self.device.type == "cpu":
+            self._freed.iteration_done()
 
     # Validation
 
@@ -659,10 +659,6 @@ class Agent(L.LightningModule, ABC):
     @property
     def _callbacks(self) -> list[L.Callback]:
         return cast(list[L.Callback], cast(Any, self.trainer).callbacks)
-
-    def _give_back_freed_memory(self) -> None:
-        if self.device.type == "cpu":
-            self._freed.stage_done()
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:

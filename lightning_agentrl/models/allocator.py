@@ -1,4 +1,4 @@
-"""Freed memory: kept from micro-batch to micro-batch, given back from stage to stage.
+"""Freed memory: kept from micro-batch to micro-batch, given back where it grows from iteration to iteration.
 
 With glibc's defaults every micro-batch faults in the same pages again.
 """
@@ -30,23 +30,26 @@ def keep_freed_memory() -> bool:
 
 
 class FreedMemory:
-    """Memory that was freed and is still held by the process, given back between stages that need other sizes.
+    """Memory that was freed and is still held by the process, watched from iteration to iteration.
 
-    What sampling, scoring and an update have freed lies in pieces that the next stage does not fit into, so the process
-    would hold the sum of what they need in place of the most, and grow with every iteration. Giving it back costs the
-    faults of one micro-batch.
+    Micro-batches differ in their lengths, so the heap gets holes that the next one does not fit into, and the process
+    would grow by some percent with every iteration. Giving all of it back each time would cost page faults; it is given
+    back only where more is held than after an iteration that began with nothing to spare.
     """
 
     SLACK = 1.02
 
     def __init__(self, held: Callable[[], int] | None = None, give_back: Callable[[], bool] | None = None) -> None:
         self._held, self._give_back = held or resident_bytes, give_back or trim
-        self._least = 0  # bytes after it was given back
+        self._usual: int | None = None  # bytes after an iteration that began with nothing to spare
 
-    def stage_done(self) -> None:
-        """Give memory back if a stage has left more of it than there was after the last time."""
-        if self._held() > self.SLACK * self._least and self._give_back():
-            self._least = self._held()
+    def iteration_done(self) -> None:
+        """Give memory back if an iteration has left more of it than usual."""
+        held = self._held()
+        if self._usual is None:
+            self._usual = held
+        elif held > self.SLACK * self._usual and self._give_back():
+            self._usual = None
 
 
 def trim() -> bool:
