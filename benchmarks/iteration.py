@@ -203,7 +203,7 @@ def report(results: dict[str, Any]) -> str:
             f"Iteration over the sum of its raw stages: {spread(overhead)}, {len(raw)} iterations.",
             "",
         ]
-    if against := results.get("against"):
+    for against in results.get("against", []):
         pairs = against["seconds"]
         stages = {stage: [older[stage] / ours[stage] for ours, older in pairs] for stage in STAGES}
         whole = [sum(older.values()) / sum(ours.values()) for ours, older in pairs]
@@ -250,12 +250,8 @@ def main() -> None:
         commit = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], cwd=older, text=True).strip()
         asked = wanted.config, wanted.iterations, wanted.options
         pairs = [[measure_tree(tree, *asked) for tree in (ROOT, older)] for _ in range(wanted.repeats)]
-        results["against"] = {
-            "commit": commit,
-            "seconds": pairs,
-            "iterations": wanted.iterations,
-            "options": wanted.options,
-        }
+        told = {"commit": commit, "seconds": pairs, "iterations": wanted.iterations, "options": wanted.options}
+        results["against"] = [*(one for one in results.get("against", []) if one["commit"] != commit), told]
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     RESULTS.with_suffix(".md").write_text(report(results))
     print(report(results))
