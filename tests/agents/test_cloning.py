@@ -177,6 +177,7 @@ def test_a_recorded_run_is_cloned_token_by_token(memory, folder, tmp_path):
             assert [t.reply for t in sample.turns] == [t.reply for t in played[sample.ids].turns]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
     def refused(data: RolloutDataModule, model: Path = folder, **settings: Any) -> str:
         with pytest.raises(ConfigError) as error:
@@ -220,6 +221,7 @@ def test_a_teacher_with_other_tokens_is_refused(folder, tmp_path):
         make_trainer(tmp_path, 1).fit(agent, signs())
 
 
+@pytest.mark.slow
 def test_episodes_are_chosen_by_their_return(folder, tmp_path):
     data = recorded_data(tmp_path, folder)
     episodes = demonstrated(folder, data, tmp_path, demonstrations=Recorded(str(tmp_path / "run")))

@@ -34,7 +34,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         ((), "--out"),
         (("--out", "x", "--steps", "0"), "--steps"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
-        (("--out", "x", "--min_return", "4"), "min_return"),
+        pytest.param(("--out", "x", "--min_return", "4"), "min_return", marks=pytest.mark.slow),
         (("--out", "x", "--data.init_args.env.kwargs.fault", "raises"), "no way from here"),
         (("--out", "x", "--data.init_args.env", SAYING), "no scripted player"),
     ],

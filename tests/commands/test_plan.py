@@ -164,8 +164,10 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     ("tokens", "reads", "recompute"),
     [
         (1000, 100, True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1500, 1024, True), (500, 30, True))),
-        (1500, 1400, False),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1500, 1024, True), (500, 30, True), (1500, 1400, False))
+        ),
     ],
 )
 def test_activations_of_a_length_that_was_not_measured_are_foretold(

@@ -16,9 +16,8 @@ without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, 
 
 
 @without_vllm
-@pytest.mark.parametrize(
-    "command", ["fit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("validate", "verify-engine"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["fit", "validate", "verify-engine"])
 def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command, command: str) -> None:
     given = changed(config, "data.init_args.engine", {"class_path": "VLLMEngine"})
     told = sentence(agentrl(config=given, command=command))

@@ -111,6 +111,7 @@ def test_requests_of_a_server_that_hangs_go_to_another_one(
     assert sum(f"{names[0]} is not used" in line for line in told) == 1
 
 
+@pytest.mark.slow
 def test_one_that_is_back_gets_the_current_weights_first_and_its_late_replies_are_thrown_away() -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
         first, _ = servers
@@ -141,6 +142,7 @@ def test_a_reply_of_older_weights_of_the_run_is_asked_for_again() -> None:
     play(test)
 
 
+@pytest.mark.slow
 def test_one_whose_engine_answers_but_that_never_ends_a_reply_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FIRST_REPLY", 0.01)
     monkeypatch.setattr(limits, "FIRST_PROMPT", 0.0)
@@ -213,6 +215,7 @@ def test_the_only_server_is_waited_for() -> None:
     assert sum("no vLLM server is left" in line and "wait_seconds" in line for line in told) == 1
 
 
+@pytest.mark.slow
 def test_the_wait_has_an_end_that_names_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     urls = []
 

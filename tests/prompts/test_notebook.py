@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_agentrl.prompts.memory import PastTurn
@@ -80,6 +80,7 @@ def test_a_note_that_every_reply_names_stays(replies, notes) -> None:
     assert kept_notes(named, notes, 40, "note") == kept_notes(list(named), notes, 40, "note")
 
 
+@settings(max_examples=15)
 @given(st.text(max_size=200), st.text(max_size=50))
 def test_any_reply_can_be_read(reply, fact) -> None:
     for text in kept_notes([reply, f"note: {fact}"], 2, 10, "note"):

@@ -112,6 +112,7 @@ def test_a_truncated_episode_has_its_true_last_state(tiny_folder):
             assert not rollout.terminated.any()
 
 
+@pytest.mark.slow
 def test_episodes_ahead_go_on_with_new_weights(tiny_folder):
     """Turn k of a group that is begun two rollouts ahead is played with the weights of the k-th of them."""
     with data_module(tiny_folder, AHEAD, env=EnvConfig("Varied-v0")) as data:
