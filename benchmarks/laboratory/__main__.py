@@ -48,7 +48,7 @@ def main() -> None:
         for name in wanted.cell:
             run(name, wanted.runs, range(wanted.first_seed, wanted.first_seed + CELLS[name].seeds)[part - 1 :: parts])
     if wanted.first_seed:
-        print(told(load(wanted.runs, Path("/dev/null/none"), CELLS, wanted.first_seed), wanted.first_seed))
+        print(told(load(wanted.runs, None, CELLS, wanted.first_seed), wanted.first_seed))
     elif wanted.report:
         records = load(wanted.runs, RECORD, CELLS)
         save(RECORD, as_text(records))

@@ -42,9 +42,9 @@ def save(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def load(folder: Path, record: Path, cells: Mapping[str, Cell], first_seed: int = 0) -> Records:
-    """Return the runs of cells, from the record and from the files of a folder, which win."""
-    kept: Records = json.loads(record.read_text()) if record.exists() else {}
+def load(folder: Path, record: Path | None, cells: Mapping[str, Cell], first_seed: int = 0) -> Records:
+    """Return the runs of cells, from the record, if any, and from the files of a folder, which win."""
+    kept: Records = json.loads(record.read_text()) if record is not None and record.exists() else {}
     wanted = {each for cell in cells.values() for of_arm in keys(cell, first_seed).values() for each in of_arm}
     found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in wanted}
     return {name: run for name, run in (kept | found).items() if name in wanted}

@@ -26,8 +26,10 @@ runs.
 
 A difference is that of runs with equal seeds: interquartile mean with the 95 % interval of a bootstrap over pairs,
 widened for so few of them. *confirmed* and *refuted* say that the interval excludes 0. Where it does not, the verdict
-names the effect that would have been seen in four of five repetitions. Of {comparisons} intervals one or two exclude 0
-by chance alone. {kept} of {cells} cells are complete{missing}.
+names the effect that would have been seen in four of five repetitions. One interval in twenty excludes 0 by chance
+alone, and one of so few seeds may be too narrow.
+
+{kept} of {cells} cells are complete{missing}.
 
 ## How it is measured
 
@@ -40,7 +42,8 @@ by chance alone. {kept} of {cells} cells are complete{missing}.
   computed. With replies of several words the chances of the action are averaged over six sampled thoughts a state, the
   same draws in every run, which is all the noise there is.
 * **Area** is the mean success over the iterations, the start not included; *area per turn* the mean over equally many
-  turns; *dip* the worst success less that of the start.
+  turns; *area once rising* that over equally many iterations from the first one with a success 0.01 above the start, so
+  that a late beginning does not count; *dip* the worst success less that of the start.
 * **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
   draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
   equal levels and draws.
@@ -73,7 +76,7 @@ def differences(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[tuple[Com
 def compared(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return [
         [
-            f"{each.better} over {each.worse}",
+            f"{each.better} over {each.worse}" + " (asked afterwards)" * each.afterwards,
             each.measure.replace("_", " "),
             interval(difference),
             f"**{measures.verdict(difference)}**",
@@ -104,7 +107,9 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
     start, game = cell.start, tables(cell.start.rules)
     extras = [f"lure {start.lure:g}"] * bool(start.lure) + [f"slip {start.slip:g}"] * bool(start.slip)
     extras += [f"{start.invalid:.0%} of the demonstrated replies without an action"] * bool(start.invalid)
-    setting = ", ".join([f"horizon {start.horizon}", f"replies of {start.reply_tokens} words", *extras])
+    setting = ", ".join(
+        [f"horizon {start.horizon}", f"replies of {start.reply_tokens} word{'s' * (start.reply_tokens > 1)}", *extras]
+    )
     first = next(iter(runs.values()))[0]["curve"][0]
     arms = table(
         arm_rows(runs), ["arm", "area", "success at the end", "worst dip", f"reached {GOAL}", "turns", "seconds"]
@@ -146,10 +151,9 @@ def page(records: Records) -> str:
     missing = [f"`{name}`" for name in CELLS if name not in done]
     text = HEAD.format(
         table=told(records, 0),
-        comparisons=sum(len(CELLS[name].comparisons) for name in done),
         kept=len(done),
         cells=len(CELLS),
-        missing=f"; {', '.join(missing)} have not been run" if missing else "",
+        missing=f"; these have not been run:\n{', '.join(missing)}" if missing else "",
     )
     return text + "".join(section(name, CELLS[name], runs) for name, runs in done.items())
 
