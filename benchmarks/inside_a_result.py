@@ -35,6 +35,7 @@ from lightning_agentrl.models.words import word_model
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("gate", "fence", "brook", "hill")
 SMALL, LARGE = 0.3, 1.0  # what is picked on the way, and what lies behind the last place
+TOLD = "fence"  # the place that the guide follows
 WEIGHTS = (0.0, 0.05, 0.5)
 SEEDS = (0, 1, 2)
 ITERATIONS = 30
@@ -154,28 +155,26 @@ def picture_of_one(turns: Sequence[dict[str, Any]], iterations: int, file: Path)
         here = seen(turns, place, iterations)
         axes[0].plot(x, smooth(here.walks), color=colour, label=place)
         axes[1].plot(x, smooth(here.value), color=colour, label=place)
-    first = seen(turns, PLACES[0], iterations)
-    axes[2].plot(x, smooth(first.of_walking), color="tab:green", label="walk")
-    axes[2].plot(x, smooth(first.of_picking), color="tab:red", label="pick")
+    there = seen(turns, TOLD, iterations)
+    axes[2].plot(x, smooth(there.of_walking), color="tab:green", label="walk")
+    axes[2].plot(x, smooth(there.of_picking), color="tab:red", label="pick")
     axes[2].axhline(0, color="grey", linewidth=0.8)
     axes[1].axhline(SMALL, color="grey", linewidth=0.8, linestyle=":")
-    titles = ("share of turns that walk on", "value of being there", f"mean advantage at the {PLACES[0]}")
+    titles = ("share of turns that walk on", "value of being there", f"mean advantage at the {TOLD}")
     _finish(figure, axes, titles, file)
 
 
 def picture_of_weights(runs: dict[float, list[list[dict[str, Any]]]], iterations: int, file: Path) -> None:
-    """Draw all seeds of each weight of the KL: what is done at the first place, and how far the policy has moved."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
+    """Draw what is done at the first place: a panel for each seed, a line for each weight of the KL."""
+    count = len(next(iter(runs.values())))
+    figure, axes = plt.subplots(1, count, figsize=(3.7 * count, 3.2), squeeze=False)
     x = np.arange(1, iterations + 1)
     for number, (weight, seeds) in enumerate(runs.items()):
-        for k, turns in enumerate(seeds):
-            first = seen(turns, PLACES[0], iterations)
-            label = f"weight {weight:g}" if k == 0 else None
-            axes[0].plot(x, smooth(first.walks), color=f"C{number}", alpha=0.8, label=label)
-            if weight:
-                axes[1].plot(x, smooth(first.kl), color=f"C{number}", alpha=0.8, label=label)
-    titles = (f"share that walks on at the {PLACES[0]}", f"KL to the initial policy at the {PLACES[0]}, nats")
-    _finish(figure, axes, titles, file)
+        for axis, turns in zip(axes[0], seeds, strict=True):
+            walks = smooth(seen(turns, PLACES[0], iterations).walks)
+            axis.plot(x, walks, color=f"C{number}", label=f"weight {weight:g}")
+            axis.set_ylim(-0.03, 1.03)
+    _finish(figure, axes[0], [f"walks on at the {PLACES[0]}, seed {seed}" for seed in range(count)], file)
 
 
 def _finish(figure: Any, axes: Sequence[Any], titles: Sequence[str], file: Path) -> None:
@@ -208,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[float, list[list[dict[s
                 for name in Seen.__dataclass_fields__:
                     row = " ".join(f"{x:6.2f}" for x in smooth(getattr(numbers, name))[::4])
                     print(f"  {place:6} {name:10} {row}", flush=True)
-    picture_of_one(runs[WEIGHTS[1]][0], wanted.iterations, wanted.out / "inside_a_result.png")
+    picture_of_one(runs[WEIGHTS[0]][0], wanted.iterations, wanted.out / "inside_a_result.png")
     picture_of_weights(runs, wanted.iterations, wanted.out / "inside_a_result_kl.png")
     return runs
 

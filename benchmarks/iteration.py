@@ -3,6 +3,7 @@
     .venv/bin/python benchmarks/iteration.py                        # the quickstart, six iterations
     git worktree add ../older COMMIT
     .venv/bin/python benchmarks/iteration.py --against ../older     # and both versions by turns, six times each
+    .venv/bin/python benchmarks/iteration.py --against=../older --repeats=15 -- --data.init_args.num_envs=8
 
 After each iteration the same turns are sampled, scored and trained on once more without environments, data module,
 agent or logs: the raw seconds. Two neighbours in time make a ratio; the first iteration, in which the process gets its
@@ -159,10 +160,10 @@ def arguments(config: str, iterations: int, folder: Path) -> list[str]:
     ]
 
 
-def measure_tree(tree: Path, config: str) -> dict[str, float]:
-    """Seconds of each stage in the second iteration of a version, in a process of its own."""
+def measure_tree(tree: Path, config: str, iterations: int, options: Sequence[str]) -> dict[str, float]:
+    """Median seconds of each stage in the iterations of a version after the first, in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "lightning_agentrl", *arguments(config, 2, Path(folder))]
+        command = [sys.executable, "-m", "lightning_agentrl", *arguments(config, iterations, Path(folder)), *options]
         subprocess.run(
             [*command, "--trainer.callbacks=[]", "--trainer.enable_progress_bar=false"],
             cwd=tree,
@@ -173,7 +174,8 @@ def measure_tree(tree: Path, config: str) -> dict[str, float]:
         (events,) = Path(folder).rglob("events.out.tfevents.*")
         accumulator = EventAccumulator(str(events))
         accumulator.Reload()
-        return {stage: accumulator.Scalars(f"time/{stage}_seconds")[-1].value for stage in STAGES}
+        seconds = {stage: [event.value for event in accumulator.Scalars(f"time/{stage}_seconds")] for stage in STAGES}
+        return {stage: median(seconds[stage][1:]) for stage in STAGES}
 
 
 def report(results: dict[str, Any]) -> str:
@@ -201,20 +203,25 @@ def report(results: dict[str, Any]) -> str:
             f"Iteration over the sum of its raw stages: {spread(overhead)}, {len(raw)} iterations.",
             "",
         ]
-    if against := results.get("against"):
+    for against in results.get("against", []):
         pairs = against["seconds"]
-        ratios = [sum(older.values()) / sum(ours.values()) for ours, older in pairs]
+        stages = {stage: [older[stage] / ours[stage] for ours, older in pairs] for stage in STAGES}
+        whole = [sum(older.values()) / sum(ours.values()) for ours, older in pairs]
         lines += [
             f"## Against commit {against['commit']}",
             "",
-            "Both versions by turns, each time in a new process with its own `quickstart.yaml`; the second iteration",
-            "counts.",
+            "Both versions by turns, each time in a new process with its own `quickstart.yaml` and the options",
+            f"`{' '.join(against['options']) or 'none'}`; iterations that count, of each process: "
+            f"{against['iterations'] - 1}, all but the first.",
             "",
-            "| stage | now, median seconds | then |",
-            "|---|---|---|",
-            *(f"| {s} | {median(a[s] for a, _ in pairs):.1f} | {median(b[s] for _, b in pairs):.1f} |" for s in STAGES),
+            "| stage | now, median seconds | then | then over now |",
+            "|---|---|---|---|",
+            *(
+                f"| {s} | {median(a[s] for a, _ in pairs):.2f} | {median(b[s] for _, b in pairs):.2f} | {spread(r)} |"
+                for s, r in stages.items()
+            ),
             "",
-            f"Seconds then over seconds now: {spread(ratios)}, {len(pairs)} pairs.",
+            f"Seconds then over seconds now, all stages: {spread(whole)}, {len(pairs)} pairs.",
             "",
         ]
     return "\n".join(lines)
@@ -229,6 +236,8 @@ def main() -> None:
     parser.add_argument("--config", default="configs/quickstart.yaml", help="from the root of the repository")
     parser.add_argument("--repeats", type=int, default=6, help="iterations, or pairs, that count")
     parser.add_argument("--against", type=Path, help="root of a checkout of an older version; only this is measured")
+    parser.add_argument("--iterations", type=int, default=2, help="of each process of --against")
+    parser.add_argument("options", nargs="*", help="of the command, for both versions, behind --")
     wanted = parser.parse_args()
     keep_freed_memory()
     os.chdir(ROOT)
@@ -239,8 +248,10 @@ def main() -> None:
     else:
         older = wanted.against.resolve()
         commit = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], cwd=older, text=True).strip()
-        pairs = [[measure_tree(tree, wanted.config) for tree in (ROOT, older)] for _ in range(wanted.repeats)]
-        results["against"] = {"commit": commit, "seconds": pairs}
+        asked = wanted.config, wanted.iterations, wanted.options
+        pairs = [[measure_tree(tree, *asked) for tree in (ROOT, older)] for _ in range(wanted.repeats)]
+        told = {"commit": commit, "seconds": pairs, "iterations": wanted.iterations, "options": wanted.options}
+        results["against"] = [*(one for one in results.get("against", []) if one["commit"] != commit), told]
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     RESULTS.with_suffix(".md").write_text(report(results))
     print(report(results))

@@ -164,7 +164,7 @@ def _run(command: Sequence[str], work: Path, environ: dict[str, str]) -> None:
         commands.main()
     except SystemExit as ended:
         code = int(ended.code or 0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - as the interpreter would
         traceback.print_exc()
         code = 1
     sys.stdout.flush()

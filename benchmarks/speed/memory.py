@@ -101,10 +101,13 @@ def plans_table(plans: dict[str, dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the page and the plot")
+    parser.add_argument("--plans", action="store_true", help="only the second part; the first one stays as it is")
     wanted = parser.parse_args()
     model = str(demo_model_folder())
     results: dict[str, dict[str, dict[str, int]]] = {}
-    for module in NAMES:
+    if wanted.plans:
+        results = json.loads((wanted.out / "memory.json").read_text())["prompts"]
+    for module in () if wanted.plans else NAMES:
         results[module] = {}
         for prompt in PROMPTS:
             results[module][str(prompt)] = measure(module, prompt, model)

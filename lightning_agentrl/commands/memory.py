@@ -67,6 +67,8 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     gradients, optimizer = trained_state(trained, zero_stage(agent.trainer.strategy), agent.trainer.world_size)
     plans = agent.reader().micro_batches(rows)
     longest = max(agent.reader().pack([rows[i] for i in index]).tokens for index in plans)
+    if len(plans) > 1:  # other rows may fill the budget, which a single one of them may exceed
+        longest = max(longest, agent.compute.max_tokens_per_micro_batch)
     reads = max(sum(len(rows[i].logit_positions) for i in index) for index in plans)
     window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
     handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
