@@ -9,6 +9,7 @@ TRL_READY := .venv-trl/.installed
 OPENENV := .venv-openenv/bin/python
 BENCHMARK_ARGS ?=
 ABLATION_ARGS ?=
+LABORATORY_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
 GPU_REPORT_ARGS ?=
@@ -23,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
+.PHONY: help install quickstart seeds table ablations laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +53,10 @@ ablations: install ## repeat the runs of docs/results/ablations.md, with one cho
 
 table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
 	$(BIN)/python benchmarks/estimators/table.py
+
+laboratory: install ## claims about the recipe on a game whose values are known, then docs/results/laboratory.md; goes on where it stopped
+	$(BIN)/python -m benchmarks.laboratory $(LABORATORY_ARGS)
+	$(BIN)/python -m benchmarks.laboratory --report
 
 same-as: install ## whether COMMIT=... and the working tree train alike to the bit; SAME_AS_ARGS="--cases lora" picks
 	$(BIN)/python benchmarks/same_as.py $(COMMIT) $(SAME_AS_ARGS)

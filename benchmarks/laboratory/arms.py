@@ -1,0 +1,209 @@
+"""One run of one arm: the package's own agent and rollouts, read out exactly after every iteration."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.laboratory.cloning import PROMPT, Start, quiet_trainer
+from benchmarks.laboratory.exact import Array, tables
+from benchmarks.laboratory.policy import LastWord, PolicyReader
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
+from lightning_agentrl.agents import KL, Optim, PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.losses import NoCorrection
+from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.rollout import (
+    GroupRollout,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.types import Rollout
+
+TURNS = 512  # of an iteration
+STEPS = 2  # of an iteration
+WARMUP_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One setting; all that is not named is equal in every arm.
+
+    Args:
+        estimator: of advantages.
+        arguments: of the estimator.
+        turns_per_env: turns of each environment in an iteration, which has 512 turns in all.
+        group: episodes of a group, where whole groups are played; None: a fixed number of turns.
+        episodes: of an iteration of groups.
+        random_head: the value head begins with values of standard deviation 1 over the states, in place of 0.
+        warmup: rounds in which the critic learns alone before the actor moves.
+        lr: learning rate of actor and critic.
+        kl: coefficient of the KL to the start in the reward.
+        first_token_weight: of the value loss.
+        invalid_mode: what happens to a reply without an action.
+        invalid_penalty: what it costs.
+        max_staleness: iterations by which rollouts are collected ahead.
+        corrected: whether stale rollouts are reweighted.
+    """
+
+    estimator: type[AdvantageEstimator] = DualDiscountGAE
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    turns_per_env: int = 8
+    group: int | None = None
+    episodes: int = 32
+    random_head: bool = False
+    warmup: int = 0
+    lr: float = 5e-4
+    kl: float = 0.0
+    first_token_weight: float = 3.0
+    invalid_mode: Literal["add", "replace", "truncate"] = "add"
+    invalid_penalty: float = 0.0
+    max_staleness: int = 0
+    corrected: bool = True
+
+
+class GivenHead(SeparateCritic):
+    """A critic whose value head begins with given weights.
+
+    Args:
+        weight: [hidden size].
+        bias: a number.
+    """
+
+    def __init__(self, weight: list[float], bias: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+
+    def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
+        super().build(actor_hidden_size, load)
+        with torch.no_grad():
+            self.head.linear.weight.copy_(torch.tensor([self.weight]))
+            self.head.linear.bias.fill_(self.bias)
+
+
+def random_head(reader: PolicyReader, seed: int) -> GivenHead:
+    """Return a critic whose values have mean 0 and standard deviation 1 over the states of the game."""
+    hidden_SH = reader.hidden()
+    weight_H = torch.randn(hidden_SH.shape[1], generator=torch.Generator().manual_seed(seed))
+    values_S = hidden_SH @ weight_H
+    scale = float(values_S.std())
+    return GivenHead((weight_H / scale).tolist(), -float(values_S.mean()) / scale)
+
+
+class ExactCurve(RolloutCallback):
+    """Notes after each iteration in which the actor moved how good the policy is, and the turns played until then.
+
+    Args:
+        reader: of the policy.
+        success: of a table of action probabilities.
+    """
+
+    def __init__(self, reader: PolicyReader, success: Callable[[Array], float]) -> None:
+        self.reader = reader
+        self.success = success
+        self.curve: list[float] = [success(reader.table())]
+        self.turns = [0]
+        self.invalid: list[float] = []
+        self._played = 0
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        if agent.phase == "train":
+            self._played += len(rollout.turns)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if pl_module.phase != "train":
+            return
+        weights = {name: x.detach() for name, x in pl_module.actor.lm.state_dict().items()}
+        table_SA = self.reader.table(weights)
+        self.curve.append(self.success(table_SA))
+        self.turns.append(self._played)
+        self.invalid.append(float(table_SA[:, -1].mean()))
+
+
+def rollouts(start: Start, arm: Arm, seed: int) -> RolloutDataModule:
+    """Return what an arm plays: equal seeds play equal levels with equal noise."""
+    amount: dict[str, Any]
+    if arm.group is None:
+        envs = TURNS // arm.turns_per_env
+        amount = {"num_envs": envs, "turns_per_env": arm.turns_per_env, "mini_batch_turns": TURNS // STEPS}
+    else:
+        envs = arm.episodes
+        amount = {"num_envs": envs, "groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
+    return RolloutDataModule(
+        env=start.env,
+        memory=WindowMemory(0),
+        prompt=PROMPT,
+        interaction=TurnInteraction(
+            start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
+        ),
+        engine=TransformersEngine(max_batch=envs),
+        validation=ValidationConfig(episodes=0),
+        max_staleness=arm.max_staleness,
+        prove="off",
+        seed=seed,
+        **amount,
+    )
+
+
+def play(start: Start, model: Path, arm: Arm, iterations: int, seed: int, thoughts: int = 6) -> dict[str, Any]:
+    """Train one arm from a cloned model.
+
+    Args:
+        start: the game.
+        model: folder of the policy to start from.
+        arm: what is compared.
+        iterations: in which the actor moves.
+        seed: of levels, noise and the value head.
+        thoughts: see :class:`PolicyReader`.
+
+    Returns:
+        ``curve``: exact success before and after each iteration; ``turns`` played until then, those of a warm-up
+        included; ``invalid``: share of replies without an action over the states, after each; ``seconds``.
+    """
+    game = tables(start.rules)
+    reader = PolicyReader(model, game.states, PROMPT, start.reply_tokens, thoughts)
+    estimator = arm.estimator(**arm.arguments)
+    critic: Critic | None = None
+    if estimator.needs_values:
+        critic = random_head(reader, seed) if arm.random_head else SeparateCritic()
+    agent = PPOAgent(
+        str(model),
+        critic=critic,
+        advantage=estimator,
+        correction=None if arm.corrected else NoCorrection(),
+        kl=KL(reward=arm.kl),
+        entropy_bonus=0.0,
+        first_token_weight=arm.first_token_weight,
+        optim=Optim(lr_actor=arm.lr, lr_critic=arm.lr),
+    )
+    curve = ExactCurve(reader, game.success)
+    callbacks: list[L.Callback] = [curve]
+    if arm.warmup:
+        callbacks.append(CriticWarmup(rollouts=2, rounds=arm.warmup, fraction=0.5, min_explained_variance=None))
+    L.seed_everything(seed, verbose=False)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = quiet_trainer(Path(folder), iterations + arm.warmup, callbacks)
+        trainer.fit(agent, rollouts(start, arm, seed))
+    seconds = time.perf_counter() - started
+    warm_turns = 2 * TURNS if arm.warmup else 0
+    return {
+        "curve": np.round(curve.curve, 5).tolist(),
+        "turns": [0, *(warm_turns + played for played in curve.turns[1:])],
+        "invalid": np.round(curve.invalid, 5).tolist(),
+        "seconds": round(seconds, 2),
+    }

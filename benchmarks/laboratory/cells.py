@@ -1,0 +1,231 @@
+"""The cells: what is claimed, by whom, what would refute it, and the arms. Decided before they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.laboratory.arms import WARMUP_ROUNDS, Arm
+from benchmarks.laboratory.cloning import Start
+from lightning_agentrl.advantages import GAE, GRPO, RLOO, DualDiscountGAE, GiGPO
+
+Measure = Literal["area", "area_per_turn", "area_once_rising", "dip", "end"]
+VERLOG = "Verlog (2025)"
+DISCOUNTS = {"gamma": 0.99, "lam": 0.95}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two arms of a cell.
+
+    Args:
+        better: the arm that is claimed to be better.
+        worse: the other one.
+        measure: by which; more is better in all of them.
+        afterwards: it was added when the runs had been seen.
+    """
+
+    better: str
+    worse: str
+    measure: Measure = "area"
+    afterwards: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A question and the runs that answer it.
+
+    Args:
+        title: of its section.
+        claim: what is said, and why.
+        by: who says it.
+        refuted: what would refute it.
+        start: the game and the policy it begins with.
+        arms: what is compared, by name.
+        comparisons: in the order of the page.
+        iterations: of a run.
+        seeds: of each arm.
+    """
+
+    title: str
+    claim: str
+    by: str
+    refuted: str
+    start: Start
+    arms: Mapping[str, Arm]
+    comparisons: tuple[Comparison, ...]
+    iterations: int = 24
+    seeds: int = 5
+
+
+LURED = Start(lure=0.5, reply_tokens=8)
+GROUPS = {"group": 8, "episodes": 32}
+
+CELLS: dict[str, Cell] = {
+    "turns": Cell(
+        title="Turns per environment",
+        claim="Many turns of few environments beat few turns of many: a short cut leaves the credit of a reward to a "
+        "critic that knows nothing yet.",
+        by="the earlier ablations of this repository expected it, and the trial of the laboratory found it; "
+        f"{VERLOG} cuts at 8 and 16 turns",
+        refuted="no difference, or more area with shorter cuts",
+        start=Start(),
+        arms={"2 turns": Arm(turns_per_env=2), "8 turns": Arm(), "64 turns": Arm(turns_per_env=64)},
+        comparisons=(
+            Comparison("8 turns", "2 turns"),
+            Comparison("64 turns", "8 turns"),
+            Comparison("8 turns", "2 turns", "area_once_rising", afterwards=True),
+            Comparison("64 turns", "8 turns", "area_once_rising", afterwards=True),
+        ),
+    ),
+    "lure": Cell(
+        title="Dual discount with a lure",
+        claim="One discount per token makes a far reward worth less the longer replies are, so that a near one of half "
+        "its size wins; a discount per turn does not.",
+        by=f"{VERLOG}, as the reason for its dual discount",
+        refuted="no difference between the dual discount and one pair of the same numbers",
+        start=LURED,
+        arms={
+            "dual .99/.95": Arm(),
+            "one pair .99/.95": Arm(GAE, DISCOUNTS),
+            "one pair .95/.95": Arm(GAE, {"gamma": 0.95, "lam": 0.95}),
+        },
+        comparisons=(
+            Comparison("dual .99/.95", "one pair .99/.95"),
+            Comparison("dual .99/.95", "one pair .95/.95"),
+            Comparison("one pair .99/.95", "one pair .95/.95"),
+        ),
+    ),
+    "warmup": Cell(
+        title="Critic warm-up, cut at 2 turns",
+        claim="A policy that is trained with a critic whose head is random gets worse at first; a critic that learns "
+        "alone before prevents it. A head of zeros does no harm.",
+        by=f"{VERLOG}, whose critic has a fresh head and {5} to {20} rounds of warm-up",
+        refuted="no difference, or no dip without warm-up",
+        start=Start(),
+        arms={
+            "random head": Arm(turns_per_env=2, random_head=True),
+            "random head, warm-up": Arm(turns_per_env=2, random_head=True, warmup=WARMUP_ROUNDS),
+            "zero head": Arm(turns_per_env=2),
+        },
+        comparisons=(
+            Comparison("random head, warm-up", "random head"),
+            Comparison("random head, warm-up", "random head", "dip"),
+            Comparison("zero head", "random head"),
+            Comparison("zero head", "random head, warm-up"),
+        ),
+    ),
+    "warmup_long": Cell(
+        title="Critic warm-up, cut at 64 turns",
+        claim="With long cuts, too, a random head needs a warm-up.",
+        by=f"{VERLOG}, which warms up at every cut",
+        refuted="no difference: returns of whole episodes forgive a bad critic",
+        start=Start(),
+        arms={
+            "random head": Arm(turns_per_env=64, random_head=True),
+            "random head, warm-up": Arm(turns_per_env=64, random_head=True, warmup=WARMUP_ROUNDS),
+            "zero head": Arm(turns_per_env=64),
+        },
+        comparisons=(
+            Comparison("random head, warm-up", "random head"),
+            Comparison("random head, warm-up", "random head", "dip"),
+            Comparison("zero head", "random head, warm-up"),
+        ),
+    ),
+    "estimators": Cell(
+        title="A critic against groups",
+        claim="Groups of episodes from one start need no critic and learn faster; comparing turns that meet in the "
+        "same state (GiGPO) gives better credit than comparing whole episodes (GRPO).",
+        by="GRPO (arXiv 2402.03300), GiGPO (arXiv 2505.10978)",
+        refuted="GRPO's area per turn no higher than that of GAE; GiGPO's no higher than GRPO's",
+        start=Start(),
+        arms={
+            "GAE, 8 turns": Arm(),
+            "GRPO": Arm(GRPO, **GROUPS),
+            "RLOO": Arm(RLOO, **GROUPS),
+            "GiGPO": Arm(GiGPO, {"gamma": 0.99}, **GROUPS),
+        },
+        comparisons=(
+            Comparison("GRPO", "GAE, 8 turns", "area_per_turn"),
+            Comparison("GiGPO", "GRPO", "area_per_turn"),
+            Comparison("GRPO", "RLOO", "area_per_turn"),
+        ),
+    ),
+    "whole_episodes": Cell(
+        title="Fixed turns against whole episodes",
+        claim="Cutting all environments at a fixed number of turns loses nothing against playing every episode to its "
+        "end, which waits for the longest one.",
+        by=f"{VERLOG}, as the reason for fixed turns",
+        refuted="whole episodes learn more from the same number of turns",
+        start=Start(),
+        arms={"64 turns": Arm(turns_per_env=64), "whole episodes": Arm(group=1, episodes=32)},
+        comparisons=(Comparison("64 turns", "whole episodes", "area_per_turn"),),
+    ),
+    "staleness": Cell(
+        title="Rollouts collected one iteration ahead",
+        claim="Rollouts that are one iteration old cost little, and reweighting them by the change of the policy "
+        "helps.",
+        by="rollout correction (arXiv 2512.23075), and every asynchronous trainer",
+        refuted="less area with stale rollouts; no gain by the correction",
+        start=Start(),
+        arms={
+            "fresh": Arm(),
+            "stale, corrected": Arm(max_staleness=1),
+            "stale, uncorrected": Arm(max_staleness=1, corrected=False),
+        },
+        comparisons=(
+            Comparison("fresh", "stale, corrected"),
+            Comparison("fresh", "stale, uncorrected"),
+            Comparison("stale, corrected", "stale, uncorrected"),
+        ),
+    ),
+    "kl": Cell(
+        title="KL to the start",
+        claim="Without a KL in the reward the policy drifts and ends in poor solutions.",
+        by=f"{VERLOG}, with a coefficient of 0.001",
+        refuted="no more success at the end, or less area, with a KL",
+        start=Start(),
+        arms={"KL 0.001": Arm(kl=0.001), "KL 0.01": Arm(kl=0.01), "no KL": Arm()},
+        comparisons=(
+            Comparison("KL 0.001", "no KL"),
+            Comparison("KL 0.001", "no KL", "end"),
+            Comparison("no KL", "KL 0.01"),
+        ),
+    ),
+    "invalid": Cell(
+        title="Replies without an action",
+        claim="A penalty in place of the reward is right; ending the episode at such a reply is worse.",
+        by=f"{VERLOG}, which replaces the reward by -0.1 and reports truncation as worse",
+        refuted="truncation as good as the penalty; no gain by a penalty at all",
+        start=Start(invalid=0.3),
+        arms={
+            "replaced by -0.1": Arm(invalid_mode="replace", invalid_penalty=0.1),
+            "no penalty": Arm(),
+            "truncated": Arm(invalid_mode="truncate", invalid_penalty=0.1),
+        },
+        comparisons=(
+            Comparison("replaced by -0.1", "truncated"),
+            Comparison("replaced by -0.1", "no penalty"),
+        ),
+    ),
+    "first_token": Cell(
+        title="Weight of the first token in the value loss",
+        claim="The value of a turn's first token bootstraps the turn before, so it should weigh more.",
+        by=f"{VERLOG}, with a weight of 3",
+        refuted="no difference between weights 3 and 1",
+        start=Start(reply_tokens=4),
+        arms={"weight 3": Arm(), "weight 1": Arm(first_token_weight=1.0)},
+        comparisons=(Comparison("weight 3", "weight 1"),),
+    ),
+    "no_lure": Cell(
+        title="Dual discount without a lure",
+        claim="A dual discount learns faster than one pair with long replies.",
+        by=f"{VERLOG}; a trial said that without a lure there is no difference, since the best way is the same",
+        refuted="no difference",
+        start=Start(reply_tokens=4),
+        arms={"dual .99/.95": Arm(), "one pair .99/.95": Arm(GAE, DISCOUNTS)},
+        comparisons=(Comparison("dual .99/.95", "one pair .99/.95"),),
+    ),
+}
+assert DualDiscountGAE is Arm().estimator

@@ -1,0 +1,206 @@
+"""The model that every arm of a cell starts from: random words, then cloned from an expert that often errs."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.key_door import ACTIONS, MOVES, ROWS, Rules
+from benchmarks.laboratory.policy import LastWord, prompt_ids
+from lightning_agentrl.agents import CloneAgent, Optim
+from lightning_agentrl.agents.schedule import Schedule, Schedules
+from lightning_agentrl.callbacks import PolicyFolder
+from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.models.words import word_model
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    PromptFormat,
+    RolloutDataModule,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
+from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
+from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
+
+LETTERS = "abcd"  # a thought is one of them and the number of its place, so that nobody has to count
+NO_ACTION = "none"  # last word of a demonstrated reply that names no action
+PROMPT = PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64)
+TURNS = 8192  # demonstrated
+ROWS_PER_STEP = 256
+
+
+@dataclass(frozen=True)
+class Start:
+    """A game and the policy that learning in it starts from.
+
+    Args:
+        horizon: see :class:`Rules`.
+        slip: see :class:`Rules`.
+        lure: see :class:`Rules`.
+        reply_tokens: words of a reply; all but the last are thoughts.
+        noise: share of the expert's moves that are random.
+        invalid: share of its replies that name no action.
+        steps: of cloning.
+    """
+
+    horizon: int = 12
+    slip: float = 0.0
+    lure: float = 0.0
+    reply_tokens: int = 1
+    noise: float = 0.55
+    invalid: float = 0.0
+    steps: int = 512
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.horizon, self.slip, self.lure)
+
+    @property
+    def env(self) -> EnvConfig:
+        arguments = {"horizon": self.horizon, "slip": self.slip, "lure": self.lure}
+        return EnvConfig("benchmarks.laboratory.key_door:KeyDoor-v0", arguments)
+
+    @property
+    def words(self) -> list[str]:
+        """All that is read or said; the renderer's heading is two of them."""
+        rows = range(ROWS)
+        places = [f"x{x}" for x in range(self.rules.width)] + [f"{letter}{row}" for letter in "ykg" for row in rows]
+        thoughts = [f"{letter}{place}" for place in range(self.reply_tokens - 1) for letter in LETTERS]
+        return ["Observation", ":", "key", "none", *places, *MOVES, *thoughts]
+
+    @property
+    def name(self) -> str:
+        """Tells its settings apart."""
+        return f"start-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+
+
+def random_model(start: Start, folder: Path) -> Path:
+    """Write a random model that begins near equal chances for all words, as cloning wants it."""
+    word_model(start.words, folder)
+    config = AutoConfig.from_pretrained(folder)
+    config.initializer_range = 0.02
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+class NoisyExpert(Demonstrations):
+    """Turns of an expert that thinks aloud at random and takes random moves now and then.
+
+    Args:
+        start: game and noise.
+        turns: to be played.
+    """
+
+    def __init__(self, start: Start, turns: int = TURNS) -> None:
+        self.start = start
+        self.turns = turns
+
+    def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+        """Play by the tables of the game; each turn counts as an episode, since order does not matter."""
+        start, rng = self.start, np.random.default_rng(0)
+        game = tables(start.rules)
+        prompts = [ModelInput.of_ids(ids) for ids in prompt_ids(tokenizer, game.states, PROMPT).tolist()]
+        expert_SA = game.expert(start.noise)
+        found: list[Demonstration] = []
+        while len(found) < self.turns:
+            here = int(rng.choice(len(game.states), p=game.start_S))
+            for _ in range(start.rules.max_turns):
+                action = int(rng.choice(len(ACTIONS), p=expert_SA[here]))
+                word = NO_ACTION if rng.random() < start.invalid else ACTIONS[action]
+                thoughts = [f"{LETTERS[rng.integers(len(LETTERS))]}{k}" for k in range(start.reply_tokens - 1)]
+                found.append(_demonstration(len(found), prompts[here], tokenizer, [*thoughts, word]))
+                chances_S = game.next_SAS[here, action]
+                if rng.random() >= chances_S.sum():
+                    break
+                here = int(rng.choice(len(game.states), p=chances_S / chances_S.sum()))
+        return found[: self.turns]
+
+
+def _demonstration(
+    number: int, prompt: ModelInput, tokenizer: PreTrainedTokenizerBase, words: Sequence[str]
+) -> Demonstration:
+    ids = tuple(tokenizer.convert_tokens_to_ids(list(words)))
+    turn = Turn(
+        env=0,
+        episode=number,
+        index=0,
+        observation="",
+        reply=" ".join(words),
+        thought=" ".join(words[:-1]),
+        action=words[-1],
+        valid=True,  # cloned even where it names no action
+        env_reward=0.0,
+        reward=0.0,
+        episode_return=0.0,
+        terminated=True,
+        truncated=False,
+        stop=StopReason.ENV_DONE,
+        success=None,
+        hit_token_cap=True,
+        history_cuts=0,
+        policy_version=0,
+        env_seconds=0.0,
+        engine_seconds=0.0,
+        thought_tokens=len(words) - 1,
+    )
+    reply = Segment(SegmentKind.ACTION, ModelInput.of_ids(ids), (0.0,) * len(ids))
+    return Demonstration((Sample((Segment(SegmentKind.PROMPT, prompt), reply), (turn,)),))
+
+
+def quiet_trainer(folder: Path, epochs: int, callbacks: Sequence[L.Callback]) -> L.Trainer:
+    """On the CPU, without files and bars."""
+    return L.Trainer(
+        default_root_dir=folder,
+        max_epochs=epochs,
+        callbacks=list(callbacks),
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+    )
+
+
+def cloned(start: Start, folder: Path) -> Path:
+    """Return the folder of the model that a game is started with; clone it if it is not below ``folder`` yet."""
+    path = folder / start.name
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    data = RolloutDataModule(
+        env=start.env,
+        num_envs=ROWS_PER_STEP,
+        turns_per_env=8,
+        mini_batch_turns=ROWS_PER_STEP,
+        memory=WindowMemory(0),
+        prompt=PROMPT,
+        interaction=TurnInteraction(start.reply_tokens, LastWord()),
+        engine=TransformersEngine(ROWS_PER_STEP),
+        validation=ValidationConfig(episodes=0),
+        prove="off",
+        seed=0,
+    )
+    with tempfile.TemporaryDirectory(dir=folder) as draft:
+        model = random_model(start, Path(draft) / "random")
+        optim = Optim(lr_actor=4e-3, schedule=Schedules(actor=Schedule("linear")))
+        agent = CloneAgent(str(model), NoisyExpert(start), action_share=0.5, optim=optim)
+        epochs = max(start.steps // data.steps_per_iteration, 1)
+        L.seed_everything(0, verbose=False)
+        quiet_trainer(Path(draft), epochs, [PolicyFolder(f"{draft}/cloned")]).fit(agent, data)
+        Path(f"{draft}/cloned").rename(path)
+    return path

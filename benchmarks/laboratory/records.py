@@ -1,0 +1,56 @@
+"""Runs as files: one each, which is never half-written, and the record of all that the page is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.laboratory.cells import Cell
+from benchmarks.laboratory.measures import Run
+
+Records = dict[str, Any]  # runs by their keys
+
+
+def key(cell: Cell, arm: str, seed: int) -> str:
+    """Return what tells a run apart from all that differ in what they would show; cells share arms that are equal."""
+    settings = repr((cell.start, cell.arms[arm], cell.iterations))
+    return f"{hashlib.sha256(settings.encode()).hexdigest()[:12]}-{seed}"
+
+
+def keys(cell: Cell, first_seed: int = 0) -> dict[str, list[str]]:
+    """Return the keys of the runs of a cell by arm."""
+    seeds = range(first_seed, first_seed + cell.seeds)
+    return {arm: [key(cell, arm, seed) for seed in seeds] for arm in cell.arms}
+
+
+def runs_of(cell: Cell, records: Records, first_seed: int = 0) -> dict[str, list[Run]] | None:
+    """Return the runs of a cell by arm, paired by their places; None: they are not all there."""
+    wanted = keys(cell, first_seed)
+    if any(each not in records for of_arm in wanted.values() for each in of_arm):
+        return None
+    return {arm: [records[each] for each in of_arm] for arm, of_arm in wanted.items()}
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def load(folder: Path, record: Path | None, cells: Mapping[str, Cell], first_seed: int = 0) -> Records:
+    """Return the runs of cells, from the record, if any, and from the files of a folder, which win."""
+    kept: Records = json.loads(record.read_text()) if record is not None and record.exists() else {}
+    wanted = {each for cell in cells.values() for of_arm in keys(cell, first_seed).values() for each in of_arm}
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in wanted}
+    return {name: run for name, run in (kept | found).items() if name in wanted}
+
+
+def as_text(records: Records) -> str:
+    """One line a run."""
+    lines = [f" {json.dumps(name)}: {json.dumps(run)}" for name, run in sorted(records.items())]
+    return "{\n" + ",\n".join(lines) + "\n}\n"

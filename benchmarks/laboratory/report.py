@@ -1,0 +1,188 @@
+"""The page of the laboratory, made from the records of its runs; no number or verdict in it is written by hand."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.laboratory import measures
+from benchmarks.laboratory.cells import CELLS, Cell, Comparison
+from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.measures import GOAL, Estimate, Run
+from benchmarks.laboratory.records import Records, runs_of, save
+
+HEAD = """\
+# Laboratory
+
+Choices of the recipe on a game whose values are known exactly, with models of 0.02 million parameters and paired seeds.
+Written by `python -m benchmarks.laboratory --report` from `laboratory.json`; `make laboratory` makes the runs that are
+missing. What is compared, and what would refute it, was written down in `benchmarks/laboratory/cells.py` before the
+runs.
+
+## What came out
+
+{table}
+
+A difference is that of runs with equal seeds: interquartile mean with the 95 % interval of a bootstrap over pairs,
+widened for so few of them. *confirmed* and *refuted* say that the interval excludes 0. Where it does not, the verdict
+names the effect that would have been seen in four of five repetitions. One interval in twenty excludes 0 by chance
+alone, and one of so few seeds may be too narrow.
+
+{kept} of {cells} cells are complete{missing}.
+
+## How it is measured
+
+* **Key and door**: three rows, a wall with a door, a key in the leftmost column and the goal in the rightmost one, four
+  maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
+  tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
+  episode; with *slip* an action is now and then a random one.
+* **Replies** have a fixed number of words: thoughts of four letters each, then the action.
+* **Exact success**: after every iteration the policy is read in all states and its success within the limit of turns is
+  computed. With replies of several words the chances of the action are averaged over six sampled thoughts a state, the
+  same draws in every run, which is all the noise there is.
+* **Area** is the mean success over the iterations, the start not included; *area per turn* the mean over equally many
+  turns; *area once rising* that over equally many iterations from the first one with a success 0.01 above the start, so
+  that a late beginning does not count; *dip* the worst success less that of the start.
+* **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
+  draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
+  equal levels and draws.
+* **Training**: `PPOAgent` with 512 turns an iteration in 2 optimizer steps, learning rate 5e-4 for policy and a
+  separate critic, dual-discount GAE .99/.95 (1/1 within a turn), no KL, no entropy bonus, 8 turns of 64 environments,
+  a value head of zeros, unless an arm says otherwise. Environments begin their first episodes together, so with short
+  cuts the first iterations see no end of an episode.
+"""
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def interval(x: Estimate) -> str:
+    return f"{x.value:+.3f} ({x.low:+.3f} to {x.high:+.3f})"
+
+
+def differences(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[tuple[Comparison, Estimate]]:
+    """Return the paired difference of each comparison of a cell."""
+    found = []
+    for each in cell.comparisons:
+        values = measures.measured(runs, each.measure)
+        pairs = zip(values[each.better], values[each.worse], strict=True)
+        found.append((each, measures.estimate([a - b for a, b in pairs])))
+    return found
+
+
+def compared(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
+    return [
+        [
+            f"{each.better} over {each.worse}" + " (asked afterwards)" * each.afterwards,
+            each.measure.replace("_", " "),
+            interval(difference),
+            f"**{measures.verdict(difference)}**",
+        ]
+        for each, difference in differences(cell, runs)
+    ]
+
+
+def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
+    found = []
+    for arm, of_arm in runs.items():
+        reached = [k for run in of_arm if (k := measures.first_at_goal(run)) is not None]
+        numbers = [measures.estimate([measure(run) for run in of_arm]) for measure in (measures.area, measures.end)]
+        found.append(
+            [
+                arm,
+                *(f"{x.value:.3f} ({x.low:.3f} to {x.high:.3f})" for x in numbers),
+                f"{min(measures.dip(run) for run in of_arm):+.3f}",
+                f"{len(reached)} of {len(of_arm)}" + (f", at {statistics.median(reached):g}" if reached else ""),
+                f"{statistics.fmean(run['turns'][-1] for run in of_arm):,.0f}",
+                f"{statistics.median(run['seconds'] for run in of_arm):.0f}",
+            ]
+        )
+    return found
+
+
+def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
+    start, game = cell.start, tables(cell.start.rules)
+    extras = [f"lure {start.lure:g}"] * bool(start.lure) + [f"slip {start.slip:g}"] * bool(start.slip)
+    extras += [f"{start.invalid:.0%} of the demonstrated replies without an action"] * bool(start.invalid)
+    setting = ", ".join(
+        [f"horizon {start.horizon}", f"replies of {start.reply_tokens} word{'s' * (start.reply_tokens > 1)}", *extras]
+    )
+    first = next(iter(runs.values()))[0]["curve"][0]
+    arms = table(
+        arm_rows(runs), ["arm", "area", "success at the end", "worst dip", f"reached {GOAL}", "turns", "seconds"]
+    )
+    return f"""
+## {cell.title}
+
+* **Claim**: {cell.claim}
+* **By**: {cell.by}.
+* **Refuted by**: {cell.refuted}.
+* **Cell** `{name}`: {setting}; {cell.iterations} iterations, {cell.seeds} seeds. Success of the start: {first:.2f}
+  (of its expert: {game.success(game.expert(start.noise)):.2f}).
+
+{table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
+
+{arms}
+
+![success over iterations](laboratory_{name}.png)
+"""
+
+
+def summary(done: Mapping[str, Mapping[str, Sequence[Run]]]) -> list[list[str]]:
+    return [[CELLS[name].title, *row] for name, runs in done.items() for row in compared(CELLS[name], runs)]
+
+
+def complete(records: Records, first_seed: int = 0) -> dict[str, dict[str, list[Run]]]:
+    """Return the runs of the cells that have all of theirs."""
+    found = {name: runs_of(cell, records, first_seed) for name, cell in CELLS.items()}
+    return {name: runs for name, runs in found.items() if runs is not None}
+
+
+def told(records: Records, first_seed: int) -> str:
+    """Return the table of all comparisons."""
+    return table(summary(complete(records, first_seed)), ["cell", "claimed", "by", "difference", "verdict"])
+
+
+def page(records: Records) -> str:
+    done = complete(records)
+    missing = [f"`{name}`" for name in CELLS if name not in done]
+    text = HEAD.format(
+        table=told(records, 0),
+        kept=len(done),
+        cells=len(CELLS),
+        missing=f"; these have not been run:\n{', '.join(missing)}" if missing else "",
+    )
+    return text + "".join(section(name, CELLS[name], runs) for name, runs in done.items())
+
+
+def write(records: Records, path: Path) -> None:
+    """Write the page and its pictures."""
+    save(path, page(records))
+    for name, runs in complete(records).items():
+        draw(CELLS[name], runs, path.with_name(f"laboratory_{name}.png"))
+
+
+def draw(cell: Cell, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """Draw the curves of all runs, thin, and their interquartile mean, thick."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    per_turn = any(each.measure == "area_per_turn" for each in cell.comparisons)
+    for colour, (arm, of_arm) in zip(plt.rcParams["axes.prop_cycle"].by_key()["color"], runs.items(), strict=False):
+        turns = np.array([run["turns"] for run in of_arm])
+        curves = np.array([run["curve"] for run in of_arm])
+        places = turns if per_turn else np.broadcast_to(np.arange(curves.shape[1]), curves.shape)
+        axes.plot(places.T, curves.T, color=colour, alpha=0.25, linewidth=0.6)
+        axes.plot(places.mean(0), measures.quartile_mean(curves.T), color=colour, linewidth=2, label=arm)
+    axes.axhline(GOAL, color="grey", linewidth=0.6, linestyle=":")
+    axes.set(xlabel="turns" if per_turn else "iteration", ylabel="exact success", ylim=(0, 1.02), title=cell.title)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=80)
+    plt.close(figure)

@@ -1,0 +1,240 @@
+"""The laboratory: exact numbers against played games, statistics by hand, and a page that is of its records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.laboratory import measures
+from benchmarks.laboratory.arms import Arm, ExactCurve, play, random_head
+from benchmarks.laboratory.cells import CELLS
+from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
+from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.key_door import ACTIONS, MOVES, STAY, KeyDoor, Rules, State, best_actions, distances, starts
+from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
+from benchmarks.laboratory.records import as_text, key, load, save
+from benchmarks.laboratory.report import page
+from lightning_agentrl.models.language_model import load_tokenizer
+
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+SLIPPERY = Rules(7, slip=0.2, lure=0.5)
+
+
+@pytest.mark.parametrize("horizon", [7, 12, 24])
+def test_the_shortest_way_has_the_length_of_the_horizon(horizon):
+    """From every start, with and without a lure, and the environment's own player takes it."""
+    for lure in (0.0, 0.5):
+        rules = Rules(horizon, lure=lure)
+        assert {(state.key_row, state.goal_row) for state in starts(rules)} == {(k, g) for k in (0, 2) for g in (0, 2)}
+        game = tables(rules)
+        assert game.success(game.expert(0.0), horizon) == pytest.approx(1)
+        assert game.success(game.expert(0.0), horizon - 1) == pytest.approx(0)
+    env = gymnasium.make("benchmarks.laboratory.key_door:KeyDoor-v0", horizon=horizon).unwrapped
+    env.reset(seed=3)
+    ended = [env.step(env.solver()())[2] for _ in range(horizon)]
+    assert ended == [False] * (horizon - 1) + [True]
+
+
+def test_the_values_of_a_shortest_way_are_known():
+    game = tables(Rules(12))
+    values_S = game.values(game.expert(0.0), 0.9)
+    assert values_S == pytest.approx([0.9 ** (turns - 1) for turns in distances(game.rules).values()])
+
+
+def test_values_and_advantages_keep_bellmans_equation():
+    """Written down once more from the rules, with slips and a lure, for a policy that also stays."""
+    game, gamma = tables(SLIPPERY), 0.8
+    policy_SA = np.random.default_rng(0).dirichlet(np.ones(len(ACTIONS)), len(game.states))
+    value = dict(zip(game.states, game.values(policy_SA, gamma), strict=True))
+
+    def worth(state: State, action: str) -> float:
+        ways = SLIPPERY.outcomes(state, action)
+        assert sum(ways.values()) == pytest.approx(1)
+        return sum(chance * (SLIPPERY.reward(to) + gamma * value.get(to, 0.0)) for to, chance in ways.items())
+
+    advantages_SA = game.advantages(policy_SA, gamma)
+    for s, state in enumerate(game.states):
+        worths = [worth(state, action) for action in ACTIONS]
+        assert value[state] == pytest.approx(np.dot(policy_SA[s], worths))
+        assert advantages_SA[s] == pytest.approx(np.array(worths) - value[state])
+
+
+def test_success_is_that_of_all_ways_to_the_goal():
+    """Counted way by way, with slips, from the states two or three moves before it, within five turns."""
+    game = tables(SLIPPERY)
+    near_S = np.array([float(2 <= turns <= 3) for turns in distances(SLIPPERY).values()])
+    game, policy_SA = replace(game, start_S=near_S / near_S.sum()), game.expert(0.3)
+    chances = dict(zip(game.states, policy_SA, strict=True))
+
+    def reached(state: State, left: int) -> float:
+        if SLIPPERY.ends(state) or not left:
+            return float(SLIPPERY.at_goal(state))
+        return sum(
+            (0.8 * taken + 0.2 / 4) * reached(SLIPPERY.moved(state, action), left - 1)
+            for action, taken in zip(MOVES, chances[state][:4], strict=True)
+        )
+
+    ways = [reached(state, 5) for state, near in zip(game.states, near_S, strict=True) if near]
+    assert 0.5 < game.success(policy_SA, 5) < 1
+    assert game.success(policy_SA, 5) == pytest.approx(np.mean(ways))
+
+
+def test_exact_success_and_return_are_those_of_played_episodes():
+    """With slips and a lure: 2,000 episodes of the noisy expert, within three standard errors."""
+    game, rng = tables(SLIPPERY), np.random.default_rng(0)
+    policy_SA = game.expert(0.4)
+    chances = dict(zip(game.states, policy_SA, strict=True))
+    env, won, earned = KeyDoor(7, slip=0.2, lure=0.5), [], []
+    for episode in range(2000):
+        _, info = env.reset(seed=episode)
+        over, reward, turns = False, 0.0, 0
+        while not over:
+            _, reward, terminated, truncated, info = env.step(ACTIONS[rng.choice(len(ACTIONS), p=chances[env.state])])
+            over, turns = terminated or truncated, turns + 1
+        won.append(info["success"])
+        earned.append(0.9 ** (turns - 1) * reward)
+    success = game.success(policy_SA)
+    assert abs(np.mean(won) - success) < 3 * (success * (1 - success) / 2000) ** 0.5
+    discounted, here_S = 0.0, game.start_S  # up to the limit, which takes a seventh of it away
+    for turn in range(game.rules.max_turns):
+        discounted += 0.9**turn * here_S @ (policy_SA * game.reward_SA).sum(1)
+        here_S = here_S @ np.einsum("sa,sat->st", policy_SA, game.next_SAS)
+    assert abs(np.mean(earned) - discounted) < 3 * np.std(earned) / 2000**0.5
+    assert discounted < game.start_S @ game.values(policy_SA, 0.9)
+
+
+def test_the_lure_is_off_every_shortest_way():
+    rules = Rules(12, lure=0.5)
+    for state in distances(rules):
+        assert not any(rules.at_lure(rules.moved(state, action)) for action in best_actions(rules, state))
+    assert any(rules.at_lure(rules.moved(state, action)) for state in distances(rules) for action in MOVES)
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, Path]:
+    """A random model that says actions and the end token often, in replies of three words."""
+    start = Start(horizon=7, reply_tokens=3)
+    folder = random_model(start, tmp_path_factory.mktemp("laboratory"))
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        lm.lm_head.weight.mul_(20)
+    lm.save_pretrained(folder)
+    assert tokenizer.unk_token_id not in prompt_ids(tokenizer, tables(start.rules).states, PROMPT)
+    return start, folder
+
+
+def test_a_policy_is_read_as_its_replies_would_be(talking):
+    """Against replies that are sampled whole and parsed, with those that end early or name no action."""
+    start, folder = talking
+    states = tables(start.rules).states[:2]
+    reader = PolicyReader(folder, states, PROMPT, start.reply_tokens, thoughts=1000)
+    read_SA = reader.table()
+    tokenizer = load_tokenizer(str(folder))
+    torch.manual_seed(1)
+    for prompt, read_A in zip(reader.prompts_SP, read_SA, strict=True):
+        ids = reader.lm.generate(
+            prompt.expand(3000, -1), do_sample=True, top_k=0, max_new_tokens=3, pad_token_id=tokenizer.eos_token_id
+        )[:, len(prompt) :]
+        texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        named = [LastWord().parse(text, ACTIONS, {}).action or STAY for text in texts]
+        assert read_A == pytest.approx([named.count(action) / 3000 for action in ACTIONS], abs=0.04)
+        assert read_A.sum() == pytest.approx(1)
+
+
+def test_random_values_have_mean_0_and_deviation_1(talking):
+    start, folder = talking
+    reader = PolicyReader(folder, tables(start.rules).states, PROMPT, start.reply_tokens)
+    head = random_head(reader, seed=5)
+    values_S = reader.hidden() @ torch.tensor(head.weight) + head.bias
+    assert (float(values_S.mean()), float(values_S.std())) == pytest.approx((0, 1), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_equal_seeds_make_equal_runs_and_the_curve_begins_at_the_start(talking):
+    start, folder = talking
+    arm = Arm(turns_per_env=2, random_head=True, warmup=1)
+    first, second = (play(start, folder, arm, 1, seed=3, thoughts=2) for _ in range(2))
+    assert first["curve"] == second["curve"]
+    assert first["turns"] == [0, 3 * 512]  # those of the warm-up too
+    game = tables(start.rules)
+    reader = PolicyReader(folder, game.states, PROMPT, start.reply_tokens, 2)
+    assert first["curve"][0] == round(ExactCurve(reader, game.success).curve[0], 5)
+
+
+def test_demonstrations_are_those_of_the_expert(talking):
+    """Of 4,000 turns, as many moves lead along a shortest way as its noise leaves, and a word in ten names nothing."""
+    folder = talking[1]
+    start = Start(horizon=7, reply_tokens=3, invalid=0.1)
+    game, tokenizer = tables(start.rules), load_tokenizer(str(folder))
+    states = dict(zip(map(tuple, prompt_ids(tokenizer, game.states, PROMPT).tolist()), game.states, strict=True))
+    right, wanted, named = 0, 0.0, 0
+    for demonstration in NoisyExpert(start, 4000).load(None, tokenizer):
+        (sample,) = demonstration.samples
+        (turn,) = sample.turns
+        assert tokenizer.decode(sample.actions[0].ids).split() == turn.reply.split()
+        assert turn.thought_tokens == 2
+        if turn.action in MOVES:
+            best = best_actions(start.rules, states[sample.segments[0].ids])
+            named, right = named + 1, right + (turn.action in best)
+            wanted += 1 - start.noise + start.noise * len(best) / 4
+    assert abs(right - wanted) < 3 * (4000 / 4) ** 0.5
+    assert abs(named - 3600) < 3 * (4000 * 0.09) ** 0.5
+
+
+def runs(*ends: float) -> list[dict]:
+    return [{"curve": [0.2, 0.1, x], "turns": [0, 100, 200]} for x in ends]
+
+
+def test_numbers_of_a_run_by_hand():
+    run = {"curve": [0.4, 0.2, 0.8, 0.9], "turns": [0, 100, 200, 400]}
+    assert measures.area(run) == pytest.approx(1.9 / 3)
+    assert measures.dip(run) == pytest.approx(-0.2)
+    assert measures.first_at_goal(run) == 3
+    assert measures.area_per_turn(run, 300) == pytest.approx((30 + 50 + 82.5) / 300)
+    assert measures.first_at_goal(runs(0.5)[0]) is None
+    assert measures.first_rise(run) == 1
+    assert measures.area_once_rising(run, 2) == pytest.approx(0.85)
+
+
+def test_the_middle_half_and_its_interval():
+    assert measures.quartile_mean(np.array([9.0, 1, 2, 3])) == 2.5
+    clear = measures.estimate([0.1, 0.12, 0.11, 0.09, 0.13])
+    assert clear.low > 0
+    assert measures.verdict(clear) == "confirmed"
+    assert measures.verdict(measures.estimate([-0.1, -0.12, -0.11])) == "refuted: the opposite"
+    assert measures.verdict(measures.estimate([0.3, -0.2, 0.1, -0.3])).startswith("not shown")
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    held = [(x := measures.estimate(rng.normal(0, 1, 10))).low < 0 < x.high for _ in range(200)]
+    assert np.mean(held) > 0.92
+
+
+def test_a_run_is_known_by_all_that_it_was_made_of():
+    turns, kl = CELLS["turns"], CELLS["kl"]
+    assert key(turns, "8 turns", 0) == key(kl, "no KL", 0)  # equal arms of two cells are one run
+    others = [key(cell, arm, 0) for cell in CELLS.values() for arm in cell.arms]
+    settings = {repr((c.start, a, c.iterations)) for c in CELLS.values() for a in c.arms.values()}
+    assert len(set(others)) == len(settings)
+
+
+def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
+    cell = CELLS["turns"]
+    save(tmp_path / f"{key(cell, '8 turns', 0)}.json", json.dumps({"curve": [1]}))
+    save(tmp_path / "of-an-earlier-setting.json", "{}")
+    (tmp_path / ".half.json.draft").write_text('{"cur')
+    assert load(tmp_path, None, {"turns": cell}) == {key(cell, "8 turns", 0): {"curve": [1]}}
+
+
+def test_the_page_of_the_repository_is_that_of_its_records():
+    records = json.loads((RESULTS / "laboratory.json").read_text())
+    assert page(records) == (RESULTS / "laboratory.md").read_text()
+    assert as_text(records) == (RESULTS / "laboratory.json").read_text()
