@@ -158,7 +158,7 @@ def _run(command: Sequence[str], work: Path, environ: dict[str, str]) -> None:
     os.chdir(work)
     os.environ |= environ
     sys.path[:0] = environ["PYTHONPATH"].split(os.pathsep)
-    sys.argv = ["agentrl", *command]
+    sys.argv = [str(Path(sys.executable).with_name("agentrl")), *command]
     code = 0
     try:
         commands.main()

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
 from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, causes, one_line
 from lightning_agentrl.errors.foreign_messages import missing_package
 from lightning_agentrl.errors.names import keys_of
@@ -30,7 +32,7 @@ def naming_its_class(make: Callable[..., Any]) -> Callable[..., Any]:
     def named(class_type: type, *args: Any, **kwargs: Any) -> Any:
         try:
             return make(class_type, *args, **kwargs)
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, MisconfigurationException) as error:
             raise ConstructorError(class_type) from error
 
     return named
