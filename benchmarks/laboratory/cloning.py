@@ -202,5 +202,9 @@ def cloned(start: Start, folder: Path) -> Path:
         epochs = max(start.steps // data.steps_per_iteration, 1)
         L.seed_everything(0, verbose=False)
         quiet_trainer(Path(draft), epochs, [PolicyFolder(f"{draft}/cloned")]).fit(agent, data)
-        Path(f"{draft}/cloned").rename(path)
+        try:
+            Path(f"{draft}/cloned").rename(path)
+        except OSError:
+            if not path.exists():  # else another process was faster, with the same weights
+                raise
     return path
