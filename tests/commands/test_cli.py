@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from lightning_agentrl.agents import models
+from lightning_agentrl.commands.play import Person
+from lightning_agentrl.engines import Engine
+from lightning_agentrl.errors.names import class_names
 from tests.cli import Command, Config, changed, sentence
 
 WRONG = {
@@ -187,6 +190,12 @@ WRONG = {
     "scheduler of Lightning": ("lr_scheduler", {"class_path": "StepLR"}, ["'lr_scheduler'", "optim.schedule"]),
     "negative rate": ("model.init_args.optim.lr_actor", -1e-5, ["model.init_args.optim.lr_actor", "-1e-05"]),
     "negative temperature": ("data.init_args.validation", {"temperature": -1.0}, ["validation.temperature", "-1.0"]),
+    "images below 0": ("data.init_args.prompt.max_images", -1, ["data.init_args.prompt.max_images", "-1"]),
+    "mode of a callback": (
+        "trainer.callbacks",
+        [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/success", "mode": "maximum"}}],
+        ["init_args.mode", "maximum", "max"],
+    ),
     "no tokens": (
         "model.init_args.compute",
         {"max_tokens_per_micro_batch": 0},
@@ -207,6 +216,13 @@ WRONG = {
     "no checkpoint": ("ckpt_path", "given.yaml", ["given.yaml'", "agentrl fit"]),
     "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run"]),
 }
+
+
+def test_what_a_command_makes_itself_is_not_offered_for_configs() -> None:
+    """Whether or not the command has been imported."""
+    assert issubclass(Person, Engine)
+    assert "VLLMEngine" in class_names([Engine])
+    assert "Person" not in class_names([Engine])
 
 
 def again(*case: Any) -> Any:
@@ -231,6 +247,7 @@ AGAIN = {
         "schedule of warm-up alone",
     ),
     *("scheduler of Lightning", "no tokens", "validation without a key", "no best checkpoint", "folder elsewhere"),
+    *("images below 0", "mode of a callback"),
     *("shape of a schedule", "negative temperature", "no checkpoint yet", "folder that cannot be made"),
     *("tasks of an earlier version", "critic class", "no class_path", "nested constructor", "seed"),
     *("mini-batches", "negative rate", "validation inside an iteration", "environment argument"),
