@@ -1,6 +1,7 @@
 """A soak: thousands of iterations of a tiny model while 5 % of all steps of its environments fail, in every way.
 
     python benchmarks/soak.py --minutes 8     # a piece of the run; again and again, until there are 2,000 iterations
+    python benchmarks/soak.py --minutes 60 --iterations 4000   # in one piece, so that the memory can be judged
     python benchmarks/soak.py --minutes 0     # what there is so far
 
 Half of the environments are threads, half are processes with a time limit of 1 s and a limit of their memory. Which
@@ -51,7 +52,7 @@ from lightning_agentrl.rollout import (
 from tests.tiny import tiny_model_folder
 
 ENVS, TURNS = 4, 4  # of an iteration, turns of each environment
-BURN_IN, BLOCK = 200, 20  # iterations of a piece until the texts that are kept are full, and over which is averaged
+BURN_IN, BLOCK = 1500, 20  # iterations of a piece until all caches are full, and over which is averaged
 Turn = dict[str, Any]  # a line of the turn log
 
 
@@ -132,11 +133,16 @@ def turns_of(folder: Path) -> Iterator[Turn]:
         for line in file.open(encoding="utf-8"):
             turn = json.loads(line)
             of, turns = written.setdefault(turn["iteration"], (file, []))
-            if of != file:
-                written[turn["iteration"]] = (file, turns := [])
+            if of != file:  # begun anew by a later piece, or the log went on in another file as this one was full
+                turns = [] if _id(turn) in map(_id, turns) else turns
+                written[turn["iteration"]] = (file, turns)
             turns.append(turn)
     for iteration in sorted(written):
         yield from written[iteration][1]
+
+
+def _id(turn: Turn) -> tuple[int, int, int]:
+    return turn["env"], turn["episode"], turn["turn"]
 
 
 def check_ledger(turns: Sequence[Turn]) -> list[str]:
@@ -146,7 +152,7 @@ def check_ledger(turns: Sequence[Turn]) -> list[str]:
     if sorted(per_iteration) != list(range(1, len(per_iteration) + 1)):
         troubles.append("an iteration is missing")
     troubles += [f"iteration {i} has {n} turns" for i, n in per_iteration.items() if n != ENVS * TURNS]
-    ids = Counter((turn["env"], turn["episode"], turn["turn"]) for turn in turns)
+    ids = Counter(map(_id, turns))
     troubles += [f"environment {e}, episode {n}, turn {i} is there {k} times" for (e, n, i), k in ids.items() if k > 1]
     for env in range(ENVS):
         broken, before = 0, {"episode": -1, "turn": 0, "stop": "begin"}
