@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/crafter_memory.py --turns 8 --growing 8 --per-iteration 2 --out /tmp   # minutes
 
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
-that of the process, or of the accelerator if there is one. The last iteration is compared with the second, the first
+that of the process, or of the accelerator if there is one. What is kept is what is left after it, once freed memory was
+given back. The last iteration is compared with the second, the first
 in which no environment begins without a history. Writes `crafter_memory.md`, `.png` and `.json`. Each of the two runs
 is kept below `--kept` when it is whole, and not made again; it has to be one process, since another begins with a heap
 without holes, which would hide what is looked for.
@@ -14,6 +15,7 @@ without holes, which would hide what is looked for.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.agents import KL, Compute, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.models.allocator import keep_freed_memory, resident_bytes, trim
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.rollout import (
@@ -47,14 +50,19 @@ from lightning_agentrl.types import Rollout
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVS, HISTORY, WINDOW = 4, 2, 8192  # turns of the past; tokens
-COLUMNS = {"tokens": "tokens per turn", "peak_mb": "peak memory, MB", "cpu_seconds": "CPU seconds per turn"}
+COLUMNS = {
+    "tokens": "tokens per turn",
+    "kept_mb": "memory kept, MB",
+    "peak_mb": "peak memory, MB",
+    "cpu_seconds": "CPU seconds per turn",
+}
 TEXT = """\
 # Memory of long episodes
 
-{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the first
-{layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies of an
-action, on {device}. Prompts show the last {history} turns. Episodes follow each other. Written by
-`benchmarks/crafter_memory.py`.
+{envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the
+first {layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies
+of an action, on {device}. *Kept* is what is left after an iteration once freed memory was given back. Prompts show
+the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)
 
@@ -85,9 +93,10 @@ class Diary(RolloutCallback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         cpu = time.process_time() - self.cpu
-        self.rows.append(
-            {"tokens": self.tokens / self.turns, "peak_mb": peak_bytes() / 1e6, "cpu_seconds": cpu / self.turns}
-        )
+        row = {"tokens": self.tokens / self.turns, "peak_mb": peak_bytes() / 1e6, "cpu_seconds": cpu / self.turns}
+        gc.collect()
+        trim()
+        self.rows.append(row | {"kept_mb": kept_bytes() / 1e6})
         print(json.dumps(self.rows[-1]), file=sys.stderr, flush=True)
 
 
@@ -96,6 +105,10 @@ def peak_bytes() -> float:
         return torch.cuda.max_memory_allocated()
     status = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+
+
+def kept_bytes() -> float:
+    return torch.cuda.memory_allocated() if torch.cuda.is_available() else resident_bytes()
 
 
 def shortened(layers: int, folder: str) -> str:
@@ -107,7 +120,8 @@ def shortened(layers: int, folder: str) -> str:
 
 
 def play(turns: int, per_iteration: int, grows: bool, model: str) -> list[dict[str, float]]:
-    """Play and train for so many turns of each environment."""
+    """Play and train for so many turns of each environment, with the heap that the command has."""
+    keep_freed_memory()
     diary = Diary()
     data = RolloutDataModule(
         env=EnvConfig("agentrl_envs:CrafterText-v0", {"goals": "all"}),
