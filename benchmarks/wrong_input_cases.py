@@ -437,14 +437,21 @@ CASES: tuple[Case, ...] = (
     Case(
         "help of a misspelt class", configs=(), arguments=["--model.help", "PPOAgnt"], says=["did you mean PPOAgent?"]
     ),
-    Case("an option without its value", arguments=["--data.init_args.num_envs"], says=["expected one argument"]),
+    Case(
+        "an option without its value",
+        arguments=["--data.init_args.num_envs"],
+        says=["--data.init_args.num_envs has no value"],
+    ),
     Case("kl as a number", {"model.init_args.kl": 0.01}, says=["model.init_args.kl", _LINE]),
     Case("critic: true", {"model.init_args.critic": True}, says=["needs a class_path", _LINE]),
     Case("logger: wandb", {"trainer.logger": "wandb"}, says=["trainer.logger", _LINE]),
-    Case("max_time: 1 hour", {"trainer.max_time": "1 hour"}, says=["DD:HH:MM:SS"]),
-    Case("profiler `simpel`", {"trainer.profiler": "simpel"}, says=["'simple', 'advanced'"]),
-    Case("devices: 0", {"trainer.devices": 0}, says=["trainer.devices"]),
-    Case("devices: two", {"trainer.devices": "two"}, says=["devices"]),
+    Case("max_time: 1 hour", {"trainer.max_time": "1 hour"}, says=["DD:HH:MM:SS", "trainer.max_time", _LINE]),
+    Case("profiler `simpel`", {"trainer.profiler": "simpel"}, says=["'simple', 'advanced'", "trainer.profiler", _LINE]),
+    Case("devices: 0", {"trainer.devices": 0}, says=["trainer.devices", _LINE]),
+    Case("devices: two", {"trainer.devices": "two"}, says=["trainer.devices", _LINE]),
+    Case("2.5 of the held-out episodes", {"trainer.limit_val_batches": 2.5}, says=["trainer.limit_val_batches", _LINE]),
+    Case("no nodes", {"trainer.num_nodes": 0}, says=["trainer.num_nodes", _LINE]),
+    Case("`--config` and nothing behind it", arguments=["--config"], says=["--config has no value"]),
     Case("deepspeed_stage_3", {"trainer.strategy": "deepspeed_stage_3"}, says=["pip install"]),
     Case(
         "LearningRateMonitor without a logger",

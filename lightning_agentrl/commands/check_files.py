@@ -13,7 +13,7 @@ import yaml
 from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
 from lightning_agentrl.commands.shipped import shipped_configs
 from lightning_agentrl.errors import closest
-from lightning_agentrl.errors.problem import ConfigError, Place, Problem
+from lightning_agentrl.errors.problem import COMMAND_LINE, ConfigError, Place, Problem
 from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, unknown_argument, unknown_top_key
 
 _FURTHER_KEYS = (
@@ -23,11 +23,12 @@ _FURTHER_KEYS = (
 
 
 def check_files(arguments: Sequence[str]) -> None:
-    """Refuse config files that are missing or wrong, and files that lack model or data.
+    """Refuse an option without its value, config files that are missing or wrong, and files that lack model or data.
 
     Raises:
         ConfigError: about the first of them.
     """
+    _refuse_no_value(arguments)
     given, partly = set(), False  # the top-level keys that are given; whether there may be more
     for name, value in options(arguments):
         if name not in ("c", "config"):
@@ -44,6 +45,16 @@ def check_files(arguments: Sequence[str]) -> None:
         alone = [argument for before, argument in pairwise(("", *arguments)) if not before.startswith("-")]
         files = [argument for argument in alone if argument.endswith((".yaml", ".yml"))]
         raise ConfigError(unknown_argument(files[0], ("config",)) if files else missing_keys(lacking))
+
+
+def _refuse_no_value(arguments: Sequence[str]) -> None:
+    """Refuse an option of a config's key that is followed by nothing; the parser would name only its beginning."""
+    for argument, following in pairwise((*arguments, "--")):
+        name = argument.removeprefix("--")
+        of_a_key = name.split(".")[0] in (*TOP_KEYS, "config") and not name.endswith((".help", "="))
+        if argument.startswith("--") and of_a_key and "=" not in name and following.startswith("--"):
+            what, fix = f"the option --{name} has no value", f"give one behind it, as in --{name} VALUE"
+            raise ConfigError(Problem(what, place=Place(COMMAND_LINE, f"--{name}"), fix=fix))
 
 
 def no_config(value: str) -> Problem:

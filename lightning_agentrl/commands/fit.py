@@ -198,7 +198,7 @@ class AgentCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(callbacks=callbacks, **kwargs)
         except (MisconfigurationException, ValueError, TypeError, ImportError) as error:
-            raise ConfigError(trainer_problem(error)) from error
+            raise ConfigError(trainer_problem(error, self.settings.trainer)) from error
         self.nodes = NodeNames()
         cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
@@ -271,7 +271,7 @@ class AgentCLI(LightningCLI):
         if config_error := explained(error, agent.clock.failed_in or ("" if playing else "load")):
             return config_error
         if isinstance(error, MisconfigurationException):
-            return ConfigError(trainer_problem(error))
+            return ConfigError(trainer_problem(error, self.settings.trainer))
         if isinstance(error, ValueError | ImportError) and not playing and raised_by_us(error):
             return ConfigError(one_line(str(error)))
         return None

@@ -10,7 +10,7 @@ import errno
 import itertools
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from lightning_agentrl.errors.names import closest, import_class, keys_of
@@ -267,10 +267,20 @@ def unknown_metric(error: BaseException) -> Problem | None:
     return Problem(f"no metric '{name}' is logged", key=key, value=name, suggestion=closest(name, known), known=known)
 
 
-def trainer_problem(error: BaseException) -> Problem:
-    """Describe what Lightning's Trainer refuses, with the key where its text shows an argument and the value."""
+def trainer_problem(error: BaseException, settings: Mapping[str, Any]) -> Problem:
+    """Describe what Lightning's Trainer refuses, with its key.
+
+    Args:
+        error: its text shows an argument and the value, names an argument, or shows a value.
+        settings: the Trainer's arguments, as the config has them.
+    """
     text, known = f"trainer: {one_line(str(error))}", keys_of(import_class(TRAINER))
-    given = [(name, value) for name, value in re.findall(r"(\w+)='?([\w.-]*)", text) if name in known]
+    given: list[tuple[str, str | None]] = re.findall(r"(\w+)='?([\w.-]*)", text)
+    given = [(name, value) for name, value in given if name in known]
+    if not given:  # a word such as `model` may be meant otherwise, so a name is in backticks or of several words
+        words = [quoted or word for quoted, word in re.findall(r"`(\w+)`|(\w+_\w+)", text)]
+        shown = [key for key, value in settings.items() if value and isinstance(value, str) and repr(value) in text]
+        given = [(name, None) for name in (*words, *shown) if name in known]
     return Problem(text, key=f"trainer.{given[0][0]}", value=given[0][1]) if given else Problem(text)
 
 

@@ -61,3 +61,18 @@ def test_files_are_looked_at_before_anything_is_imported(write: Write, tmp_path:
 def test_merged_keys_and_anchors_are_not_given_twice(write: Write) -> None:
     write(a="model: &m {init_args: {a: 1}}\ndata: {<<: *m, init_args: {a: 2}}\ntrainer: *m\n")
     assert check_file(Path("a.yaml")) == {"model", "data", "trainer"}
+
+
+@pytest.mark.parametrize("option", ["--config", "--data.init_args.num_envs", "--trainer.max_epochs", "--model"])
+def test_an_option_without_its_value_is_named_whole(option: str, write: Write) -> None:
+    write(a="model: {}\ndata: {}\n")
+    for arguments in ([option], [option, "--trainer.devices", "2"]):
+        with pytest.raises(ConfigError, match=f"option {option} has no value"):
+            check_files(["--config", "a.yaml", *arguments])
+
+
+def test_flags_and_values_with_dashes_need_no_value_behind_them(write: Write) -> None:
+    write(a="model: {}\ndata: {}\n")
+    check_files(
+        ["--config", "a.yaml", "--dry-run", "--model.help", "--trainer.gradient_clip_val", "-1", "--trainer.x="]
+    )

@@ -364,9 +364,18 @@ def test_a_metric_that_nothing_logs(callback: Callable[[Path], Any], tmp_path: P
 def test_what_the_trainer_refuses_has_its_key() -> None:
     with pytest.raises((MisconfigurationException, ValueError)) as caught:
         Trainer(accelerator="cpuu")
-    found = trainer_problem(caught.value)
+    found = trainer_problem(caught.value, {})
     assert (found.key, found.value) == ("trainer.accelerator", "cpuu")
     assert str(found).startswith("trainer: ")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"devices": "two"}, {"max_time": "soon"}, {"profiler": "simpel"}, {"limit_val_batches": 2.5}], ids=str
+)
+def test_what_the_trainer_refuses_has_its_key_however_it_says_so(settings: dict[str, Any]) -> None:
+    with pytest.raises((MisconfigurationException, ValueError, TypeError)) as caught:
+        Trainer(accelerator="cpu", logger=False, **settings)
+    assert trainer_problem(caught.value, settings).key == f"trainer.{next(iter(settings))}"
 
 
 def test_a_package_that_is_not_installed() -> None:
