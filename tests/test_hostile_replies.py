@@ -211,6 +211,12 @@ def test_whatever_a_reply_says_it_is_read(name: str) -> None:
     read_all(name, FEW, random.Random(name))
 
 
+@pytest.mark.parametrize("reply", ["] Action - , trun right turn left / { 1.", "/-></action>Action -||turn right"])
+def test_no_alias_is_suggested_that_the_parser_takes_for_its_key(reply: str) -> None:
+    """Found by the million."""
+    by_inspect()[0](reply)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", READERS)

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 ALIAS_WORDS = 6  # of the longest alias that is suggested; also of the longest text that is taken for an action's name
 CLOSE = 0.75  # similarity from which one spelling is taken for another
+_KEY = re.compile(
+    r"\W*actions?\b"
+)  # which the parser takes for the key before an action, and not as a part of its name
 _NOT = re.compile(r"\b(?:not|never|no|don't|cannot|can't|won't|avoid)\b")
 
 
@@ -66,7 +69,8 @@ def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, st
     """Return what is wrong with a reply that names no action, and an alias with its action, or empty texts.
 
     An alias is suggested where exactly one action is named behind other words, or where a short text is spelled nearly
-    like one. It covers the words up to the action, since the parser takes a reply that begins with an alias.
+    like one, but for a text that begins with the word action. It covers the words up to the action, since the parser
+    takes a reply that begins with an alias.
     """
     if not said:
         return (Invalid.CUT if cut else Invalid.EMPTY), "", ""
@@ -84,13 +88,15 @@ def judge(said: str, cut: bool, actions: Mapping[str, str]) -> tuple[Invalid, st
             return Invalid.TALK, "", ""
         if alias in actions:  # and yet the parser did not take it: something else is offered with it
             return Invalid.SEVERAL, "", ""
-        return Invalid.SPELLED, alias, found[longest]
+        return (Invalid.SPELLED, "", "") if _KEY.match(alias) else (Invalid.SPELLED, alias, found[longest])
     if cut:
         return Invalid.CUT, "", ""
     if not short:
         return Invalid.TALK, "", ""
     near = difflib.get_close_matches(said, list(actions), n=1, cutoff=CLOSE)
-    return (Invalid.SPELLED, said, actions[near[0]]) if near else (Invalid.INVENTED, "", "")
+    if not near:
+        return Invalid.INVENTED, "", ""
+    return (Invalid.SPELLED, "", "") if _KEY.match(said) else (Invalid.SPELLED, said, actions[near[0]])
 
 
 def _whole(spelling: str) -> str:
