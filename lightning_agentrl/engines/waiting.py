@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 
@@ -24,13 +26,24 @@ class Waiting:
 
     def tell(self, outcome: Reply | Exception) -> None:
         """Wake the caller, from any thread."""
-        with suppress(RuntimeError):  # the caller's loop is closed: nobody waits, and the worker must go on
-            self.loop.call_soon_threadsafe(self._settle, outcome)
+        tell_all([(self, outcome)])
 
-    def _settle(self, outcome: Reply | Exception) -> None:
+    def settle(self, outcome: Reply | Exception) -> None:
         if self.future.cancelled():
             return
         if isinstance(outcome, Exception):
             self.future.set_exception(outcome)
         else:
             self.future.set_result(outcome)
+
+
+def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
+    """Wake callers in their order, with one call for those of a loop. Works from any thread."""
+    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].loop):
+        with suppress(RuntimeError):  # the callers' loop is closed: nobody waits, and the worker must go on
+            loop.call_soon_threadsafe(_settle_all, list(of_loop))
+
+
+def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
+    for waiting, outcome in outcomes:
+        waiting.settle(outcome)

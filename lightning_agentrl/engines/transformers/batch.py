@@ -13,6 +13,8 @@ from lightning_agentrl.engines.transformers.admission import Asked
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.engines.transformers.rows import Rows
 
+SAMPLED_AT_ONCE = 2**20  # probabilities, which bounds the memory of sampling
+
 
 class Draft:
     """A reply while it is sampled, with a random stream of its own, so that batching cannot change it."""
@@ -29,23 +31,36 @@ class Draft:
         return self.asked.waiting.request
 
     @property
+    def greedy(self) -> bool:
+        return self.request.temperature == 0.0
+
+    def draw(self) -> float:
+        """Return the next number of its stream, from 0 to 1; 0 if it needs none."""
+        return 0.0 if self.greedy else torch.rand((), generator=self.random, dtype=torch.float64).item()
+
+    @property
     def over(self) -> bool:
         """Whether no more tokens are needed: it is done, or nobody waits for it."""
         return self.done or self.asked.settled
 
-    def sample(self, logits_V: Tensor) -> None:
-        """Add a token."""
-        greedy = self.request.temperature == 0.0
-        logits = logits_V.double() if greedy else logits_V.double() / self.request.temperature
-        log_pi = logits.log_softmax(-1)
-        if greedy:
-            token = int(log_pi.argmax())
-        else:
-            cumulative = log_pi.exp().cumsum(-1)
-            threshold = torch.rand((), generator=self.random, dtype=torch.float64).item() * cumulative[-1].item()
-            token = int(torch.searchsorted(cumulative, threshold, right=True).clamp_max(len(log_pi) - 1))
-        self.ids.append(token)
-        self.logps.append(float(log_pi[token]))
+
+def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
+    """Add a token to each reply. Each draws from its own stream, so it does not matter who is sampled beside it."""
+    at_once = max(SAMPLED_AT_ONCE // max(logits_BV.shape[1], 1), 1)
+    for begin in range(0, len(drafts), at_once):
+        part, logits = drafts[begin : begin + at_once], logits_BV[begin : begin + at_once].double()
+        temperatures = logits.new_tensor([draft.request.temperature or 1.0 for draft in part])[:, None]
+        log_pi = (logits / temperatures).log_softmax(-1)
+        cumulative = log_pi.exp().cumsum(-1)
+        shares = logits.new_tensor([draft.draw() for draft in part])[:, None]
+        tokens = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True).clamp_max(logits.shape[1] - 1)
+        greedy = torch.tensor([draft.greedy for draft in part], device=logits.device)[:, None]
+        tokens = torch.where(greedy, log_pi.argmax(-1, keepdim=True), tokens)
+        for draft, token, logp in zip(
+            part, tokens[:, 0].tolist(), log_pi.gather(1, tokens)[:, 0].tolist(), strict=True
+        ):
+            draft.ids.append(token)
+            draft.logps.append(logp)
 
 
 class Batch:
@@ -83,9 +98,13 @@ class Batch:
             sampled = self.drafts
             hidden = self._rows.read_on(self._prefill.policy, [0 if draft.over else draft.ids[-1] for draft in sampled])
         logits = cast(nn.Module, self._prefill.policy.lm.get_output_embeddings())(hidden)
-        done = [draft for i, draft in enumerate(sampled) if not draft.over and self._ends(draft, logits[i])]
+        goes_on = [i for i, draft in enumerate(sampled) if not draft.over]
+        going = [sampled[i] for i in goes_on]
+        sample(going, logits if len(going) == len(sampled) else logits[goes_on])
+        for draft in going:
+            draft.done = draft.ids[-1] in self.stop_token_ids or len(draft.ids) >= draft.request.max_tokens
         self._let_go()
-        return done
+        return [draft for draft in going if draft.done]
 
     def _let_go(self) -> None:
         """Drop the rows of replies that are over."""
@@ -95,9 +114,3 @@ class Batch:
         elif self._prefill.whole_rows and len(left) < len(self.drafts):
             cast(Rows, self._rows).keep(left)
             self.drafts = [self.drafts[i] for i in left]
-
-    def _ends(self, draft: Draft, logits_V: Tensor) -> bool:
-        """Add a token to a reply; return whether it was the last."""
-        draft.sample(logits_V)
-        draft.done = draft.ids[-1] in self.stop_token_ids or len(draft.ids) >= draft.request.max_tokens
-        return draft.done

@@ -19,7 +19,7 @@ from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, R
 from lightning_agentrl.engines.transformers.admission import Admission, Asked, Rule
 from lightning_agentrl.engines.transformers.batch import Batch, Draft
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, check_prompt
-from lightning_agentrl.engines.waiting import Waiting
+from lightning_agentrl.engines.waiting import Waiting, tell_all
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
 
@@ -180,11 +180,14 @@ class TransformersEngine(Engine):
             new = more or ()
 
     def _tell(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:
+        outcomes = []
         for draft in done:
             ids = tuple(draft.ids)
             closed = ids[-1] in batch.stop_token_ids
             desk.settle(draft.asked)  # first, since its caller asks again at once
-            draft.asked.waiting.tell(Reply(ids, tuple(draft.logps), closed, self.policy_version, draft.asked.late))
+            reply = Reply(ids, tuple(draft.logps), closed, self.policy_version, draft.asked.late)
+            outcomes.append((draft.asked.waiting, reply))
+        tell_all(outcomes)
 
 
 @contextmanager
