@@ -51,6 +51,14 @@ class Tables:
         go_on_SS = np.einsum("sa,sat->st", policy_SA, self.next_SAS)
         return np.linalg.solve(np.eye(len(self.states)) - gamma * go_on_SS, (policy_SA * self.reward_SA).sum(1))
 
+    def values_within(self, policy_SA: Array, gamma: float, turns: int) -> Array:
+        """Return the discounted value [turns + 1, S] of each state with 0, 1, 2, ... turns left."""
+        go_on_SS = np.einsum("sa,sat->st", policy_SA, self.next_SAS)
+        values = [np.zeros(len(self.states))]
+        for _ in range(turns):
+            values.append((policy_SA * self.reward_SA).sum(1) + gamma * go_on_SS @ values[-1])
+        return np.stack(values)
+
     def advantages(self, policy_SA: Array, gamma: float) -> Array:
         """Return by how much [S, A] an action is better than the policy."""
         values_S = self.values(policy_SA, gamma)

@@ -153,6 +153,7 @@ class KeyDoor(TextEnv):
         horizon: see :class:`Rules`.
         slip: see :class:`Rules`.
         lure: see :class:`Rules`.
+        limit: turns of an episode; those of the rules when not given.
     """
 
     worker: Literal["inline"] = "inline"
@@ -160,10 +161,10 @@ class KeyDoor(TextEnv):
     default_action = STAY
     actions = dict.fromkeys(ACTIONS, "")
 
-    def __init__(self, horizon: int = 12, slip: float = 0.0, lure: float = 0.0) -> None:
+    def __init__(self, horizon: int = 12, slip: float = 0.0, lure: float = 0.0, limit: int | None = None) -> None:
         super().__init__()
         self.rules = Rules(horizon, slip, lure)
-        self.max_turns = self.rules.max_turns
+        self.max_turns = self.rules.max_turns if limit is None else limit
         self.state = starts(self.rules)[0]
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:

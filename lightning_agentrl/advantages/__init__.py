@@ -5,6 +5,7 @@ from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
 from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
 from lightning_agentrl.advantages.energy import token_energy
 from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, ScoreEstimator, group_episodes
+from lightning_agentrl.advantages.forked import Forked, minus_state_values
 from lightning_agentrl.advantages.gae import GAE, DualDiscountGAE, dual_discount_gae
 from lightning_agentrl.advantages.gdpo import GDPO, gdpo_advantages
 from lightning_agentrl.advantages.gigpo import GiGPO, anchor_states
@@ -37,6 +38,7 @@ __all__ = [
     "DrGRPO",
     "DualDiscountGAE",
     "Episodes",
+    "Forked",
     "GiGPO",
     "GroupEstimator",
     "Groups",
@@ -68,6 +70,7 @@ __all__ = [
     "minus_greedy",
     "minus_length_weighted",
     "minus_others",
+    "minus_state_values",
     "optimal_token_baseline",
     "others_at_turn",
     "rewards_to_go",

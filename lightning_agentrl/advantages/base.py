@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lightning_agentrl.advantages.whitening import Reduce
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import ForkPlan, Rollout
 
 
 class AdvantageEstimator(ABC):
@@ -25,6 +25,8 @@ class AdvantageEstimator(ABC):
     needs_groups: ClassVar[bool] = False  # several episodes per start state
     needs_sum_pi_squared: ClassVar[bool] = False  # sum over the vocabulary of squared probabilities at each token
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
+    needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: none
+    turn_discount: float = 1.0  # from turn to turn, in the returns that a critic learns
     needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
 
     def __init__(self, whiten: bool = True) -> None:
@@ -54,6 +56,8 @@ class AdvantageEstimator(ABC):
             needed |= {"scores.sum_pi_squared": rollout.scores.sum_pi_squared}
         if self.needs_greedy_baseline:
             needed |= {"greedy_scores": rollout.greedy_scores}
+        if self.needs_forks is not None:
+            needed |= {"state_values": rollout.state_values, "forked_end_values": rollout.forked_end_values}
         missing = [name for name, tensor in needed.items() if tensor is None]
         if missing:
             hint = "; values come from a critic, set model.init_args.critic" if self.needs_values else ""

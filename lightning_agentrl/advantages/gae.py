@@ -109,6 +109,7 @@ class DualDiscountGAE(AdvantageEstimator):
         super().__init__(whiten)
         check_fractions(self, gamma_step=gamma_step, lam_step=lam_step, gamma_token=gamma_token, lam_token=lam_token)
         self.gamma_step, self.lam_step = gamma_step, lam_step
+        self.turn_discount = gamma_step
         self.gamma_token, self.lam_token = gamma_token, lam_token
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
@@ -130,6 +131,7 @@ class GAE(AdvantageEstimator):
         super().__init__(whiten)
         check_fractions(self, gamma=gamma, lam=lam)
         self.gamma, self.lam = gamma, lam
+        self.turn_discount = gamma
 
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         return _estimate(self, rollout, (self.gamma, self.lam), (self.gamma, self.lam))

@@ -32,6 +32,7 @@ from lightning_agentrl.agents.checkpoints import (
     rewind,
 )
 from lightning_agentrl.agents.checks import (
+    check_forks,
     check_groups,
     check_returns,
     check_tower,
@@ -76,7 +77,7 @@ from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
-from lightning_agentrl.types import Rollout, Scores
+from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
 from lightning_agentrl.types.plain_config import from_plain, keep_arguments
@@ -155,6 +156,7 @@ class Agent(L.LightningModule, ABC):
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.monitors = Monitors()
+        self.further_needs = Needs()  # of callbacks
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
         self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
@@ -167,11 +169,15 @@ class Agent(L.LightningModule, ABC):
     @property
     def needs(self) -> Needs:
         """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
-        return Needs(
-            old_logps=self.correction is not None and self.correction.needs_old_logps,
-            values=self.critic is not None,
-            sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
-            greedy_baseline=self.advantage.needs_greedy_baseline,
+        return (
+            Needs(
+                old_logps=self.correction is not None and self.correction.needs_old_logps,
+                values=self.critic is not None,
+                sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
+                greedy_baseline=self.advantage.needs_greedy_baseline,
+                forks=self.advantage.needs_forks,
+            )
+            | self.further_needs
         )
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
@@ -469,6 +475,8 @@ class Agent(L.LightningModule, ABC):
                 check_schedules(self.optim.schedule, planned_steps(self.trainer))
                 check_tower(self.train_tower, self.model, self.lora is not None)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
+                forks = self.datamodule.groups, self.datamodule.interaction, self.takes_kl_from_rewards
+                check_forks(self.advantage, *forks)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
@@ -579,6 +587,10 @@ class Agent(L.LightningModule, ABC):
     @property
     def needs_greedy_baseline(self) -> bool:
         return self.needs.greedy_baseline
+
+    @property
+    def needs_forks(self) -> ForkPlan | None:
+        return self.needs.forks
 
     @property
     def attempts(self) -> int:

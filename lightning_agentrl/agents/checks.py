@@ -127,6 +127,34 @@ def check_groups(
         )
 
 
+def check_forks(
+    advantage: AdvantageEstimator, groups: GroupRollout | None, interaction: Interaction, kl_in_reward: bool
+) -> None:
+    """Refuse forks where states cannot be entered again, or where branches lack what the rollout has.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if advantage.needs_forks is None:
+        return
+    name, other = type(advantage).__name__, ", or change model.init_args.advantage"
+    if not interaction.forks:
+        raise ValueError(
+            f"{name} plays on from states of the rollout, which {type(interaction).__name__} cannot; use "
+            f"TurnInteraction (key data.init_args.interaction){other}"
+        )
+    if groups is not None and groups.ahead:
+        raise ValueError(
+            f"{name} forks turns right after they are played, and groups begun ahead are finished later; set "
+            f"data.init_args.groups.ahead to 0{other}"
+        )
+    if kl_in_reward:
+        raise ValueError(
+            f"{name} compares rewards with those of branches, which have no KL; set model.init_args.kl.reward to 0 and "
+            f"use model.init_args.kl.loss{other}"
+        )
+
+
 def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction: Interaction) -> None:
     """Refuse what takes returns of episodes below 0 where the estimator needs them not to be negative.
 

@@ -121,10 +121,11 @@ def named(turns: Sequence[Turn]) -> str:
 
 
 def _numbers(rollout: Rollout) -> dict[str, Tensor]:
-    """Return what there is of numbers per token [B, A] and per row [B], but for scores of greedy episodes, of which a
-    lost one is NaN.
+    """Return what there is of numbers per token [B, A] and per row [B], but for those that are NaN where an episode was
+    lost or a state was not forked.
     """
-    every = [(f.name, getattr(rollout, f.name)) for f in fields(Rollout) if f.name != "greedy_scores"]
+    may_lack = ("greedy_scores", "state_values", "forked_end_values")
+    every = [(f.name, getattr(rollout, f.name)) for f in fields(Rollout) if f.name not in may_lack]
     every += [(f.name, getattr(rollout.scores, f.name)) for f in fields(Scores)]
     return {name: x for name, x in every if isinstance(x, Tensor) and x.is_floating_point()}
 

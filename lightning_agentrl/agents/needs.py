@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from lightning_agentrl.types import ForkPlan
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -17,6 +19,7 @@ class Needs:
         sum_pi_squared: sum over the vocabulary of squared probabilities, at each sampled token.
         mini_batch_logps: current log-probs of a whole mini-batch before its first micro-batch.
         greedy_baseline: one greedy episode from each start state.
+        forks: continuations from the states of the rollout; None: none.
     """
 
     old_logps: bool = False
@@ -25,6 +28,7 @@ class Needs:
     sum_pi_squared: bool = False
     mini_batch_logps: bool = False
     greedy_baseline: bool = False
+    forks: ForkPlan | None = None
 
     def __or__(self, other: Needs) -> Needs:
         return Needs(**{f.name: getattr(self, f.name) or getattr(other, f.name) for f in fields(self)})

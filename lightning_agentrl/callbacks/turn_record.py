@@ -80,6 +80,7 @@ def _what_happened(turn: Turn) -> dict[str, Any]:
         "env_errors": list(turn.env_errors),
         "lost": list(turn.lost),
         "asked_again": turn.asked_again,
+        "branch_returns": [_number(value) for value in turn.branch_returns],
         "metrics": {name: _number(value) for name, value in turn.metrics.items()},
         "image": None if turn.image is None else base64.b64encode(turn.image).decode(),
     }

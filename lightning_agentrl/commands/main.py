@@ -33,6 +33,7 @@ commands
                  or compare two   agentrl view runs/one runs/other
   export         write a model    agentrl export runs/quickstart/.../last.ckpt my_model
   replay         run it again     agentrl replay runs/quickstart --iteration 7
+  audit-critic   judge a critic   agentrl audit-critic runs/quickstart
   bisect         compare runs     agentrl bisect runs/one runs/other
   verify-engine  check sampling   agentrl verify-engine --config quickstart_vllm
   serve          start vLLM       agentrl serve demo --port 8001
@@ -91,6 +92,25 @@ def replay(run: str, iteration: int | None = None) -> None:
     print("\n".join(said))
     if not same:
         raise SystemExit(1)
+
+
+def audit_critic(
+    run: str, checkpoint: str | None = None, branches: int = 4, every: int = 1, out: str | None = None
+) -> None:
+    """Compare the values of a run's critic, and the advantages of estimators, with values measured by playing on.
+
+    Args:
+        run: folder of the run, with its config.yaml and checkpoints. Nothing in it changes but the page.
+        checkpoint: of the run; the newest one when not given. The rollout after it is played, and nothing is trained.
+        branches: episodes that are played on from each state.
+        every: states of the turns whose number is a multiple of this are valued, and the first one of each episode.
+        out: file of the page; audit.html in the folder of the run when not given.
+    """
+    from lightning_agentrl.commands.audit_critic import audit_run
+    from lightning_agentrl.commands.quiet import leave_out_noise
+
+    leave_out_noise()
+    print(audit_run(Path(run), checkpoint, branches, every, None if out is None else Path(out)))
 
 
 def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
@@ -246,6 +266,7 @@ OWN: dict[str, Callable[..., None]] = {
     "view": view,
     "export": export,
     "replay": replay,
+    "audit-critic": audit_critic,
     "bisect": bisect,
     "serve": serve,
     "check-env": check_env,

@@ -35,8 +35,8 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:
         raise ValueError(f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}")
-    config = yaml.safe_load(_config_of(run).read_text())
-    checkpoint, done = _checkpoint_before(run, iteration)
+    config = yaml.safe_load(config_of(run).read_text())
+    checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
     command += [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
@@ -58,18 +58,23 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     return True, [*said, f"iteration {iteration} is the same to the bit"]
 
 
-def _config_of(run: Path) -> Path:
+def config_of(run: Path) -> Path:
+    """Return the config file of a run.
+
+    Raises:
+        ValueError: the folder is not that of one run.
+    """
     found = sorted(run.glob("**/config.yaml"))
     if len(found) != 1:
         raise ValueError(f"the folder '{run}' has {len(found)} files config.yaml; name the folder of one run")
     return found[0]
 
 
-def _checkpoint_before(run: Path, iteration: int) -> tuple[Path | None, int]:
-    """Return the newest checkpoint of the run before an iteration, and how many iterations it has behind it."""
+def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
+    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it."""
     files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
     done = {path: _iterations(torch.load(path, map_location="cpu", weights_only=True, mmap=True)) for path in files}
-    before = {path: count for path, count in done.items() if count < iteration}
+    before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     return newest, 0 if newest is None else before[newest]
 

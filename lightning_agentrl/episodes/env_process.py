@@ -115,6 +115,12 @@ class ProcessEnvironment:
     def draw(self) -> bytes:
         return self._ask("draw")
 
+    def renew(self, seed: int) -> None:
+        self._ask("renew", seed)
+
+    def drew(self) -> bool:
+        return self._ask("drew")
+
     def close(self) -> None:
         """Close the environment, then end the process. A busy one is ended at once."""
         try:
@@ -295,7 +301,7 @@ def _serve(pipe: Connection) -> None:
     call = "close" if isinstance(environment, _Failure) else ""
     while call != "close":
         call, args = pipe.recv()
-        if call == "reset":
+        if call in ("reset", "renew"):
             _seed_globals(*args)
         _send(pipe, _tried(partial(getattr(environment, call), *args)))
 

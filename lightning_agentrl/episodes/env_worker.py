@@ -76,6 +76,7 @@ class EnvWorker:
         self.lost_seeds: set[int] = set()  # of episodes that ended in faults since the last turn that was recorded
         self._make = make
         self._environment = _made_or_not(make)
+        self._forked: tuple[int, int] | None = None  # after so many actions of the episode, and the seed from there on
         self._given_up = False  # the running call was cancelled
         self._astray = False  # the environment may be further than the recorded actions
 
@@ -88,6 +89,7 @@ class EnvWorker:
 
     async def reset(self, start: Start) -> Answer:
         """Begin an episode and return its first answer."""
+        self._forked = None
         with _noting_where(start):
             answer = await self._run("reset", lambda: self._reset(start))
             self._count_mended(answer)
@@ -107,6 +109,27 @@ class EnvWorker:
         with _noting_where(self._started, self.actions, "render"):
             return await self._run("render", lambda: self._again(self._environment.draw, "render"))
 
+    async def fork(self, start: Start, actions: Sequence[str], fingerprint: str, seed: int) -> Answer:
+        """Replay an episode up to some moment, and let the environment draw from another seed from there on.
+
+        Args:
+            start: of the episode.
+            actions: those taken until then.
+            fingerprint: of the observation that they led to.
+            seed: of what is drawn from then on.
+
+        Raises:
+            ReplayDiffersError: they lead to another observation.
+        """
+        self._forked = len(actions), seed
+        replayed = partial(self._replayed, start, actions, fingerprint)
+        with _noting_where(start):
+            return self._begun(start, actions, await self._run("fork", lambda: self._again(replayed, None, start)))
+
+    async def drew(self) -> bool:
+        """Return whether the environment has drawn random numbers since it was forked."""
+        return await self._run("fork", lambda: self._environment.drew())
+
     async def aclose(self) -> None:
         """Close the environment."""
         await self._run("close", self.close)
@@ -125,6 +148,7 @@ class EnvWorker:
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
+        self._forked = None
         with _noting_where(start):
             if fingerprint is None:
                 answer = self._reset(start, checks=True)
@@ -250,9 +274,12 @@ class EnvWorker:
         """
         if not self.contract.deterministic:
             raise ReplayDiffersError(f"environment {start.env} declares that it cannot repeat an episode")
-        answer = self._environment.reset(start.seed)
-        for action in actions:
-            answer = self._environment.step(action)
+        answer, (forked_at, seed) = self._environment.reset(start.seed), self._forked or (None, 0)
+        for taken, action in enumerate((*actions, None)):
+            if taken == forked_at:
+                self._environment.renew(seed)
+            if action is not None:
+                answer = self._environment.step(action)
         if answer.fingerprint != fingerprint:
             raise ReplayDiffersError(
                 f"environment {start.env} does not repeat its episode from seed and actions, so it cannot be resumed; "
@@ -278,6 +305,12 @@ class _Unmade:
         raise self.error
 
     def draw(self) -> bytes:
+        raise self.error
+
+    def renew(self, seed: int) -> None:
+        raise self.error
+
+    def drew(self) -> bool:
         raise self.error
 
     def close(self) -> None:

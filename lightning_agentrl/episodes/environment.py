@@ -30,6 +30,7 @@ from lightning_agentrl.episodes.contract import (
     well_formed,
 )
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
+from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
 from lightning_agentrl.episodes.observation import Messages, is_image, kind, read_observation, told_apart
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
@@ -152,6 +153,12 @@ class Hosted(Protocol):
 
     def draw(self) -> bytes: ...
 
+    def renew(self, seed: int) -> None:
+        """Draw other random numbers from now on."""
+
+    def drew(self) -> bool:
+        """Whether random numbers were drawn since they were renewed."""
+
     def close(self) -> None:
         """Close the environment, if it is still there."""
 
@@ -175,6 +182,8 @@ class Environment:
             self.env = make()
             self.contract = read_contract(self.env, begun=False)
             _check_code(self.env)
+        self._renewed: list[tuple[Generator, bytes]] = []  # generators, and where they were then
+        self._global = b""
 
     def reset(self, seed: int) -> Answer:
         """Begin the episode of this seed and return its first answer."""
@@ -202,6 +211,25 @@ class Environment:
                     "render() must give uint8 [height, width, 3]"
                 )
             return png((frame,))
+
+    def renew(self, seed: int) -> None:
+        """Let all generators that the environment holds draw from seeds that are made of this one."""
+        with naming_errors():
+            own: list[Generator] = [self.env.unwrapped.np_random]
+            own += [one for one in generators(self.env.unwrapped) if one is not own[0]]
+            for one, child in zip(own, np.random.SeedSequence(seed).generate_state(len(own)), strict=True):
+                reseed(one, int(child))
+            self._renewed = [(one, state_of(one)) for one in own]
+            self._global = global_state()
+
+    def drew(self) -> bool:
+        """Whether one of them was drawn from since, or one that all share, or there are others now."""
+        known = {id(one) for one, _ in self._renewed}
+        return (
+            self._global != global_state()
+            or any(state_of(one) != state for one, state in self._renewed)
+            or any(id(one) not in known for one in generators(self.env.unwrapped))
+        )
 
     def close(self) -> None:
         with naming_errors():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
 from lightning_agentrl.episodes.contract import check_reward, contract_error
@@ -31,6 +31,7 @@ class Interaction(ABC):
     """
 
     max_reply_tokens: int
+    forks: ClassVar[bool] = True  # an episode can be played on from the state before any of its turns
     max_turns: int | None = None  # of an episode; None: whole episodes end at WHOLE_EPISODE_TURNS
     parser: ActionParser
 
@@ -109,7 +110,7 @@ class TurnInteraction(Interaction):
         prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
-        number = session.index, session.turns_taken
+        number = session.place, session.turns_taken
         most = self.max_reply_tokens
         if self.reply_budget is not None:
             most = min(most, self.reply_budget - session.reply_tokens)

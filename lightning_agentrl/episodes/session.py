@@ -13,6 +13,7 @@ from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn
@@ -72,6 +73,8 @@ class Session:
         pictures: keep a picture of each turn, where there is something to see.
         first_episode: number of the first episode.
         judge: adds to the rewards of turns; None: the environment's reward is all.
+        moments: takes the state before each step, by environment, episode and turn; None: none is kept.
+        place: number among the sessions that play at the same time; its index when not given.
     """
 
     def __init__(
@@ -84,8 +87,12 @@ class Session:
         pictures: bool = True,
         first_episode: int = 0,
         judge: Judge | None = None,
+        moments: dict[tuple[int, int, int], Moment] | None = None,
+        place: int | None = None,
     ) -> None:
         self.index = index
+        self.place = index if place is None else place
+        self.moments = moments
         self.worker = worker
         self.episode_seed = episode_seed
         self.memory = memory
@@ -163,12 +170,57 @@ class Session:
     async def step(self, action: str) -> StepResult:
         """Take one action in the environment and return what came of it."""
         started = time.perf_counter()
+        if self.moments is not None:
+            moment = self.moment()
+            self.moments[moment.key] = moment
         answer = await self.worker.step(action)
         self._see(answer)
         self.turns_taken += 1
         self.episode_return += answer.reward
         seconds = time.perf_counter() - started
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
+
+    def moment(self) -> Moment:
+        """Return the state before the next turn."""
+        assert self.worker.answer is not None
+        return Moment(
+            index=self.index,
+            first_episode=self.first_episode,
+            episode=self.episode,
+            seed=self.episode_seed(self.episode),
+            turn=len(self.past) + self.all_unread,
+            turns_taken=self.turns_taken,
+            turns=len(self.past),
+            steps=len(self.worker.actions),
+            past=self.past,
+            actions=self.worker.actions,
+            fingerprint=self.worker.answer.fingerprint,
+            context=self.context,
+            closed=self.closed,
+            episode_return=self.episode_return,
+            reply_tokens=self.reply_tokens,
+            unread=(self.unread, self.all_unread),
+            prompt=self.prompt().input,
+        )
+
+    async def enter(self, moment: Moment, seed: int) -> None:
+        """Play on from a moment.
+
+        Args:
+            moment: of an episode of the same environment.
+            seed: of the random numbers that the environment draws from there on.
+
+        Raises:
+            EnvError: its actions do not lead there again.
+        """
+        self.episode, self.turns_taken = moment.episode, moment.turns_taken
+        actions = moment.actions[: moment.steps]
+        self._see(await self.worker.fork(self._start, actions, moment.fingerprint, seed))
+        self.running = True
+        self.past, self.context = moment.past[: moment.turns], moment.context
+        self.closed, self.episode_return = moment.closed, moment.episode_return
+        self.reply_tokens = moment.reply_tokens
+        self.unread, self.all_unread = moment.unread
 
     async def image(self) -> bytes | None:
         """Return a PNG of what the policy sees, or of the environment if it draws itself and shows no images.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_agentrl.engines import Engine
 from lightning_agentrl.episodes.contract import contract_error
@@ -23,6 +23,8 @@ class SidesInteraction(TurnInteraction):
     what each side has earned, which is the reward of its last turn. Only whole games can be played so, as groups are.
     Takes the arguments of ``TurnInteraction``, without ``ask_again``.
     """
+
+    forks: ClassVar[bool] = False  # what a side earns depends on turns of the others
 
     async def run(self, session: Session, engine: Engine, recorder: Recorder, temperature: float, seed: int) -> None:
         if recorder.goes_on:

@@ -24,6 +24,7 @@ def rollout_numbers(rollout: Rollout) -> dict[str, Number]:
         "rollout/reply_tokens": Mean(float(rollout.action_mask.sum()), len(turns)),
         "rollout/prompt_tokens": Mean(prompts, len(turns)),
         **_images(rollout),
+        **_forks(rollout),
         "rollout/history_cuts": Sum(sum(turn.history_cuts for turn in turns)),
         **_per_episode([turn for turn in turns if turn.done]),
         **_environments(turns),
@@ -35,6 +36,15 @@ def _images(rollout: Rollout) -> dict[str, Number]:
     """Return how many images a prompt shows, if there are any."""
     images = sum(len(sample.input.images) for sample in rollout.samples)
     return {"rollout/prompt_images": Mean(images, len(rollout.turns))} if images else {}
+
+
+def _forks(rollout: Rollout) -> dict[str, Number]:
+    """Return how many states were valued by playing on from them, and the turns that it took, if any were."""
+    if rollout.state_values is None:
+        return {}
+    states = int((~rollout.state_values.isnan() & rollout.action_mask).sum())
+    played = sum(turn.forked_turns for turn in rollout.turns)
+    return {"rollout/forked_states": Sum(states), "rollout/forked_turns": Sum(played)}
 
 
 def comes_with_episodes(name: str) -> bool:

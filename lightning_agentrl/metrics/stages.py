@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from lightning_agentrl.metrics.numbers import Mean, Number
 
 STAGES = ("collect", "score", "update", "validate", "log")
-PARTS = ("sync",)  # of stages
+PARTS = ("sync", "forks")  # of stages
 
 
 class StageClock:

@@ -10,9 +10,8 @@ from typing import Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.event_loop import LoopThread, Running
-from lightning_agentrl.rollout.fixed_turns import FixedTurns
-from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.staleness import misfit, too_old
 from lightning_agentrl.rollout.state import rows_of
@@ -36,7 +35,7 @@ class Background:
         self._total = self._done = 0
         self._awaited = self._raised = False  # somebody waits for it; its error was raised
 
-    def begin(self, episodes: FixedTurns | WholeGroups, player: Player, loop: LoopThread, clock: StageClock) -> None:
+    def begin(self, episodes: Collection, player: Player, loop: LoopThread, clock: StageClock) -> None:
         """Collect in the background.
 
         Args:
@@ -117,7 +116,7 @@ class Background:
         """The error of a collection whose rollout nobody took."""
         return None if self._running is None or self._raised else self._running.error
 
-    async def _collect(self, episodes: FixedTurns | WholeGroups, player: Player) -> Rollout:
+    async def _collect(self, episodes: Collection, player: Player) -> Rollout:
         assert player.watchdog is not None
         started = time.perf_counter()
         with player.watchdog.on_guard():

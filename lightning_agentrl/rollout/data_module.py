@@ -26,10 +26,12 @@ from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout.background import Background
+from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.connection import Connection
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
 from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
+from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.session_maker import SessionMaker
@@ -130,7 +132,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.stall_seconds = stall_seconds
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.stream: RolloutStream | None = None
-        self._episodes: FixedTurns | WholeGroups | None = None  # of this rank, once they are needed
+        self._episodes: Collection | None = None  # of this rank, once they are needed
         self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
@@ -415,7 +417,7 @@ class RolloutDataModule(L.LightningDataModule):
         if self._background.settle():
             self._saved.collected += 1
 
-    def _begin_training(self, connection: Connection) -> FixedTurns | WholeGroups:
+    def _begin_training(self, connection: Connection) -> Collection:
         """Make the environments of this rank when they are first needed, and continue their saved episodes."""
         if self._episodes is not None:
             return self._episodes
@@ -429,13 +431,21 @@ class RolloutDataModule(L.LightningDataModule):
         self._episodes, self._trained = episodes, connection.learner
         return episodes
 
-    def _new_episodes(self, connection: Connection) -> FixedTurns | WholeGroups:
+    def _new_episodes(self, connection: Connection) -> Collection:
+        plan = connection.learner.needs_forks
+        if plan is None:
+            return self._unforked(connection, connection.make)
+        make = replace(connection.make, moments={})
+        episodes = self._unforked(connection, make)
+        return Forks(episodes, plan, make, self.at_a_time, connection.learner.clock)
+
+    def _unforked(self, connection: Connection, make: SessionMaker) -> Collection:
         if self.groups is None:
-            sessions = [endless_session(connection.make, env, pictures=True) for env in self.own_envs]
+            sessions = [endless_session(make, env, pictures=True) for env in self.own_envs]
             return FixedTurns(sessions, self.sizes.turns_per_env)
         return WholeGroups(
             self.groups,
-            connection.make,
+            make,
             *self._place,
             at_a_time=self.at_a_time,
             greedy=connection.learner.needs_greedy_baseline,

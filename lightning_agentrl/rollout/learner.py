@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import ForkPlan, Rollout
 from lightning_agentrl.types.model_input import ImageReader
 
 
@@ -33,6 +33,10 @@ class Learner(Protocol):
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each group needs one more episode, played without randomness."""
+
+    @property
+    def needs_forks(self) -> ForkPlan | None:
+        """Which states of a rollout are valued by playing on from them; None: none."""
 
     @property
     def policy_version(self) -> int:

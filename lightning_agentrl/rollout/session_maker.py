@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lightning_agentrl.episodes.env_pool import EnvPool
+from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.prompts.renderer import ChatRenderer
@@ -19,6 +20,7 @@ class SessionMaker:
     renderer: ChatRenderer
     memory: Memory
     seed: int  # of the run
+    moments: dict[tuple[int, int, int], Moment] | None = None  # takes the states of sessions that may be forked
 
     def session(
         self,
@@ -28,6 +30,7 @@ class SessionMaker:
         pictures: bool = False,
         first_episode: int = 0,
         held_out: bool = False,
+        place: int | None = None,
     ) -> Session:
         """Make a session in an environment of the pool.
 
@@ -38,6 +41,7 @@ class SessionMaker:
             pictures: keep a picture of each turn, where there is something to see.
             first_episode: number of the first episode.
             held_out: whether it plays what validation plays.
+            place: number among the sessions that play at the same time; ``index`` when not given.
         """
         return Session(
             index,
@@ -48,6 +52,8 @@ class SessionMaker:
             pictures=pictures,
             first_episode=first_episode,
             judge=self.pool.sources[kind].judge,
+            moments=self.moments,
+            place=place,
         )
 
     def end(self, session: Session, kind: int, held_out: bool = False) -> None:

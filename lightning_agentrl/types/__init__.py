@@ -1,5 +1,6 @@
 """The words of the project as types: segment, turn, sample, rollout, scores."""
 
+from lightning_agentrl.types.fork_plan import ForkPlan
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput, TextChunk
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
@@ -8,6 +9,7 @@ from lightning_agentrl.types.turn import LATE, Sample, StopReason, Turn
 
 __all__ = [
     "LATE",
+    "ForkPlan",
     "ImageChunk",
     "ModelInput",
     "Rollout",

@@ -112,7 +112,7 @@ def _input_from_plain(plain: Sequence[PlainItem], images: PixelTable) -> ModelIn
 def _turn_to_plain(turn: Turn, images: PixelTable) -> dict[str, Any]:
     plain = {f.name: getattr(turn, f.name) for f in fields(Turn)}
     plain |= {"metrics": dict(turn.metrics), "env_errors": list(turn.env_errors), "lost": list(turn.lost)}
-    plain["seen"] = list(turn.seen)
+    plain |= {"seen": list(turn.seen), "branch_returns": list(turn.branch_returns)}
     plain["image"] = None  # for display only
     plain["stop"] = None if turn.stop is None else turn.stop.value
     plain["bootstrap"] = None if turn.bootstrap is None else segments_to_plain(turn.bootstrap, images)
@@ -128,6 +128,7 @@ def _turn_from_plain(plain: dict[str, Any], images: PixelTable) -> Turn:
             "env_errors": tuple(plain["env_errors"]),
             "lost": tuple(plain.get("lost", ())),
             "seen": tuple(plain.get("seen", ())),
+            "branch_returns": tuple(plain.get("branch_returns", ())),
             "bootstrap": None if bootstrap is None else segments_from_plain(bootstrap, images),
         }
     )

@@ -16,7 +16,14 @@ from torch.nn.functional import pad
 
 from lightning_agentrl.types.turn import Sample, Turn
 
-PER_ROW = ("episode", "terminated", "bootstrap_values", "groups", "greedy_scores")  # fields of a rollout that are [B]
+PER_ROW = (
+    "episode",
+    "terminated",
+    "bootstrap_values",
+    "groups",
+    "greedy_scores",
+    "forked_end_values",
+)  # fields of a rollout that are [B]
 EPISODES_PER_ENV = 2**32  # room for episode numbers in an episode label
 
 
@@ -52,6 +59,8 @@ class Rollout:
     bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
     groups: Tensor | None = None  # [B] int64, equal for samples whose episodes share task and start state
     greedy_scores: Tensor | None = None  # [B] sum of rewards of the greedy episode from the same start state
+    state_values: Tensor | None = None  # [B, A] by forks, of the state before a turn on its first token; else NaN
+    forked_end_values: Tensor | None = None  # [B] the same of the state after the sample, 0 where nothing is cut
     shaped_rewards: Tensor | None = None  # [B, A] rewards after ``shape_rewards``
     advantages: Tensor | None = None  # [B, A]
     returns: Tensor | None = None  # [B, A]

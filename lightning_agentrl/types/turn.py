@@ -60,6 +60,8 @@ class Turn:
     lost: tuple[str, ...] = ()  # kinds of faults that ended an episode: at this turn, or on the way to it
     asked_again: bool = False  # the reply could not be read, so nothing was executed, and it is asked for once more
     invented: bool = False  # the reply names an action that there is not
+    branch_returns: tuple[float, ...] = ()  # of episodes played on from the state before this turn, discounted
+    forked_turns: int = 0  # turns that were played for them, and from the state after it where the rollout ends
     image: bytes | None = None  # PNG of what was observed, if there is something to see
     seen: tuple[str, ...] = ()  # digests of the images that the observation showed
     bootstrap: tuple[Segment, ...] | None = None

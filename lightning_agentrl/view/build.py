@@ -33,6 +33,7 @@ _DETAIL = (
     *("iteration", "phase", "turn", "policy_version", "continues", "prompt", "prompt_tokens", "reply_ids"),
     *("thought_tokens", "parsed_action", "action", "valid", "reward", "env_reward", "episode_return", "stop"),
     *("history_cuts", "hit_token_cap", "env_seconds", "engine_seconds", "env_errors", "metrics", "image"),
+    "branch_returns",
     *PER_TOKEN,
 )
 

@@ -34,6 +34,11 @@ class Visit:
     observation: str = "a door"
     metrics: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def forked(self) -> float:
+        """Value of the state before it, NaN for about a third of all turns."""
+        return NAN if self.tokens[0].logp < -2 else self.tokens[0].value
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -46,6 +51,11 @@ class Episode:
     @property
     def tokens(self) -> list[Token]:
         return [token for visit in self.visits for token in visit.tokens]
+
+    @property
+    def end_value(self) -> float:
+        """Of the state after its last turn."""
+        return 0.0 if self.terminated else self.bootstrap
 
     @property
     def reached(self) -> list[Visit]:
@@ -148,6 +158,8 @@ def build(
     mask, turn_ids = torch.zeros(size, dtype=torch.bool), torch.full(size, -1)
     names = ("reward", "value", "logp", "sum_pi_squared", "weight")
     numbers = {name: torch.full(size, noise, dtype=dtype) for name in names}
+    state_values = torch.full(size, NAN, dtype=dtype)
+    visits_of = {(i, visit.number): visit for i, episode in enumerate(episodes) for visit in episode.visits}
     places: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for row, columns in enumerate(laid):
         for column, entry in enumerate(columns):
@@ -157,6 +169,8 @@ def build(
             mask[row, column], turn_ids[row, column] = True, turn
             for name in names:
                 numbers[name][row, column] = getattr(token, name)
+            if (i, turn) not in places:
+                state_values[row, column] = visits_of[i, turn].forked
             places.setdefault((i, turn), []).append((row, column))
 
     of_row = [episodes[i] if i >= 0 else episodes[(-1 - i) % len(episodes)] for i, _ in rows]
@@ -174,6 +188,8 @@ def build(
         groups=torch.tensor([label(episode.group) for episode in of_row], dtype=torch.int64),
         greedy_scores=torch.tensor([episode.greedy for episode in of_row], dtype=dtype),
         weights=numbers["weight"],
+        state_values=state_values,
+        forked_end_values=torch.tensor([episode.end_value for episode in of_row], dtype=dtype),
     )
     ordered = [
         [place for visit in episode.visits for place in places.get((i, visit.number), [])]

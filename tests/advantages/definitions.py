@@ -22,6 +22,7 @@ from lightning_agentrl.advantages import (
     BiLevelGAE,
     DrGRPO,
     DualDiscountGAE,
+    Forked,
     GiGPO,
     MaxRL,
     OptimalTokenBaseline,
@@ -302,6 +303,29 @@ def optimal_token_baseline(episodes: Sequence[Episode], zero_tail=True, leave_on
     return out
 
 
+def forked(episodes: Sequence[Episode], branches=4, every=1, gamma=0.99) -> Estimate:
+    out: Estimate = []
+    for episode in episodes:
+        turns = episode.reached
+        rewards = [sum(token.reward for token in turn.tokens) for turn in turns]
+        values = [turn.forked for turn in turns] + [episode.end_value]
+        known = [i for i, value in enumerate(values) if not math.isnan(value)]
+
+        def gained(begin: int, rewards=rewards, values=values, known=known) -> float:
+            until = min(i for i in known if i > begin)
+            return sum(gamma ** (m - begin) * rewards[m] for m in range(begin, until)) + (
+                gamma ** (until - begin) * values[until]
+            )
+
+        estimate = []
+        for i, turn in enumerate(turns):
+            before = [f for f in known if f <= i]
+            advantage = gained(before[-1]) - values[before[-1]] if before else 0.0
+            estimate += [(advantage, gained(i))] * len(turn.tokens)
+        out.append(estimate)
+    return out
+
+
 DEFINITIONS: dict[type[AdvantageEstimator], Callable[..., Estimate]] = {
     GAE: gae,
     DualDiscountGAE: dual_discount,
@@ -317,6 +341,7 @@ DEFINITIONS: dict[type[AdvantageEstimator], Callable[..., Estimate]] = {
     ReinforcePlusPlus: reinforce_plus_plus,
     ReinforcePlusPlusBaseline: dr_grpo,
     ReMax: remax,
+    Forked: forked,
     TurnLeaveOneOut: turn_leave_one_out,
     GiGPO: gigpo,
     OptimalTokenBaseline: optimal_token_baseline,
@@ -338,6 +363,7 @@ VARIANTS: dict[type[AdvantageEstimator], list[dict[str, Any]]] = {
     ReinforcePlusPlus: [{"gamma": 0.9}],
     ReinforcePlusPlusBaseline: [{"group_of_one": "raw"}],
     ReMax: [],
+    Forked: [{"branches": 2, "every": 3, "gamma": 0.8}],
     TurnLeaveOneOut: [{"gamma": 0.9, "group_of_one": "raw"}],
     GiGPO: [
         {"omega": 0.5, "gamma": 0.8, "similarity": 0.85, "group_of_one": "raw"},

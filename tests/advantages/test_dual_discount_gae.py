@@ -441,7 +441,8 @@ def test_other_estimators_can_declare_what_they_need(rollout: Rollout):
     assert NeedsSquares().estimate(rollout.union(scores=squares))[0] is rollout.rewards
     needs = [name for name in vars(AdvantageEstimator) if name.startswith("needs_")]
     assert sorted(needs) == [
-        *("needs_greedy_baseline", "needs_groups", "needs_nonnegative_scores", "needs_sum_pi_squared", "needs_values"),
+        *("needs_forks", "needs_greedy_baseline", "needs_groups", "needs_nonnegative_scores", "needs_sum_pi_squared"),
+        "needs_values",
     ]
     assert not any(getattr(AdvantageEstimator, name) for name in needs)
     assert GAE.needs_values

@@ -29,6 +29,7 @@ from lightning_agentrl.types import Rollout, StopReason
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.test_not_finite import COUNTED
 from tests.metrics.test_episodes import VAL_EXPECTED, WINDOW
+from tests.metrics.test_fork_numbers import OF_FORKS
 from tests.metrics.test_group_numbers import EXPECTED as GROUPS_EXPECTED
 from tests.metrics.test_group_numbers import OF_FILTER
 from tests.metrics.test_images import OF_IMAGES
@@ -55,6 +56,7 @@ TESTED = set().union(
     OF_CORRECTION,
     OF_STALENESS,
     OF_IMAGES,
+    OF_FORKS,
     TEXT_EXPECTED,
     VALUES_EXPECTED,
     STAGES_EXPECTED,
@@ -170,12 +172,12 @@ def test_every_logged_number_is_documented(fit):
 def test_every_documented_number_is_logged(fit):
     logged = all_names(fit.logged)
     missing = {pattern for pattern in documented() if not any(matches(name, pattern) for name in logged)}
-    # This fit has no groups and no images, collects nothing ahead, and no environment fails.
+    # This fit has no groups, forks and images, collects nothing ahead, and no environment fails.
     of_groups = {*GROUPS_EXPECTED, *OF_FILTER}
     of_ahead = {*OF_IMAGES, *OF_STALENESS, "time/collect_beside_seconds"}
     of_faults = {"env/errors/<kind>", "env/lost/<kind>"}
     of_sources = {"rollout/source/<name>", "val/source/<name>", *OF_ALL_SOURCES}
-    assert missing == {*NO_SCALARS, *of_faults, *of_groups, *of_ahead, *of_sources}
+    assert missing == {*NO_SCALARS, *OF_FORKS, *of_faults, *of_groups, *of_ahead, *of_sources}
 
 
 def test_every_logged_number_is_computed_by_hand_in_a_test(fit):

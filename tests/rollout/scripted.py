@@ -31,7 +31,7 @@ from lightning_agentrl.rollout import (
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.types import Rollout, Turn
+from lightning_agentrl.types import ForkPlan, Rollout, Turn
 
 
 class Scripted(gymnasium.Env):
@@ -177,6 +177,7 @@ class Learner:
     temperature = 1.0
     policy_version = 0
     needs_greedy_baseline = False
+    needs_forks: ForkPlan | None = None
 
     def __init__(self, folder: Any) -> None:
         self.clock = StageClock()

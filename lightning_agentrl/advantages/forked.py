@@ -1,0 +1,93 @@
+"""Advantages from values that were measured by playing on: no critic, and nothing to learn before the first step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
+from lightning_agentrl.advantages.episodes import result_dtype
+from lightning_agentrl.advantages.layout import compress
+from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types import ForkPlan, Rollout
+
+
+@torch.no_grad()
+def minus_state_values(
+    rewards_NJ: Tensor, values_NJ: Tensor, end_values_N: Tensor, mask_NJ: Tensor, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """Compute ``A = r + gamma V' - V`` of each turn, with the same A for turns that have no value of their own.
+
+    With forked turns i < j and none between them, the turns i to j - 1 share::
+
+        A = sum_m gamma^(m-i) r_m + gamma^(j-i) V_j - V_i,   return_m = r_m + gamma r_{m+1} + ... + gamma^(j-m) V_j
+
+    Args:
+        rewards_NJ: reward of each turn.
+        values_NJ: value of the state before the turn; NaN where it was not forked.
+        end_values_N: value of the state after the last turn; 0 after an end.
+        mask_NJ: which turns exist, left-aligned.
+        gamma: discount from turn to turn.
+
+    Returns:
+        Advantages and returns [N, J], 0 off the mask. Where no value before or after a turn is known, its advantage
+        is 0, and so is its return where none after it is known.
+    """
+    returns_NJ = torch.zeros_like(rewards_NJ)
+    known_NJ = ~values_NJ.isnan()
+    after_N = end_values_N
+    for j in reversed(range(rewards_NJ.shape[1])):
+        returns_N = rewards_NJ[:, j] + gamma * after_N
+        returns_NJ[:, j] = torch.where(mask_NJ[:, j], returns_N, 0)
+        before_N = torch.where(known_NJ[:, j], values_NJ[:, j], returns_N)
+        after_N = torch.where(mask_NJ[:, j], before_N, after_N)
+    advantages_NJ = torch.full_like(rewards_NJ, torch.nan)
+    shared_N = torch.full_like(end_values_N, torch.nan)
+    for j in range(rewards_NJ.shape[1]):
+        shared_N = torch.where(known_NJ[:, j], returns_NJ[:, j] - values_NJ[:, j], shared_N)
+        advantages_NJ[:, j] = shared_N
+    zero = torch.zeros_like(rewards_NJ)
+    known_advantages_NJ = torch.where(mask_NJ & ~advantages_NJ.isnan(), advantages_NJ, zero)
+    return known_advantages_NJ, torch.where(mask_NJ & ~returns_NJ.isnan(), returns_NJ, zero)
+
+
+class Forked(AdvantageEstimator):
+    """Advantages from values that are measured: from states of the rollout, the policy plays on several times.
+
+    The value of a state is the mean return of episodes that begin there, which depend on nothing that was sampled from
+    it in the rollout, so the advantages are unbiased. All tokens of a turn share one. KL rewards are refused, since
+    continuations have none. Where a time limit of the environment is near, values are those of the turns that are left.
+
+    Forks give the best credit per trained turn, and lose per sampled turn to groups of episodes: use them to audit a
+    critic, or where updates cost more than sampling.
+
+    Args:
+        branches: episodes that are played on from a state.
+        every: states of the turns whose number is a multiple of this are valued, and the first one of each episode;
+            the turns between two of them share an advantage.
+        gamma: discount from turn to turn.
+        whiten: see :class:`AdvantageEstimator`.
+    """
+
+    def __init__(self, branches: int = 4, every: int = 1, gamma: float = 0.99, whiten: bool = True) -> None:
+        super().__init__(whiten)
+        self.needs_forks = ForkPlan(branches, every, gamma)
+        self.branches, self.every, self.gamma = branches, every, gamma
+
+    @torch.no_grad()
+    def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+        self.check(rollout)
+        values, ends, plan = rollout.state_values, rollout.forked_end_values, self.needs_forks
+        assert values is not None and ends is not None and plan is not None  # noqa: PT018 - as checked
+        layout, dtype = compress(rollout.action_mask, rollout.turn_ids, rollout.episode), result_dtype(rollout.rewards)
+        turns = layout.turns(rollout.turn_ids)
+        starts_NL = turns.mask_NL & (turns.index_NL != turns.index_NL.roll(1, 1))
+        starts_NL[:, :1] = turns.mask_NL[:, :1]
+        advantages_NJ, returns_NJ = minus_state_values(
+            turns.sum(layout.gather(token_rewards(rollout).double())),
+            turns.sum(torch.where(starts_NL, layout.gather(values.double()), 0)),
+            ends.double()[layout.last_row_N],
+            turns.mask_NJ,
+            plan.gamma,
+        )
+        return layout.scatter(turns.spread(advantages_NJ).to(dtype)), layout.scatter(turns.spread(returns_NJ).to(dtype))

@@ -1,0 +1,259 @@
+"""`agentrl audit-critic`: a run's critic and estimators against values that are measured by playing on."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser
+from torch import Tensor
+
+from lightning_agentrl import advantages
+from lightning_agentrl.advantages import AdvantageEstimator, Forked
+from lightning_agentrl.agents import Agent, Needs
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.replay import checkpoint_before, config_of
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.metrics.credit import Agreement, agreement, noise_of_means
+from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.types import ForkPlan, Rollout, Turn
+from lightning_agentrl.view import Entry, Report, Table, build_report
+
+LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
+WORST = 20  # turns shown by themselves
+LEAST_RANK = 0.2  # of the critic's values, below which it tells good states from bad ones hardly better than chance
+
+
+class Audited(Exception):
+    """The end of an audit, raised once the rollout was looked at, so that nothing is trained."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found.
+
+    Args:
+        forked: advantages by forks.
+        values: of the critic against forks, at the states that were forked; None: the run has no critic.
+        noise: mean squared error of the forks' values by themselves.
+        credit: advantages of estimators against those of forks, by the estimator's name.
+        rollout: with its scores and forks.
+    """
+
+    forked: Tensor
+    values: Agreement | None
+    noise: float
+    credit: dict[str, Agreement]
+    rollout: Rollout
+
+
+class AuditCritic(RolloutCallback):
+    """Has the next rollout forked, and compares.
+
+    Args:
+        forked: gives the advantages that others are compared with.
+    """
+
+    def __init__(self, forked: Forked) -> None:
+        self.forked = forked
+        self.found: Audit | None = None
+        self.records: list[dict[str, Any]] = []
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        agent = cast(Agent, pl_module)
+        if not agent.datamodule.interaction.forks:
+            name = type(agent.datamodule.interaction).__name__
+            raise ConfigError(
+                f"episodes that {name} plays cannot be played on from a turn, so no value can be measured"
+            )
+        agent.further_needs = Needs(forks=self.forked.needs_forks)
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self.found = audit(rollout, self.forked, agent.advantage)
+        self.records = list(turn_records(rollout, agent.tokenizer))
+        raise Audited
+
+
+def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
+    """Compare a critic, and all estimators that a rollout has enough for, with its forks.
+
+    Args:
+        rollout: scored, with forks.
+        forked: what they were made for.
+        own: the estimator of the run; others have their defaults.
+    """
+    assert rollout.state_values is not None
+    at_states = rollout.action_mask & ~rollout.state_values.isnan()
+    truth_BA, _ = forked.estimate(replace(rollout, shaped_rewards=None))  # branches have no KL in their rewards
+    credit = {}
+    for name, estimator in _estimators(own):
+        try:
+            advantages_BA, _ = estimator.estimate(rollout)
+        except ValueError:
+            if estimator is own:
+                raise
+            continue  # the rollout lacks what it needs
+        credit[name] = agreement(advantages_BA[at_states], truth_BA[at_states])
+    values = None
+    if rollout.scores.values is not None:
+        values = agreement(rollout.scores.values[at_states], rollout.state_values[at_states])
+    noise = noise_of_means([turn.branch_returns for turn in rollout.turns])
+    return Audit(truth_BA, values, noise, credit, rollout)
+
+
+def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
+    """Yield the run's estimator, and the others of the package with their defaults."""
+    yield f"{type(own).__name__} (of the run)", own
+    for name in advantages.__all__:
+        kind = getattr(advantages, name)
+        estimates = inspect.isclass(kind) and issubclass(kind, AdvantageEstimator) and not inspect.isabstract(kind)
+        if estimates and kind not in (Forked, type(own)):
+            yield name, kind()
+
+
+class AuditCLI(AgentCLI):
+    """The config of a run, built for one rollout."""
+
+    def __init__(self, run: Path, checkpoint: str | None, branches: int, every: int) -> None:
+        self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
+        config = config_of(run)
+        path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
+        if path is None:
+            raise ConfigError(
+                f"the run '{run}' has no checkpoint, so there is no critic to audit; name one (--checkpoint)"
+            )
+        self.checkpoint = path
+        super().__init__(["--config", str(config)], run=False)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        for key in ("ckpt_path", "weights_only"):  # those of the run; another checkpoint is read
+            parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
+
+    def before_instantiate_classes(self) -> None:
+        """Play on one device, for one rollout more than the run had, and write nothing into its folder."""
+        trainer = self.settings.trainer
+        trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
+        trainer.logger, trainer.enable_checkpointing = False, False
+        trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
+        super().before_instantiate_classes()
+
+    def audit(self) -> tuple[Audit, list[dict[str, Any]]]:
+        """Play and compare; return what was found, and the turns as a page shows them."""
+        trainer, data, agent = (
+            cast(Any, self.trainer),
+            cast(RolloutDataModule, self.datamodule),
+            cast(Agent, self.model),
+        )
+        forked = Forked(self.plan.branches, self.plan.every, agent.advantage.turn_discount, whiten=False)
+        callback = AuditCritic(forked)
+        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
+        trainer.callbacks, trainer.loggers = [*bars, callback], []
+
+        def run() -> None:
+            try:
+                trainer.fit(agent, data, ckpt_path=self.checkpoint)
+            except Audited:
+                data.teardown("fit")
+
+        self._guarded("fit", run)
+        if callback.found is None:
+            raise ConfigError(f"the run ended before a rollout from '{self.checkpoint}' was played")
+        return callback.found, callback.records
+
+
+def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out: Path | None) -> str:
+    """Audit a run and write its page.
+
+    Returns:
+        What was found, for a terminal.
+    """
+    cli = AuditCLI(run, checkpoint, branches, every)
+    found, records = cli.audit()
+    report = audit_report(found, f"Audit of {cli.checkpoint}", branches)
+    shown = {(turn.env, turn.episode) for turn, *_ in worst_turns(found.rollout)}
+    turns = [
+        record | {"iteration": 1, "phase": "audit", "prompt_tokens": len(record.pop("prompt_ids"))}
+        for record in records
+        if (record["env"], record["episode"]) in shown or not shown
+    ]
+    page = build_report(
+        report.title, [report], turns, cli.parser.dump(cli.config, skip_none=False), [], out or run / "audit.html"
+    )
+    return f"{report.text()}\n\nwritten to {page}"
+
+
+def worst_turns(rollout: Rollout, most: int = WORST) -> list[tuple[Turn, float, float]]:
+    """Return the turns whose values are furthest from what their branches returned: turn, value, measured value."""
+    found: list[tuple[Turn, float, float]] = []
+    for row, sample in enumerate(rollout.samples):
+        column = 0
+        for turn, action in zip(sample.turns, sample.actions, strict=True):
+            if turn.branch_returns and len(action) and rollout.scores.values is not None:
+                value = float(rollout.scores.values[row, column])
+                found.append((turn, value, statistics.fmean(turn.branch_returns)))
+            column += len(action)
+    return sorted(found, key=lambda one: -abs(one[1] - one[2]))[:most]
+
+
+def audit_report(found: Audit, title: str, branches: int) -> Report:
+    """Put an audit into words."""
+    rollout = found.rollout
+    played = sum(turn.forked_turns for turn in rollout.turns)
+    forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
+    how = [
+        Entry("states", f"{forked} of {len(rollout.turns)} turns, {branches} branches each", brief=True),
+        Entry("turns played for them", f"{played}, {played / max(len(rollout.turns), 1):.1f} for each recorded turn"),
+        Entry("squared error of the measured values", f"{found.noise:.4g}, by their own spread", brief=True),
+    ]
+    tables = [Table("Forks", how)]
+    if found.values is not None:
+        tables.append(Table("Values of the critic", _values(found.values, found.noise)))
+    rows = [
+        Entry(name, f"rank {one.rank:.2f}, squared error {one.squared:.4g}", brief=True)
+        for name, one in sorted(found.credit.items(), key=lambda item: -_or_zero(item[1].rank))
+    ]
+    about = "Against the advantages of forks; the squared error counts their scale, the rank correlation does not."
+    tables.append(Table("Advantages of estimators", rows, about))
+    worst = [
+        Entry(f"environment {t.env}, episode {t.episode}, turn {t.index}", f"critic {value:.3g}, forks {measured:.3g}")
+        for t, value, measured in worst_turns(rollout)
+    ]
+    if worst:
+        tables.append(Table("Turns with the worst values; their episodes follow", worst))
+    return Report(title, tables)
+
+
+def _values(values: Agreement, noise: float) -> list[Entry]:
+    own = max(values.squared - _or_zero(noise), 0.0)
+    warning = ""
+    if values.rank < LEAST_RANK or math.isnan(values.rank):
+        warning = (
+            "its order of states is hardly better than chance: a longer warm-up, or an estimator without a critic "
+            "(model.init_args.advantage)"
+        )
+    return [
+        Entry("squared error", f"{values.squared:.4g}, of which the critic's {own:.4g}", brief=True),
+        Entry("mean of value minus measured value", f"{values.bias:+.4g}", brief=True),
+        Entry(
+            "rank correlation",
+            f"{values.rank:.2f}",
+            None if math.isnan(values.rank) else max(values.rank, 0.0),
+            warning,
+            brief=True,
+        ),
+        Entry("explained share of the variance", f"{values.explained:.2f}", brief=True),
+    ]
+
+
+def _or_zero(x: float) -> float:
+    return 0.0 if math.isnan(x) else x

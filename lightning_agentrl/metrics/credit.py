@@ -1,0 +1,50 @@
+"""How far estimates of values and advantages are from measured ones, which have noise of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchmetrics.functional import spearman_corrcoef
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Estimates beside measurements of the same N numbers.
+
+    Args:
+        squared: mean squared difference.
+        bias: mean difference, estimate minus measurement.
+        rank: Spearman's rank correlation; NaN where either side is constant.
+        explained: share of the variance of the measurements that the estimates explain; NaN where there is none.
+    """
+
+    squared: float
+    bias: float
+    rank: float
+    explained: float
+
+
+def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
+    """Compare estimates with measurements; NaN everywhere if there are none."""
+    x_N, y_N = estimates_N.double(), measured_N.double()
+    if not len(x_N):
+        return Agreement(*[math.nan] * 4)
+    off_N = x_N - y_N
+    spreads = len(x_N) > 1 and bool(x_N.std() > 0) and bool(y_N.std() > 0)
+    rank = float(spearman_corrcoef(x_N, y_N)) if spreads else math.nan
+    variance = float(y_N.var(correction=0))
+    explained = 1 - float(off_N.var(correction=0)) / variance if variance > 0 else math.nan
+    return Agreement(float((off_N**2).mean()), float(off_N.mean()), rank, explained)
+
+
+def noise_of_means(returns: Sequence[Sequence[float]]) -> float:
+    """Return the mean squared error that means of independent returns have by themselves: variance over count.
+
+    Those of fewer than two returns tell nothing; NaN if there are no others.
+    """
+    each = [float(torch.tensor(one, dtype=torch.float64).var()) / len(one) for one in returns if len(one) > 1]
+    return sum(each) / len(each) if each else math.nan

@@ -1,0 +1,207 @@
+"""Rollouts whose states are valued by playing on from them, several times each.
+
+Branch k of every turn of an episode has the same random numbers at the same turn, so branches of neighbouring turns
+mostly do the same and their differences lose noise. A branch that does what was recorded, up to the next state that is
+forked, is branch k of that state from there on: it is not played twice.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lightning_agentrl.episodes.moment import Moment
+from lightning_agentrl.episodes.recorder import EpisodeRecorder
+from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.rollout.collection import Collection
+from lightning_agentrl.rollout.player import Player
+from lightning_agentrl.rollout.seats import play_parts
+from lightning_agentrl.rollout.session_maker import SessionMaker
+from lightning_agentrl.types import ForkPlan, Rollout, Turn
+
+REPLIES, NOISE = 0xF0_12, 0xF0_13  # mark seeds of replies and of environments in forks
+Key = tuple[int, int, int]  # environment, episode, turn
+
+
+@dataclass
+class Branch:
+    """An episode that is played on from a moment."""
+
+    moment: Moment
+    kind: int  # of the environment
+    number: int  # among the branches of its moment
+    rewards: list[float] = field(default_factory=list)
+    lost: bool = False
+    joins: Key | None = None  # the moment from which the branch of the same number goes on alike
+
+
+class Forks:
+    """Wraps fixed turns or groups: their rollouts, with values of the states in them.
+
+    A rollout gets ``state_values`` and ``forked_end_values``, and its turns what their branches returned. A branch that
+    is lost to a fault of its environment is left out.
+
+    Args:
+        episodes: what collects; its sessions keep their moments in those of ``make``.
+        plan: which states, and how often.
+        make: makes the sessions of ``episodes``.
+        at_a_time: episodes played at a time on this rank.
+        clock: times the branches.
+    """
+
+    def __init__(
+        self, episodes: Collection, plan: ForkPlan, make: SessionMaker, at_a_time: int, clock: StageClock
+    ) -> None:
+        assert make.moments is not None
+        self.episodes = episodes
+        self.plan = plan
+        self.make = replace(make, moments=None)
+        self.moments = make.moments
+        self.at_a_time = at_a_time
+        self.clock = clock
+
+    @property
+    def total(self) -> int:
+        """What the next rollout counts as its progress; branches are not in it."""
+        return self.episodes.total
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """The sessions in which a recorded episode is running."""
+        return self.episodes.sessions
+
+    async def collect(self, player: Player) -> Rollout:
+        """Collect a rollout, then play on from its states with the same weights.
+
+        Raises:
+            EnvError: an environment does not repeat its episode, or has other faults in a row.
+        """
+        self.moments.clear()
+        rollout = await self.episodes.collect(player)
+        for session in self.sessions:
+            if session.running and session.past:  # cut by the end of the rollout
+                moment = session.moment()
+                self.moments[moment.key] = moment
+        with self.clock.part("forks"):
+            branches = self._chosen(rollout)
+            each = [branch for of_key in branches.values() for branch in of_key]
+            parts = [partial(self._play, branch, place, branches, player) for place, branch in enumerate(each)]
+            if parts:
+                await play_parts(parts, self.at_a_time, player.engine)
+        self.moments.clear()
+        return valued(rollout, branches, self.plan.gamma)
+
+    def _chosen(self, rollout: Rollout) -> dict[Key, list[Branch]]:
+        """Return the branches of all chosen moments of a rollout, to be played."""
+        episodes: dict[tuple[int, int], list[Turn]] = {}
+        for turn in rollout.turns:
+            episodes.setdefault((turn.env, turn.episode), []).append(turn)
+        chosen = {}
+        for (env, episode), turns in episodes.items():
+            turns.sort(key=lambda turn: turn.index)
+            numbers = [turn.index for turn in turns]
+            wanted = [n for n in numbers if n == numbers[0] or n % self.plan.every == 0]
+            wanted += [] if turns[-1].done else [numbers[-1] + 1]
+            kind = self.make.pool.kind(env if turns[0].group is None else turns[0].group)
+            for number in wanted:  # where a reply was asked for again there is no moment
+                if (moment := self.moments.get((env, episode, number))) is not None:
+                    chosen[moment.key] = [Branch(moment, kind, k) for k in range(self.plan.branches)]
+        return chosen
+
+    async def _play(self, branch: Branch, place: int, chosen: Mapping[Key, Any], player: Player) -> None:
+        """Play a branch to its end, or until it joins that of a later moment."""
+        moment, k = branch.moment, branch.number
+        session = self.make.session(
+            branch.kind, moment.index, lambda _: moment.seed, first_episode=moment.first_episode, place=place
+        )
+        try:
+            noise = derive_seed(player.seed, NOISE, moment.index, moment.episode, k)
+            if not session.contract.deterministic:
+                raise ConfigError(
+                    f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "
+                    "forked (attribute `deterministic`); change model.init_args.advantage"
+                )
+            await session.enter(moment, noise)
+            player = replace(player, seed=derive_seed(player.seed, REPLIES, k), advance=lambda: None)
+            recorder = EpisodeRecorder(0, player.grows)
+            following: Moment | None = moment
+            while not branch.lost and not recorder.ended and branch.joins is None:
+                following = following and self.moments.get((*following.key[:2], following.turn + 1))
+                recorder.go_on(None if following is None else 1)
+                branch.lost = bool(await player.play(session, recorder))
+                if following is not None and not (branch.lost or recorder.ended):
+                    same = await _reached(session, following)
+                    branch.joins = following.key if same and following.key in chosen else None
+                    following = following if same else None
+            branch.rewards = [turn.reward for sample in recorder.samples() for turn in sample.turns]
+        finally:
+            self.make.end(session, branch.kind)
+
+    def state_dict(self) -> dict[int, Any]:
+        """Return the running episodes; nothing of a branch outlives its rollout."""
+        return self.episodes.state_dict()
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Continue the episodes of this rank where they were."""
+        self.episodes.load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the environments of running episodes."""
+        self.episodes.close()
+
+
+async def _reached(session: Session, moment: Moment) -> bool:
+    """Return whether a branch has come to a recorded moment, and would go on as a branch from there."""
+    same = (
+        session.worker.actions == moment.actions[: moment.steps]
+        and session.turns_taken == moment.turns_taken
+        and session.unread == moment.unread[0]
+        and session.prompt().input == moment.prompt
+    )
+    return same and not await session.worker.drew()
+
+
+def returns_of(branches: Mapping[Key, Sequence[Branch]], gamma: float) -> dict[Key, list[float]]:
+    """Return the discounted return of each branch, NaN for a lost one. A branch joins moments of later turns only."""
+    found: dict[Key, list[float]] = {}
+    for key in sorted(branches, key=lambda key: key[2], reverse=True):
+        found[key] = []
+        for branch in branches[key]:
+            rest = 0.0 if branch.joins is None else found[branch.joins][branch.number]
+            for reward in reversed(branch.rewards):
+                rest = reward + gamma * rest
+            found[key].append(math.nan if branch.lost else rest)
+    return found
+
+
+def valued(rollout: Rollout, branches: Mapping[Key, Sequence[Branch]], gamma: float) -> Rollout:
+    """Return a rollout with the values that branches give its states, and with their returns in its turns."""
+    returns = {key: [one for one in every if not math.isnan(one)] for key, every in returns_of(branches, gamma).items()}
+    values = {key: statistics.fmean(every) if every else math.nan for key, every in returns.items()}
+    played = {key: sum(len(branch.rewards) for branch in every) for key, every in branches.items()}
+    recorded = {(turn.env, turn.episode, turn.index) for turn in rollout.turns}
+    samples = []
+    state_values, end_values = torch.full(rollout.action_mask.shape, math.nan), torch.zeros(len(rollout))
+    for row, sample in enumerate(rollout.samples):
+        turns, column = [], 0
+        for turn, action in zip(sample.turns, sample.actions, strict=True):
+            key, after = (turn.env, turn.episode, turn.index), (turn.env, turn.episode, turn.index + 1)
+            count = played.get(key, 0)
+            if len(action):
+                state_values[row, column] = values.get(key, math.nan)
+            if not turn.done and after not in recorded:
+                end_values[row] = values.get(after, math.nan)
+                count += played.get(after, 0)
+            turns.append(replace(turn, branch_returns=tuple(returns.get(key, ())), forked_turns=count))
+            column += len(action)
+        samples.append(replace(sample, turns=tuple(turns)))
+    return replace(rollout, samples=tuple(samples)).union(state_values=state_values, forked_end_values=end_values)

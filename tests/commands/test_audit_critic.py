@@ -1,0 +1,80 @@
+"""`agentrl audit-critic`: what it says of estimates that are known, and of a run whose folder it leaves as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_agentrl.advantages import DualDiscountGAE, Forked
+from lightning_agentrl.commands.audit_critic import audit, audit_report, worst_turns
+from lightning_agentrl.metrics.credit import agreement, noise_of_means
+from tests.advantages.cases import build, draw_episodes
+from tests.cli import Command, Config, changed, sentence, three_iterations
+
+
+def test_agreement_by_hand():
+    measured = torch.tensor([0.0, 1.0, 2.0, 5.0])
+    found = agreement(torch.tensor([1.0, 2.0, 3.0, 6.0]), measured)
+    assert (found.squared, found.bias, found.explained) == pytest.approx((1.0, 1.0, 1.0))
+    assert found.rank == pytest.approx(1.0)
+    assert agreement(torch.tensor([5.0, 2.0, 1.0, 0.0]), measured).rank == pytest.approx(-1.0)
+    flat = agreement(torch.zeros(4), measured)
+    assert math.isnan(flat.rank)
+    assert flat.explained == pytest.approx(0.0)
+    assert all(math.isnan(x) for x in vars(agreement(torch.zeros(0), torch.zeros(0))).values())
+    assert noise_of_means([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0]]) == pytest.approx((2 / 2 + 3 / 3) / 2)
+
+
+def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_first():
+    built = build(draw_episodes(3, dense=True), dtype=torch.float64)
+    states = built.rollout.state_values
+    assert states is not None
+    known = torch.where(states.isnan(), torch.zeros_like(states), states)
+    rollout = built.rollout.union(scores=replace(built.rollout.scores, values=known))
+    found = audit(rollout, Forked(), DualDiscountGAE())
+    assert found.values is not None
+    assert (found.values.squared, found.values.rank, found.values.explained) == pytest.approx((0.0, 1.0, 1.0))
+    assert "DualDiscountGAE (of the run)" in found.credit
+    assert {"GRPO", "RLOO", "OptimalTokenBaseline", "ReMax"} <= set(found.credit)  # the rollout has all they need
+    assert "Forked" not in found.credit
+
+    shifted = audit(rollout.union(scores=replace(rollout.scores, values=known + 2)), Forked(), DualDiscountGAE())
+    assert shifted.values is not None
+    assert (shifted.values.squared, shifted.values.bias) == pytest.approx((4.0, 2.0))
+    assert "squared error" in audit_report(shifted, "an audit", 4).text()
+
+
+def test_the_turns_that_are_furthest_off_come_first():
+    built = build([replace(one, terminated=True) for one in draw_episodes(5)], one_row=False)
+    samples = [
+        replace(sample, turns=tuple(replace(turn, branch_returns=(1.0, 3.0)) for turn in sample.turns))
+        for sample in built.rollout.samples
+    ]
+    worst = worst_turns(replace(built.rollout, samples=tuple(samples)), most=4)
+    gaps = [abs(value - measured) for _, value, measured in worst]
+    assert {measured for *_, measured in worst} == {2.0}
+    assert gaps == sorted(gaps, reverse=True)
+
+
+@pytest.mark.slow
+def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
+    code, told = agentrl(config=changed(three_iterations(config), "trainer.default_root_dir", "run"))
+    assert code == 0, told
+
+    def sums() -> dict[str, str]:
+        files = [path for path in sorted(Path("run").rglob("*")) if path.is_file() and path.suffix != ".html"]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    before = sums()
+    code, told = agentrl("run", "--branches", "2", command="audit-critic")
+    assert (code, sums()) == (0, before), told
+    page = Path("run/audit.html").read_text()
+    assert "8 of 8 turns, 2 branches each" in page
+    assert "DualDiscountGAE (of the run)" in page
+    for arguments, part in ((["--branches", "0"], "at least 1"), (["--checkpoint", "none.ckpt"], "none.ckpt")):
+        assert part in sentence(agentrl("run", *arguments, command="audit-critic"))
