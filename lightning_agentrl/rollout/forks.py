@@ -33,7 +33,7 @@ Key = tuple[int, int, int]  # environment, episode, turn
 
 
 @dataclass
-class Branch:
+class ForkBranch:
     """An episode that is played on from a moment."""
 
     moment: Moment
@@ -100,7 +100,7 @@ class Forks:
         self.moments.clear()
         return valued(rollout, branches, self.plan.gamma)
 
-    def _chosen(self, rollout: Rollout) -> dict[Key, list[Branch]]:
+    def _chosen(self, rollout: Rollout) -> dict[Key, list[ForkBranch]]:
         """Return the branches of all chosen moments of a rollout, to be played."""
         episodes: dict[tuple[int, int], list[Turn]] = {}
         for turn in rollout.turns:
@@ -114,10 +114,10 @@ class Forks:
             kind = self.make.pool.kind(env if turns[0].group is None else turns[0].group)
             for number in wanted:  # where a reply was asked for again there is no moment
                 if (moment := self.moments.get((env, episode, number))) is not None:
-                    chosen[moment.key] = [Branch(moment, kind, k) for k in range(self.plan.branches)]
+                    chosen[moment.key] = [ForkBranch(moment, kind, k) for k in range(self.plan.branches)]
         return chosen
 
-    async def _play(self, branch: Branch, place: int, chosen: Mapping[Key, Any], player: Player) -> None:
+    async def _play(self, branch: ForkBranch, place: int, chosen: Mapping[Key, Any], player: Player) -> None:
         """Play a branch to its end, or until it joins that of a later moment."""
         moment, k = branch.moment, branch.number
         session = self.make.session(
@@ -170,7 +170,7 @@ async def _reached(session: Session, moment: Moment) -> bool:
     return same and not await session.worker.drew()
 
 
-def returns_of(branches: Mapping[Key, Sequence[Branch]], gamma: float) -> dict[Key, list[float]]:
+def returns_of(branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> dict[Key, list[float]]:
     """Return the discounted return of each branch, NaN for a lost one. A branch joins moments of later turns only."""
     found: dict[Key, list[float]] = {}
     for key in sorted(branches, key=lambda key: key[2], reverse=True):
@@ -183,7 +183,7 @@ def returns_of(branches: Mapping[Key, Sequence[Branch]], gamma: float) -> dict[K
     return found
 
 
-def valued(rollout: Rollout, branches: Mapping[Key, Sequence[Branch]], gamma: float) -> Rollout:
+def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma: float) -> Rollout:
     """Return a rollout with the values that branches give its states, and with their returns in its turns."""
     returns = {key: [one for one in every if not math.isnan(one)] for key, every in returns_of(branches, gamma).items()}
     values = {key: statistics.fmean(every) if every else math.nan for key, every in returns.items()}

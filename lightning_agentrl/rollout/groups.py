@@ -189,8 +189,9 @@ class WholeGroups:
 
     async def _play_greedily(self, group: int, scores: dict[int, float], player: Player) -> None:
         scores[group] = math.nan
+        unforked = replace(self.make, moments=None)  # its turns are not in the rollout, and bear the numbers of others
         for _ in range(TRIES):
-            session = self._new_session(group, 0)
+            session = group_session(unforked, self.settings, group, 0)
             try:
                 turns, lost = await replace(player, temperature=0.0).episode(session)  # counts as one more done
             finally:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.estimators.learn import estimators
+from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
 from lightning_agentrl.agents.selection import corrected, filtered, token_noise
 from lightning_agentrl.losses import (
@@ -64,7 +65,7 @@ class Everything(PPOAgent):
 
     @property
     def needs(self) -> Needs:
-        return super().needs | Needs(sum_pi_squared=True, greedy_baseline=True)
+        return super().needs | Needs(sum_pi_squared=True, greedy_baseline=True, forks=Forked().needs_forks)
 
     def tell(self, name: str, rollout: Rollout, *columns_BA: Tensor) -> None:
         places = [(sample.turns[0].env, sample.turns[0].index) for sample in rollout.samples]
