@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import matplotlib as mpl
@@ -50,6 +50,8 @@ from lightning_agentrl.types import Rollout
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVS, HISTORY, WINDOW = 4, 2, 8192  # turns of the past; tokens
+# In bfloat16 a CPU keeps a compiled product for each of the last 1,024 shapes, which hides what is looked for.
+PRECISION: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if torch.cuda.is_available() else "32-true"
 COLUMNS = {
     "tokens": "tokens per turn",
     "kept_mb": "memory kept, MB",
@@ -61,8 +63,8 @@ TEXT = """\
 
 {envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the
 first {layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies
-of an action, on {device}. *Kept* is what is left after an iteration once freed memory was given back. Prompts show
-the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
+of an action, in {precision} on {device}. *Kept* is what is left after an iteration once freed memory was given back.
+Prompts show the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)
 
@@ -137,7 +139,7 @@ def play(turns: int, per_iteration: int, grows: bool, model: str) -> list[dict[s
     trainer = L.Trainer(
         accelerator="auto",
         devices=1,
-        precision="bf16-mixed",
+        precision=PRECISION,
         max_epochs=-(-turns // per_iteration),
         logger=False,
         enable_checkpointing=False,
@@ -213,7 +215,9 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
     figures |= {"growing": given.growing, "layers": given.layers}
-    text = TEXT.format(**figures, window=WINDOW, device=device, table=table(window), contrast=table(whole))
+    text = TEXT.format(
+        **figures, window=WINDOW, precision=PRECISION, device=device, table=table(window), contrast=table(whole)
+    )
     (given.out / "crafter_memory.json").write_text(
         json.dumps({**figures, "device": device, "runs": runs}, indent=1) + "\n"
     )
