@@ -161,6 +161,16 @@ def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader
 
 
 @torch.no_grad()
+def row_states(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
+    """Return the last hidden states at the logit positions of each row, [R, H] of each, on the CPU."""
+
+    def read(packed: Packed) -> list[Tensor]:
+        return [policy.hidden(packed).float()]
+
+    return [states for (states,) in _read_rows(rows, reader, read)]
+
+
+@torch.no_grad()
 def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader: Reader) -> tuple[Tensor, Tensor]:
     """Return values [B, A] of action tokens, and bootstrap values [B] of the states after samples, 0 without a cut."""
 

@@ -27,6 +27,7 @@ commands
   fit            train            agentrl fit --config quickstart
   validate       judge            agentrl validate --config quickstart --ckpt_path last.ckpt
   inspect        before training  agentrl inspect --config quickstart
+  advise         choose settings  agentrl advise --config quickstart
   clone          learn by example agentrl clone --config quickstart --out cloned
   play           play yourself    agentrl play agentrl_envs:GuessNumber-v0
   view           look at a run    agentrl view runs/quickstart
@@ -259,7 +260,8 @@ def new(folder: str) -> None:
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI
-VERIFY, INSPECT, CLONE = "verify-engine", "inspect", "clone"  # take the config of a run, as those do
+VERIFY, INSPECT, ADVISE, CLONE = "verify-engine", "inspect", "advise", "clone"
+OF_A_RUN = (*TRAINERS, VERIFY, INSPECT, ADVISE, CLONE)  # take the config of a run
 OWN: dict[str, Callable[..., None]] = {
     "new": new,
     "play": play,
@@ -291,8 +293,8 @@ def main() -> None:
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
-        if arguments[0] not in (*TRAINERS, VERIFY, INSPECT, CLONE):
-            raise ConfigError(unknown_command(arguments[0], (*TRAINERS, VERIFY, INSPECT, CLONE, *OWN)))
+        if arguments[0] not in OF_A_RUN:
+            raise ConfigError(unknown_command(arguments[0], (*OF_A_RUN, *OWN)))
         if any(argument.split("=")[0].endswith(".help") for argument in arguments):
             from lightning_agentrl.commands import fit  # noqa: F401 - imports the classes that can be named
             from lightning_agentrl.commands.class_help import class_help
@@ -313,6 +315,11 @@ def main() -> None:
             from lightning_agentrl.commands.inspect import inspect as inspect_policy
 
             inspect_policy(arguments[1:])
+            return
+        if arguments[0] == ADVISE:
+            from lightning_agentrl.commands.advise import run_advise
+
+            run_advise(arguments[1:])
             return
         if arguments[0] == CLONE:
             from lightning_agentrl.commands.clone import clone

@@ -37,6 +37,7 @@ from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
 from lightning_agentrl.rollout.staleness import check_staleness
+from lightning_agentrl.rollout.starts import StartedEpisode, play_starts
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
@@ -522,6 +523,18 @@ class RolloutDataModule(L.LightningDataModule):
             finally:
                 self.pool.close_held_out()
         return kept
+
+    def play_starts(self, groups: GroupRollout, episodes: int, most_turns: int, replays: int) -> list[StartedEpisode]:
+        """Play episodes in groups as :func:`play_starts`, with the current weights, apart from training."""
+        connection = self._connected
+        self._settle()
+        with connection.learner.clock.stage("validate", total=episodes):
+            with self.stopping.together():
+                connection.send_weights()
+            player = connection.player(connection.learner.temperature)
+            playing = play_starts(groups, episodes, most_turns, replays, connection.make, player, self.at_a_time)
+            with self.stopping.together(alone=True):
+                return connection.play(player, playing, self.stopping.look)
 
     @property
     def _connected(self) -> Connection:

@@ -1,0 +1,294 @@
+"""`agentrl advise`: some episodes of a config's policy, and the setting of the recipe that they speak for."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import lightning as L
+import torch
+import yaml
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
+
+from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.scoring import row_states, score_values
+from lightning_agentrl.commands.advise_config import config_text, iteration_turns, setting_config
+from lightning_agentrl.commands.advise_report import advice_text, facts_table
+from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.episodes.sides import SidesInteraction
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.metrics.advice import Advice, advise
+from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, measure
+from lightning_agentrl.metrics.quick_critic import explained_variance
+from lightning_agentrl.models.packing import Row
+from lightning_agentrl.rollout import GroupRollout, RolloutDataModule
+from lightning_agentrl.rollout.starts import StartedEpisode
+from lightning_agentrl.types import Rollout, Sample
+
+EPISODES = 50
+PER_START = 4  # episodes
+REPLAYS = 8  # episodes that are played again
+MOST_TURNS = 200  # of an episode
+MOST_STATES = 1000  # that the quick critic reads
+DISCOUNT = 0.99  # of the returns that it explains
+
+
+class Advised(Exception):
+    """The end of the measuring, raised once everything was played so that nothing else is done."""
+
+
+class MeasureTask(L.Callback):
+    """Plays groups of episodes of a connected agent when a validation begins, which is then ended.
+
+    Args:
+        episodes: how many.
+        most_turns: of an episode, which is stopped then.
+        untrained: the policy and the critic are as they were made.
+    """
+
+    def __init__(self, episodes: int, most_turns: int = MOST_TURNS, untrained: bool = True) -> None:
+        self.episodes = episodes
+        self.most_turns = most_turns
+        self.untrained = untrained
+        self.found: Facts | None = None
+
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.found = measure_connected(cast(Agent, pl_module), self.episodes, self.most_turns, self.untrained)
+        raise Advised
+
+
+def measure_connected(
+    agent: Agent, episodes: int = EPISODES, most_turns: int = MOST_TURNS, untrained: bool = True
+) -> Facts:
+    """Play episodes of an agent that is connected to its data module, and return what was measured.
+
+    Raises:
+        ConfigError: every episode was lost to a fault of the environment.
+    """
+    data = agent.datamodule
+    groups = GroupRollout(PER_START, math.ceil(episodes / PER_START), mini_batches=1)
+    played = data.play_starts(groups, episodes, most_turns, REPLAYS)
+    sound = [one for one in played if not one.lost and one.samples]
+    if not sound:
+        kinds = ", ".join(sorted({one.lost for one in played}))
+        raise ConfigError(
+            f"all {len(played)} episodes were lost to faults of the environment ({kinds}), so there is nothing to "
+            "measure; check the environment (agentrl check-env)"
+        )
+    measured = [one for each in sound for one in measured_episodes(each)]
+    mean_turns = sum(len(one.turns) for one in measured) / len(measured)
+    sizes = {"num_envs": data.sizes.num_envs, "turns_per_env": data.sizes.turns_per_env}
+    groups_of_run = None if data.groups is None else asdict(data.groups)
+    explained, first_values = read_states(agent, sound, untrained)
+    return measure(
+        measured,
+        iteration_turns=iteration_turns({**sizes, "groups": groups_of_run}, mean_turns),
+        lost=sum(bool(one.lost) for one in played),
+        repeats=[one.repeats for one in played if one.repeats is not None],
+        explained=explained,
+        first_values=first_values,
+        whole_games=isinstance(data.interaction, SidesInteraction),
+    )
+
+
+def measured_episodes(played: StartedEpisode) -> Iterator[MeasuredEpisode]:
+    """Yield the episode of a session, or those of each side of a game."""
+    turns, tokens = defaultdict(list), defaultdict(list)
+    for sample in played.samples:
+        for turn, action in zip(sample.turns, sample.actions, strict=True):
+            turns[turn.episode].append(turn)
+            tokens[turn.episode].append(len(action))
+    for number, of_episode in turns.items():
+        yield MeasuredEpisode((played.group, number), tuple(of_episode), tuple(tokens[number]))
+
+
+def read_states(agent: Agent, played: Sequence[StartedEpisode], untrained: bool) -> tuple[Measured, float]:
+    """Return what a quick critic explains of the returns, and the spread of the values of the untrained critic."""
+    returns = [(one, returns_of(one)) for one in played]
+    every = max(math.ceil(sum(map(len, (found for _, found in returns))) / MOST_STATES), 1)
+    rows: list[Row] = []
+    followed: list[float] = []
+    starts: list[int] = []
+    number = 0
+    for one, found in returns:
+        place = 0
+        for sample in one.samples:
+            positions = []
+            for position in first_positions(sample):
+                if number % every == 0:
+                    positions.append(position)
+                    followed.append(found[place])
+                    starts.append(one.group)
+                number, place = number + 1, place + 1
+            if positions:
+                rows.append(Row(sample.input, tuple(positions)))
+    with agent.evaluation_mode():
+        states = torch.cat(row_states(agent.models.actor, rows, agent.reader()))
+        first_values = 0.0
+        if untrained and agent.models.critic is not None:
+            few = Rollout.from_samples([sample for one in played[:2] for sample in one.samples])
+            values_BA, _ = score_values(agent.models.actor, agent.models.critic, few, agent.reader())
+            first_values = float(values_BA[few.action_mask].abs().max())
+    return explained_variance(states, torch.tensor(followed), starts), first_values
+
+
+def returns_of(played: StartedEpisode) -> list[float]:
+    """Return the discounted rewards from each turn on, in the order of the turns in the samples."""
+    to_go = {
+        (turn.episode, turn.index): value
+        for one in measured_episodes(played)
+        for turn, value in zip(one.turns, one.returns_to_go(DISCOUNT), strict=True)
+    }
+    return [to_go[turn.episode, turn.index] for sample in played.samples for turn in sample.turns]
+
+
+def first_positions(sample: Sample) -> list[int]:
+    """Return the last position before each reply of a sample, whose hidden state carries the value of the state."""
+    found, length = [], 0
+    for segment in sample.segments:
+        if segment.is_action:
+            found.append(length - 1)
+        length += len(segment)
+    return found
+
+
+def advise_agent(
+    agent: Agent, data: RolloutDataModule, episodes: int = EPISODES, trainer: L.Trainer | None = None
+) -> tuple[Facts, Advice]:
+    """Measure a task with a policy and return what was measured and the advice; nothing is trained.
+
+    Args:
+        agent: has the policy.
+        data: has the environment.
+        episodes: to play.
+        trainer: for its precision and device; on the CPU, or the first GPU, when not given.
+    """
+    callback = MeasureTask(check_episodes(episodes))
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = trainer or L.Trainer(devices=1, enable_model_summary=False, **quiet)
+    cast(Any, trainer).callbacks.append(callback)
+    try:
+        trainer.validate(agent, data, verbose=False)
+    except Advised:
+        data.teardown("validate")
+    finally:
+        cast(Any, trainer).callbacks.remove(callback)
+    assert callback.found is not None
+    return callback.found, advise(callback.found)
+
+
+def check_episodes(episodes: int) -> int:
+    """Refuse a number of episodes of which nothing can be measured.
+
+    Raises:
+        ConfigError: with the key to change.
+    """
+    if episodes < 1:
+        raise ConfigError(f"--episodes must be at least 1, got {episodes}")
+    return episodes
+
+
+class AdviseCLI(AgentCLI):
+    """`agentrl advise`, which builds models and engine of a run's config and trains nothing."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        super().__init__(args, run=False)
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl advise", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument("--episodes", type=int, default=EPISODES, help="Episodes to play, four from each start.")
+        parser.add_argument(
+            "--most_turns", type=int, default=MOST_TURNS, help="Turns of an episode after which it is left."
+        )
+        parser.add_argument(
+            "--out",
+            type=str | None,
+            default=None,
+            help="File for the advice as a config; advice.yaml in trainer.default_root_dir when not given.",
+        )
+        parser.add_argument("--json", type=str | None, default=None, help="File for what was measured and advised.")
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="Checkpoint of the policy; the untrained one if not given.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the given arguments, and play on one device whatever the config says."""
+        super().parse_arguments(parser, args)
+        config = cast(Any, self.config)
+        config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
+        check_episodes(config.episodes)
+        if config.most_turns < 1:
+            raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")
+        for name in ("out", "json"):
+            if config[name] is not None and Path(config[name]).is_dir():
+                raise ConfigError(f"'{config[name]}' is a folder; name the file to write (argument --{name})")
+
+    def advise(self) -> None:
+        """Play, print what was measured and the advice, and write the files."""
+        trainer, data, agent = (
+            cast(Any, self.trainer),
+            cast(RolloutDataModule, self.datamodule),
+            cast(Agent, self.model),
+        )
+        callback = MeasureTask(self.settings.episodes, self.settings.most_turns, self.start.ckpt_path is None)
+        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
+        trainer.callbacks, trainer.loggers = [*bars, callback], []
+
+        def run() -> None:
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
+            try:
+                trainer.validate(agent, data, ckpt_path=self.start.ckpt_path, verbose=False)
+            except Advised:
+                data.teardown("validate")
+
+        self._guarded("validate", run)
+        if callback.found is None:  # a signal ended it
+            return
+        facts, advice = callback.found, advise(callback.found)
+        policy = self.start.ckpt_path or f"{agent.model}, untrained"
+        print(facts_table(facts, f"{data.pool.label} with {policy}").text(), end="\n\n")
+        print(advice_text(advice), end="\n\n", flush=True)
+        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        changes = setting_config(advice.setting, config, facts.mean_turns, data.memory.grows)
+        out = Path(self.settings.out or Path(trainer.default_root_dir) / "advice.yaml")
+        write(out, config_text(advice, changes))
+        if self.settings.json:
+            write(Path(self.settings.json), as_json(facts, advice))
+        print(f"written to {out}: agentrl fit --config YOURS --config {out}")
+
+
+def as_json(facts: Facts, advice: Advice) -> str:
+    """Return everything that was measured and advised; what is not known is null."""
+    return json.dumps({"facts": _known(asdict(facts)), "advice": asdict(advice)}, indent=2) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _known(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_known(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def run_advise(args: ArgsType = None) -> None:
+    """Play episodes of a config's policy and say which setting they speak for."""
+    AdviseCLI(args if args is not None else sys.argv[1:]).advise()
