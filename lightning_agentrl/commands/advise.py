@@ -25,7 +25,7 @@ from lightning_agentrl.commands.advise_report import advice_text, facts_table
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.advice import Advice, advise
+from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
 from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, measure
 from lightning_agentrl.metrics.quick_critic import explained_variance
 from lightning_agentrl.models.packing import Row
@@ -34,7 +34,6 @@ from lightning_agentrl.rollout.starts import StartedEpisode
 from lightning_agentrl.types import Rollout, Sample
 
 EPISODES = 50
-PER_START = 4  # episodes
 REPLAYS = 8  # episodes that are played again
 MOST_TURNS = 200  # of an episode
 MOST_STATES = 1000  # that the quick critic reads
@@ -74,7 +73,7 @@ def measure_connected(
         ConfigError: every episode was lost to a fault of the environment.
     """
     data = agent.datamodule
-    groups = GroupRollout(PER_START, math.ceil(episodes / PER_START), mini_batches=1)
+    groups = GroupRollout(PLAYED, math.ceil(episodes / PLAYED), mini_batches=1)
     played = data.play_starts(groups, episodes, most_turns, REPLAYS)
     sound = [one for one in played if not one.lost and one.samples]
     if not sound:
@@ -111,7 +110,7 @@ def measured_episodes(played: StartedEpisode) -> Iterator[MeasuredEpisode]:
 
 
 def read_states(agent: Agent, played: Sequence[StartedEpisode], untrained: bool) -> tuple[Measured, float]:
-    """Return what a quick critic explains of the returns, and the spread of the values of the untrained critic."""
+    """Return what a quick critic explains of the returns, and the largest value of the untrained critic."""
     returns = [(one, returns_of(one)) for one in played]
     every = max(math.ceil(sum(map(len, (found for _, found in returns))) / MOST_STATES), 1)
     rows: list[Row] = []
@@ -181,7 +180,8 @@ def advise_agent(
         data.teardown("validate")
     finally:
         cast(Any, trainer).callbacks.remove(callback)
-    assert callback.found is not None
+    if callback.found is None:
+        raise ConfigError("the trainer played no episode; set trainer.limit_val_batches to 1.0")
     return callback.found, advise(callback.found)
 
 
@@ -230,6 +230,7 @@ class AdviseCLI(AgentCLI):
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
+        config.trainer.limit_val_batches = None  # else the config may leave out what is played
         check_episodes(config.episodes)
         if config.most_turns < 1:
             raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")

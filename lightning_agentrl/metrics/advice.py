@@ -9,14 +9,17 @@ from enum import StrEnum
 
 from lightning_agentrl.metrics.facts import Facts, Measured
 
-GROUP, SHORT_CUT, LONG_CUT, WARMUP_ROUNDS = 8, 8, 64, 10
+PLAYED, GROUP, SHORT_CUT, LONG_CUT, WARMUP_ROUNDS = 4, 8, 8, 64, 10
 LEAST_EPISODES, LEAST_STARTS = 24, 8  # below which nothing is more than a guess
 LEAST_ENDED = 0.9  # of the episodes, for groups, which are whole ones
 LEAST_MIXED = 0.25  # of the starts, for groups to have anything to compare
+LEAST_WITHIN = 0.5  # of the variance of returns lies within starts; below it, the start decides
 LEAST_MET = 0.3  # of the turns after the first, for a comparison by state
 LEAST_DENSE = 0.2  # of the turns have a reward of their own
 LEAST_EXPLAINED = 0.2  # by the quick critic, of returns in new starts
 VERY_SHORT = 4  # turns of a median episode, of which a short cut holds two
+LONG_REPLY = 8  # tokens
+NEAR = 36  # turns of a median episode: nearer to the 24 of the trials at horizon 12 than to the 48 of those at 24
 LONG_EPISODE = 48  # turns: beyond what groups were tried at
 
 
@@ -109,20 +112,19 @@ ZERO = Cited(
 BY_GROUPS = Cited(TRIALS, "Trials", "at equal sampled turns GRPO 0.77, GiGPO 0.79, GAE 0.69, horizon 12")
 BY_STATE = Cited(TRIALS, "Trials", "at equal sampled turns GiGPO 0.78, GAE 0.67, horizon 24")
 SPREAD = Cited("algorithms.md", "GRPO", "where all scores of a group are equal, the advantage is 0")
-STATES = Cited("algorithms.md", "GiGPO", "for environments in which episodes of a start pass through the same states")
 
 
 def advise(facts: Facts) -> Advice:
     """Return one of six settings for a task, from what was measured of it."""
     against = next(_against_groups(facts), None)
     if against is None or facts.whole_games:
-        setting, choices = _of_groups(facts, against)
+        setting, choices = _of_groups(facts)
     else:
         setting, choices = _of_a_critic(facts, against)
     few = facts.episodes < LEAST_EPISODES or facts.shared_starts < LEAST_STARTS
     deciding = [one.sure for one in choices if one.decides]
     sure = Sure.GUESS if few else max(deciding, key=list(Sure).index)  # the least sure
-    return Advice(setting, sure, tuple(choices), tuple(_notes(facts, few)))
+    return Advice(setting, sure, tuple(choices), tuple(_notes(facts, setting, few)))
 
 
 def _against_groups(facts: Facts) -> Iterator[Choice]:
@@ -138,7 +140,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
     elif facts.begin_alike.value < 1:
         alike = f"{percent(facts.begin_alike)} of the starts"
         yield critic(f"the same seed does not begin the same episode ({alike} do), so a group has no one start", WEAK)
-    if facts.unended > (1 - LEAST_ENDED) * facts.episodes:
+    if not _ends(facts):
         yield critic(
             f"{facts.unended} of {facts.episodes} episodes did not end while they were watched, and groups are whole "
             "episodes",
@@ -150,11 +152,11 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
             "cut",
             Sure.GUESS,
         )
-    if facts.mixed.value < LEAST_MIXED:
+    if facts.mixed.value < LEAST_MIXED and within_share(facts) < LEAST_WITHIN:
         yield critic(
-            f"in only {percent(facts.mixed)} of the starts did episodes return differently, so most groups would "
-            "teach nothing; a critic compares across starts",
-            Sure.WEAK,
+            f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
+            "differently, so most groups would teach nothing; a critic compares across starts",
+            Sure.WEAK if facts.mixed.high < 0.5 else Sure.GUESS,
             SPREAD,
         )
     if GROUP * facts.mean_turns > facts.iteration_turns * 1.5:
@@ -166,11 +168,11 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
     dense = facts.told_apart.value >= LEAST_DENSE and facts.on_the_way.value >= 0.5
     explains = facts.explained.low >= LEAST_EXPLAINED
     recurs = facts.met_in_others.value >= LEAST_MET
-    if dense and explains:
+    if dense and (explains or not recurs):
+        helped = f"a quick critic explains {facts.explained.value:.2f} of the returns of new starts" if explains else ""
         yield critic(
-            f"{percent(facts.told_apart)} of the turns have a reward of their own, mostly on the way, and a quick "
-            f"critic explains {facts.explained.value:.2f} of the returns of new starts; one number per episode "
-            "would mix what each turn earned",
+            f"{percent(facts.told_apart)} of the turns have a reward of their own, mostly on the way, and "
+            f"{helped or 'states hardly recur'}; one number per episode would mix what each turn earned",
             Sure.GUESS,
         )
     if facts.horizon[0] > LONG_EPISODE and not recurs:
@@ -181,33 +183,27 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         )
 
 
-def _of_groups(facts: Facts, against: Choice | None) -> tuple[Setting, list[Choice]]:
-    met = facts.met_in_others
-    size = Choice(
-        "group size",
-        f"{GROUP} whole episodes",
-        f"{percent(facts.mixed)} of the starts had returns that differ already with fewer",
-        WEAK,
-        BY_GROUPS,
-    )
+def _of_groups(facts: Facts) -> tuple[Setting, list[Choice]]:
+    met, mixed = facts.met_in_others, facts.mixed
+    differ = f"returns differ in {percent(mixed)} of the starts"
+    tried = facts.horizon[1] <= LONG_EPISODE and facts.reply_tokens[0] <= LONG_REPLY and mixed.low >= LEAST_MIXED
+    near = facts.horizon[0] <= NEAR
+    size = Choice("group size", f"{GROUP} whole episodes", f"{differ} with {PLAYED} episodes already", WEAK, BY_GROUPS)
     cut = Choice("cut", "none", "a group plays its episodes to their end", Sure.STRONG)
     warm = Choice("warm-up", "none", "there is no critic", Sure.STRONG)
-    tried = facts.horizon[1] <= LONG_EPISODE and facts.reply_tokens[0] <= GROUP
     if met.value >= LEAST_MET:
-        why = (
-            f"{percent(met)} of the turns after the first are in a state that another episode of the start also met, "
-            f"and returns differ in {percent(facts.mixed)} of the starts"
-        )
-        source = BY_GROUPS if facts.horizon[0] <= 18 else BY_STATE
-        estimator = Choice("estimator", "GiGPO", why, WEAK if tried else Sure.GUESS, source, decides=True)
+        why = f"{percent(met)} of the turns after the first are in a state that another episode of the start also met, "
+        sure = WEAK if tried and not met.low < LEAST_MET else Sure.GUESS
+        source = BY_GROUPS if near else BY_STATE
+        estimator = Choice("estimator", "GiGPO", f"{why}and {differ}", sure, source, decides=True)
         discounts = Choice("discounts", "gamma 0.99", "ranks the ways from a state by their length too", WEAK, source)
         return Setting.GROUPS_BY_STATE, [estimator, discounts, size, cut, warm]
-    why = f"returns differ in {percent(facts.mixed)} of the starts, and states hardly recur ({percent(met)})"
-    if facts.horizon[1] <= 1:
-        why = f"returns differ in {percent(facts.mixed)} of the starts, and episodes have one turn"
+    why = f"{differ}, and " + (
+        f"states hardly recur ({percent(met)})" if facts.horizon[1] > 1 else "episodes have one turn"
+    )
     if facts.whole_games and not _returns_differ(facts):
         why = "the interaction plays whole games only"
-    estimator = Choice("estimator", "GRPO", why, WEAK if tried else Sure.GUESS, BY_GROUPS, decides=True)
+    estimator = Choice("estimator", "GRPO", why, WEAK if tried and near else Sure.GUESS, BY_GROUPS, decides=True)
     discounts = Choice("discounts", "none", "a group compares sums of rewards", Sure.STRONG, SPREAD)
     return Setting.GROUPS, [estimator, discounts, size, cut, warm]
 
@@ -220,7 +216,7 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
         f"replies have {words:g} tokens, and one discount per token would count each of them against a far reward"
         if words > 1
         else "replies have one token, so a pair per token would be the same",
-        Sure.STRONG if words >= 4 else WEAK,
+        Sure.STRONG if words >= LONG_REPLY else WEAK,
         DUAL,
     )
     size = Choice("group size", "no groups", "a critic stands for the comparison", against.sure)
@@ -229,7 +225,7 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
         warm = Choice(
             "warm-up",
             f"{WARMUP_ROUNDS} rounds",
-            f"the values of the untrained critic are not 0 but spread by {facts.first_values:.2g}; a head of zeros, "
+            f"the values of the untrained critic are not 0 but up to {facts.first_values:.2g}; a head of zeros, "
             "which the package's critics have, would need none",
             Sure.STRONG,
             WARM,
@@ -240,7 +236,7 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
         )
         return Setting.WARM_UP, [estimator, warm, discounts, cut, size]
     warm = Choice("warm-up", "none", "the critic begins with values of 0", WEAK, ZERO)
-    if facts.horizon[0] <= VERY_SHORT:
+    if facts.horizon[0] <= VERY_SHORT and _ends(facts):
         cut = Choice(
             "cut",
             f"{SHORT_CUT} turns",
@@ -263,11 +259,11 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
     return Setting.LONG_CUTS, [estimator, cut, discounts, size, warm]
 
 
-def _notes(facts: Facts, few: bool) -> Iterator[str]:
+def _notes(facts: Facts, setting: Setting, few: bool) -> Iterator[str]:
     if few:
         yield (
             f"not enough episodes: {facts.episodes} in {facts.shared_starts} starts that were played several times; "
-            f"give at least {LEAST_STARTS * 4} (--episodes)"
+            f"give at least {LEAST_STARTS * PLAYED} (--episodes)"
         )
     if not _returns_differ(facts):
         yield (
@@ -276,6 +272,14 @@ def _notes(facts: Facts, few: bool) -> Iterator[str]:
         )
     if facts.lost:
         yield f"{facts.lost} episodes were lost to faults of the environment and are left out"
+    grouped = setting in (Setting.GROUPS, Setting.GROUPS_BY_STATE)
+    if grouped and _returns_differ(facts):
+        yield "groups were tried against a critic whose cuts are not recorded, not against one with long cuts"
+    if grouped and _returns_differ(facts) and facts.mixed.value < LEAST_MIXED:
+        yield (
+            "few starts had returns that differ, so an iteration of few groups may teach nothing: play more of them, "
+            "or let the model learn by example first (agentrl clone)"
+        )
     if facts.repeats.value < 1:
         yield (
             "the environment does not repeat an episode from its seed and actions, so runs cannot be repeated, nor "
@@ -297,8 +301,18 @@ def _notes(facts: Facts, few: bool) -> Iterator[str]:
         yield "the interaction plays whole games only, so the settings without groups were not considered"
 
 
+def _ends(facts: Facts) -> bool:
+    return facts.unended <= (1 - LEAST_ENDED) * facts.episodes
+
+
 def _returns_differ(facts: Facts) -> bool:
     return facts.above_least.value > 0
+
+
+def within_share(facts: Facts) -> float:
+    """Return the share of the variance of returns that lies within starts; not a number where there is none."""
+    whole = facts.between + facts.within
+    return facts.within / whole if whole > 0 else math.nan
 
 
 def percent(measured: Measured) -> str:

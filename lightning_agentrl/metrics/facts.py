@@ -90,7 +90,7 @@ class Facts:
         repeats: episodes that came out the same when their seed and actions were played again.
         uncertain: states and actions met several times in a start, whose outcome was not always the same.
         explained: variance of discounted returns that a quick critic explains in starts that it has not seen.
-        first_values: spread of the values of the untrained critic; 0 without one.
+        first_values: largest absolute value of the untrained critic; 0 without one.
         mean_turns: of an episode.
         iteration_turns: of the config.
         whole_games: the interaction of the config plays whole games only, as groups are.
@@ -143,7 +143,7 @@ def measure(
         lost: episodes that ended in a fault.
         repeats: whether each replayed episode came out the same.
         explained: by a quick critic.
-        first_values: spread of the values of the untrained critic.
+        first_values: largest absolute value of the untrained critic.
         whole_games: see :class:`Facts`.
 
     Raises:
