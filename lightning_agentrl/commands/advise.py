@@ -40,7 +40,7 @@ MOST_STATES = 1000  # that the quick critic reads
 DISCOUNT = 0.99  # of the returns that it explains
 
 
-class Advised(Exception):
+class TaskMeasured(Exception):
     """The end of the measuring, raised once everything was played so that nothing else is done."""
 
 
@@ -61,7 +61,7 @@ class MeasureTask(L.Callback):
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.found = measure_connected(cast(Agent, pl_module), self.episodes, self.most_turns, self.untrained)
-        raise Advised
+        raise TaskMeasured
 
 
 def measure_connected(
@@ -176,7 +176,7 @@ def advise_agent(
     cast(Any, trainer).callbacks.append(callback)
     try:
         trainer.validate(agent, data, verbose=False)
-    except Advised:
+    except TaskMeasured:
         data.teardown("validate")
     finally:
         cast(Any, trainer).callbacks.remove(callback)
@@ -253,7 +253,7 @@ class AdviseCLI(AgentCLI):
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
             try:
                 trainer.validate(agent, data, ckpt_path=self.start.ckpt_path, verbose=False)
-            except Advised:
+            except TaskMeasured:
                 data.teardown("validate")
 
         self._guarded("validate", run)

@@ -156,7 +156,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         yield critic(
             f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
             "differently, so most groups would teach nothing; a critic compares across starts",
-            Sure.WEAK if facts.mixed.high < 0.5 else Sure.GUESS,
+            Sure.WEAK if facts.mixed.high < LEAST_MIXED else Sure.GUESS,
             SPREAD,
         )
     if GROUP * facts.mean_turns > facts.iteration_turns * 1.5:
@@ -267,8 +267,8 @@ def _notes(facts: Facts, setting: Setting, few: bool) -> Iterator[str]:
         )
     if not _returns_differ(facts):
         yield (
-            "no setting learns while every episode returns the same: make the task easier, or let the model learn by "
-            "example first (agentrl clone)"
+            "no setting learns to return more while every episode returns the same: change the task, or, where none "
+            "succeeds, let the model learn by example first (agentrl clone)"
         )
     if facts.lost:
         yield f"{facts.lost} episodes were lost to faults of the environment and are left out"

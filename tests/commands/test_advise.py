@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,20 @@ from lightning_agentrl import PPOAgent, RolloutDataModule
 from lightning_agentrl.commands.advise import advise_agent, first_positions
 from lightning_agentrl.commands.advise_config import setting_config
 from lightning_agentrl.metrics.advice import Setting
-from lightning_agentrl.rollout import EnvConfig, TurnInteraction
+from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FullMemory,
+    GroupRollout,
+    PromptFormat,
+    RawParser,
+    SidesInteraction,
+    TaskSet,
+    TurnInteraction,
+)
 from tests.cli import Command, Config, changed, sentence
+from tests.episodes.test_sides import Rounds
+from tests.episodes.test_tasks import SUMS, Letters, file_of
 from tests.types.samples import growing
 
 GUESS = {"id": "agentrl_envs:GuessNumber-v0", "kwargs": {"highest": 5}}
@@ -49,6 +62,7 @@ class Endless(gymnasium.Env[str, str]):
 
 
 gymnasium.register("Endless-v0", Endless)
+gymnasium.register("Rounds-v0", lambda: Rounds([0, 1, 0, 1], sides=2))
 ENDLESS = "tests.commands.test_advise:Endless-v0"
 
 
@@ -90,6 +104,41 @@ def test_an_agent_and_its_data_module_are_enough(tiny_folder: Path) -> None:
     assert advice.setting is Setting.LONG_CUTS
     assert "no setting learns" in " ".join(advice.notes)
     assert str(found()) == str((facts, advice))  # as text, since numbers that are none equal nothing
+
+
+def test_tasks_and_growing_samples_are_measured(tiny_folder: Path, tmp_path: Path) -> None:
+    """Among other sources, each with its own starts."""
+    tasks = TaskSet(file_of(tmp_path / "sums.jsonl", SUMS), Letters())
+    data = RolloutDataModule(
+        envs=[EnvConfig(GUESS["id"], GUESS["kwargs"]), tasks],
+        groups=GroupRollout(2, 8),
+        memory=FullMemory(),
+        prompt=PromptFormat(max_prompt_tokens=700),
+        interaction=TurnInteraction(max_reply_tokens=3),
+        seed=1,
+    )
+    facts, _ = advise_agent(PPOAgent(str(tiny_folder), critic=SharedCritic()), data, episodes=16)
+    assert (facts.episodes, facts.starts, facts.shared_starts, facts.lost) == (16, 4, 4, 0)
+    assert facts.repeats.value == 1
+    assert facts.rewarded.value > 0
+    assert facts.iteration_turns == round(16 * facts.mean_turns)
+    assert not math.isnan(facts.explained.value)
+
+
+def test_the_sides_of_a_game_are_episodes_and_need_groups(tiny_folder: Path) -> None:
+    data = RolloutDataModule(
+        EnvConfig("tests.commands.test_advise:Rounds-v0"),
+        num_envs=4,
+        groups=GroupRollout(2, 2),
+        prompt=PromptFormat(think=False),
+        interaction=SidesInteraction(max_reply_tokens=3, parser=RawParser()),
+        seed=1,
+    )
+    facts, advice = advise_agent(PPOAgent(str(tiny_folder), critic=SharedCritic()), data, episodes=8)
+    assert (facts.episodes, facts.starts, facts.horizon) == (16, 4, (2, 2))
+    assert facts.mean_return == 10.5
+    assert advice.setting is Setting.GROUPS_BY_STATE
+    assert "whole games only" in " ".join(advice.notes)
 
 
 def test_what_does_not_end_or_repeat_is_told(config: Config, agentrl: Command, tmp_path: Path) -> None:
