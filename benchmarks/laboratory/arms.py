@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.laboratory.cloning import PROMPT, Start, quiet_trainer
+from benchmarks.laboratory.cloning import PROMPT, Beginning, Start, quiet_trainer
 from benchmarks.laboratory.exact import Array, tables
 from benchmarks.laboratory.policy import LastWord, PolicyReader
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
@@ -134,8 +134,16 @@ class ExactCurve(RolloutCallback):
         self.invalid.append(float(table_SA[:, -1].mean()))
 
 
-def rollouts(start: Start, arm: Arm, seed: int) -> RolloutDataModule:
-    """Return what an arm plays: equal seeds play equal levels with equal noise."""
+def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig | None = None) -> RolloutDataModule:
+    """Return what an arm plays: equal seeds play equal levels with equal noise.
+
+    Args:
+        start: the game.
+        arm: what is compared.
+        seed: of levels and noise.
+        held_out: episodes that are played to see how good a policy is; None: there are none.
+    """
+    held_out = held_out or ValidationConfig(episodes=0, num_envs=1)
     amount: dict[str, Any]
     if arm.group is None:
         envs = TURNS // arm.turns_per_env
@@ -150,13 +158,39 @@ def rollouts(start: Start, arm: Arm, seed: int) -> RolloutDataModule:
         interaction=TurnInteraction(
             start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
         ),
-        engine=TransformersEngine(max_batch=envs),
-        validation=ValidationConfig(episodes=0),
+        engine=TransformersEngine(max_batch=max(envs, held_out.num_envs)),
+        validation=held_out,
         max_staleness=arm.max_staleness,
         prove="off",
         seed=seed,
         **amount,
     )
+
+
+def agent_of(model: Path, arm: Arm, critic: Critic | None) -> PPOAgent:
+    """Return the agent of an arm."""
+    return PPOAgent(
+        str(model),
+        critic=critic,
+        advantage=arm.estimator(**arm.arguments),
+        correction=None if arm.corrected else NoCorrection(),
+        kl=KL(reward=arm.kl),
+        entropy_bonus=0.0,
+        first_token_weight=arm.first_token_weight,
+        optim=Optim(lr_actor=arm.lr, lr_critic=arm.lr),
+    )
+
+
+def warmup_of(arm: Arm) -> list[L.Callback]:
+    """Return the warm-up of an arm, if it has one: two iterations of turns, an epoch for each round."""
+    if not arm.warmup:
+        return []
+    return [CriticWarmup(rollouts=2, rounds=arm.warmup, fraction=0.5, min_explained_variance=None)]
+
+
+def warmup_turns(arm: Arm) -> int:
+    """Return the turns that are played before the actor moves."""
+    return 2 * TURNS if arm.warmup else 0
 
 
 def play(start: Start, model: Path, arm: Arm, iterations: int, seed: int, thoughts: int = 6) -> dict[str, Any]:
@@ -176,34 +210,21 @@ def play(start: Start, model: Path, arm: Arm, iterations: int, seed: int, though
     """
     game = tables(start.rules)
     reader = PolicyReader(model, game.states, PROMPT, start.reply_tokens, thoughts)
-    estimator = arm.estimator(**arm.arguments)
     critic: Critic | None = None
-    if estimator.needs_values:
+    if arm.estimator.needs_values:
         critic = random_head(reader, seed) if arm.random_head else SeparateCritic()
-    agent = PPOAgent(
-        str(model),
-        critic=critic,
-        advantage=estimator,
-        correction=None if arm.corrected else NoCorrection(),
-        kl=KL(reward=arm.kl),
-        entropy_bonus=0.0,
-        first_token_weight=arm.first_token_weight,
-        optim=Optim(lr_actor=arm.lr, lr_critic=arm.lr),
-    )
+    agent = agent_of(model, arm, critic)
     curve = ExactCurve(reader, game.success)
-    callbacks: list[L.Callback] = [curve]
-    if arm.warmup:
-        callbacks.append(CriticWarmup(rollouts=2, rounds=arm.warmup, fraction=0.5, min_explained_variance=None))
+    callbacks: list[L.Callback] = [curve, *warmup_of(arm)]
     L.seed_everything(seed, verbose=False)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         trainer = quiet_trainer(Path(folder), iterations + arm.warmup, callbacks)
         trainer.fit(agent, rollouts(start, arm, seed))
     seconds = time.perf_counter() - started
-    warm_turns = 2 * TURNS if arm.warmup else 0
     return {
         "curve": np.round(curve.curve, 5).tolist(),
-        "turns": [0, *(warm_turns + played for played in curve.turns[1:])],
+        "turns": [0, *(warmup_turns(arm) + played for played in curve.turns[1:])],
         "invalid": np.round(curve.invalid, 5).tolist(),
         "seconds": round(seconds, 2),
     }

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import lightning as L
 import numpy as np
@@ -32,6 +33,7 @@ from lightning_agentrl.rollout import (
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
 
+HEADING = ("Observation", ":")  # words of the renderer
 LETTERS = "abcd"  # a thought is one of them and the number of its place, so that nobody has to count
 NO_ACTION = "none"  # last word of a demonstrated reply that names no action
 PROMPT = PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64)
@@ -39,9 +41,36 @@ TURNS = 8192  # demonstrated
 ROWS_PER_STEP = 256
 
 
+class Beginning(Protocol):
+    """A game and the policy that learning in it starts from."""
+
+    @property
+    def env(self) -> EnvConfig: ...
+
+    @property
+    def words(self) -> Sequence[str]:
+        """All that is read or said."""
+
+    @property
+    def reply_tokens(self) -> int:
+        """Words of a reply; all but the last are thoughts."""
+
+    @property
+    def steps(self) -> int:
+        """Of cloning."""
+
+    @property
+    def expert(self) -> Demonstrations:
+        """Whom the policy is cloned from."""
+
+    @property
+    def name(self) -> str:
+        """Tells its settings apart."""
+
+
 @dataclass(frozen=True)
 class Start:
-    """A game and the policy that learning in it starts from.
+    """Key and door, and the policy that learning in it starts from.
 
     Args:
         horizon: see :class:`Rules`.
@@ -72,11 +101,14 @@ class Start:
 
     @property
     def words(self) -> list[str]:
-        """All that is read or said; the renderer's heading is two of them."""
+        """All that is read or said."""
         rows = range(ROWS)
         places = [f"x{x}" for x in range(self.rules.width)] + [f"{letter}{row}" for letter in "ykg" for row in rows]
-        thoughts = [f"{letter}{place}" for place in range(self.reply_tokens - 1) for letter in LETTERS]
-        return ["Observation", ":", "key", "none", *places, *MOVES, *thoughts]
+        return [*HEADING, "key", "none", *places, *MOVES, *thought_words(self.reply_tokens)]
+
+    @property
+    def expert(self) -> Demonstrations:
+        return NoisyExpert(self)
 
     @property
     def name(self) -> str:
@@ -84,7 +116,17 @@ class Start:
         return f"start-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
 
 
-def random_model(start: Start, folder: Path) -> Path:
+def thought_words(reply_tokens: int) -> list[str]:
+    """Return all words of thoughts in replies of so many words."""
+    return [f"{letter}{place}" for place in range(reply_tokens - 1) for letter in LETTERS]
+
+
+def thoughts(reply_tokens: int, rng: np.random.Generator) -> list[str]:
+    """Return the words before the last one of a reply, at random."""
+    return [f"{LETTERS[rng.integers(len(LETTERS))]}{place}" for place in range(reply_tokens - 1)]
+
+
+def random_model(start: Beginning, folder: Path) -> Path:
     """Write a random model that begins near equal chances for all words, as cloning wants it."""
     word_model(start.words, folder)
     config = AutoConfig.from_pretrained(folder)
@@ -119,8 +161,8 @@ class NoisyExpert(Demonstrations):
             for _ in range(start.rules.max_turns):
                 action = int(rng.choice(len(ACTIONS), p=expert_SA[here]))
                 word = NO_ACTION if rng.random() < start.invalid else ACTIONS[action]
-                thoughts = [f"{LETTERS[rng.integers(len(LETTERS))]}{k}" for k in range(start.reply_tokens - 1)]
-                found.append(_demonstration(len(found), prompts[here], tokenizer, [*thoughts, word]))
+                said = [*thoughts(start.reply_tokens, rng), word]
+                found.append(demonstration(len(found), prompts[here], tokenizer, said))
                 chances_S = game.next_SAS[here, action]
                 if rng.random() >= chances_S.sum():
                     break
@@ -128,9 +170,10 @@ class NoisyExpert(Demonstrations):
         return found[: self.turns]
 
 
-def _demonstration(
+def demonstration(
     number: int, prompt: ModelInput, tokenizer: PreTrainedTokenizerBase, words: Sequence[str]
 ) -> Demonstration:
+    """Return a turn as an episode of its own, whose reply has these words."""
     ids = tuple(tokenizer.convert_tokens_to_ids(list(words)))
     turn = Turn(
         env=0,
@@ -176,7 +219,7 @@ def quiet_trainer(folder: Path, epochs: int, callbacks: Sequence[L.Callback]) ->
     )
 
 
-def cloned(start: Start, folder: Path) -> Path:
+def cloned(start: Beginning, folder: Path) -> Path:
     """Return the folder of the model that a game is started with; clone it if it is not below ``folder`` yet."""
     path = folder / start.name
     if path.exists():
@@ -198,7 +241,7 @@ def cloned(start: Start, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         model = random_model(start, Path(draft) / "random")
         optim = Optim(lr_actor=4e-3, schedule=Schedules(actor=Schedule("linear")))
-        agent = CloneAgent(str(model), NoisyExpert(start), action_share=0.5, optim=optim)
+        agent = CloneAgent(str(model), start.expert, action_share=0.5, optim=optim)
         epochs = max(start.steps // data.steps_per_iteration, 1)
         L.seed_everything(0, verbose=False)
         quiet_trainer(Path(draft), epochs, [PolicyFolder(f"{draft}/cloned")]).fit(agent, data)

@@ -25,11 +25,17 @@ class LastWord(ActionParser):
         return ParsedReply(thought, word if word in actions else None, len(thought) + 1 if thought else 0)
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, states: Sequence[State], wording: PromptFormat) -> Tensor:
-    """Return the prompts [S, P] of states, as a session of the package renders them without a memory."""
+def prompts_of(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], wording: PromptFormat
+) -> list[tuple[int, ...]]:
+    """Return the prompts of observations, as a session of the package renders them without a memory."""
     renderer = ChatRenderer(tokenizer, wording)
-    rendered = [renderer.render("", (), Recollection(), state.words, "", {}) for state in states]
-    return torch.tensor([prompt.segments[0].ids for prompt in rendered])
+    return [renderer.render("", (), Recollection(), text, "", {}).segments[0].ids for text in texts]
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, states: Sequence[State], wording: PromptFormat) -> Tensor:
+    """Return the prompts [S, P] of states."""
+    return torch.tensor(prompts_of(tokenizer, [state.words for state in states], wording))
 
 
 class PolicyReader:

@@ -5,9 +5,8 @@ The processes of environments import this file, so it imports nothing but gymnas
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
 from typing import Any, Literal, SupportsIndex
@@ -142,7 +141,7 @@ def check_reward(whose: str, reward: float) -> None:
 
 def well_formed(text: str) -> str:
     """Return the text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read_flag(what: str, value: Any) -> bool:
@@ -162,17 +161,26 @@ def contract_error(sentence: str) -> EnvError:
 
 def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
     """Yield names and values of the attributes that are there. A property that raises does not count as absent."""
-    for name in (one.name for one in fields(Contract)):
-        found = ((layer, inspect.getattr_static(layer, name, _NOWHERE)) for layer in _layers(env))
-        layer, declared = next((pair for pair in found if pair[1] is not _NOWHERE), (None, None))
-        if layer is None:
+    declared = _declared(env)
+    for name in _FORMS:
+        if name not in declared:
             if env.has_wrapper_attr(name):  # made up as it is asked for
                 yield name, env.get_wrapper_attr(name)
-        elif begun or not isinstance(declared, property | cached_property):
-            yield name, getattr(layer, name)
+        elif begun or not isinstance(declared[name][1], property | cached_property):
+            yield name, getattr(declared[name][0], name)
 
 
-_NOWHERE = object()
+def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
+    """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
+    declared = {}
+    for layer in reversed(list(_layers(env))):
+        of_class: dict[str, Any] = {}
+        for kind in map(vars, reversed(type(layer).__mro__)):
+            of_class |= {name: kind[name] for name in _FORMS.keys() & kind.keys()}
+        own = vars(layer)
+        of_it = {name: own[name] for name in _FORMS.keys() & own.keys() if not isinstance(of_class.get(name), property)}
+        declared |= {name: (layer, value) for name, value in (of_class | of_it).items()}
+    return declared
 
 
 def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -24,6 +24,7 @@ from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
+REMEMBERED, REMEMBERED_CHARS = 1024, 4096  # prompts, and their length: some ten megabytes at most
 _PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
 
 
@@ -115,6 +116,7 @@ class ChatRenderer:
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
+        self._remembered = lru_cache(REMEMBERED)(self._of_text)  # states recur
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -382,12 +384,15 @@ class ChatRenderer:
         except TemplateError as error:
             raise RefusedMessagesError(f"{self.template.name} refuses the messages of a prompt: {error}") from error
 
+    def _of_text(self, text: str) -> ModelInput:
+        return ModelInput.of_ids(self.template.encode(text))
+
     def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""
-        ids = self.template.encode(text)
         images = [image for message in messages for image in images_of(message)]
         if not images:
-            return ModelInput.of_ids(ids)
+            return self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._of_text(text)
+        ids = self.template.encode(text)
         assert self.image_reader is not None, "images come from `see`"
         places = [place for place, one in enumerate(ids) if one == self.image_reader.placeholder]
         if len(places) != len(images):  # texts of environments cannot hold one
