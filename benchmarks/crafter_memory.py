@@ -6,10 +6,10 @@
 
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
 that of the process, or of the accelerator if there is one. What is kept is what is left after it, once freed memory was
-given back. The last iteration is compared with the second, the first
-in which no environment begins without a history. Writes `crafter_memory.md`, `.png` and `.json`. Each of the two runs
-is kept below `--kept` when it is whole, and not made again; it has to be one process, since another begins with a heap
-without holes, which would hide what is looked for.
+given back. The last iteration is compared with the second, the first in which no environment begins without a history,
+and since the largest micro-batch differs from one iteration to the next, one half of them with the other. Writes
+`crafter_memory.md`, `.png` and `.json`. Each of the two runs is kept below `--kept` when it is whole, and not made
+again; it has to be one process, since another begins with a heap without holes, which would hide what is looked for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import lightning as L
@@ -168,14 +169,19 @@ def in_own_process(kept: Path, layers: int, turns: int, per_iteration: int, *gro
 
 
 def table(rows: list[dict[str, float]]) -> str:
-    """Return the second and the last iteration, and their difference, as Markdown."""
-    if len(rows) < 2:
-        return "Fewer than two iterations.\n"
-    second, last = rows[1], rows[-1]
-    lines = ["| | iteration 2 | last iteration | difference | largest of all |", "|---|---|---|---|---|"]
+    """Return the second iteration beside the last one, and the halves of what began with a history, as Markdown."""
+    if len(rows) < 3:
+        return "Fewer than three iterations.\n"
+    whole = rows[1:]
+    halves = whole[: len(whole) // 2], whole[len(whole) // 2 :]
+    lines = [
+        "| | iteration 2 | last iteration | difference | mean of the first half | of the second half | difference |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for key, name in COLUMNS.items():
-        change, most = last[key] / second[key] - 1, max(row[key] for row in rows[1:])
-        lines.append(f"| {name} | {second[key]:,.1f} | {last[key]:,.1f} | {100 * change:+.1f} % | {most:,.1f} |")
+        pairs = (whole[0][key], whole[-1][key]), tuple(fmean(row[key] for row in half) for half in halves)
+        cells = [f"{one:,.1f} | {other:,.1f} | {100 * (other / one - 1):+.1f} %" for one, other in pairs]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -172,7 +172,7 @@ def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
 
 def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
     """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
-    declared = {}
+    declared: dict[str, tuple[gymnasium.Env, Any]] = {}
     for layer in reversed(list(_layers(env))):
         of_class: dict[str, Any] = {}
         for kind in map(vars, reversed(type(layer).__mro__)):
