@@ -3,9 +3,10 @@
     python -m benchmarks.laboratory.judge --starts          # clone and measure the starts of the tasks
     python -m benchmarks.laboratory.judge --share 1/2       # half of the runs; 2/2 in another process
     python -m benchmarks.laboratory.judge --task wind       # those of one task
+    python -m benchmarks.laboratory.judge --advise          # ask `agentrl advise` about every task
     python -m benchmarks.laboratory.judge --report          # the page from the runs that are there
 
-A run that is there is not made again, so this can be stopped at any time. What is advised is read from
+A run that is there is not made again, so this can be stopped at any time. What is advised is kept in
 ``runs/held_out/advice.json``, the name of a setting for each task; see :func:`advice`.
 """
 
@@ -32,12 +33,13 @@ from benchmarks.laboratory.__main__ import quiet
 from benchmarks.laboratory.arms import TURNS, WARMUP_ROUNDS, Arm, agent_of, rollouts, warmup_of, warmup_turns
 from benchmarks.laboratory.cells import DISCOUNTS
 from benchmarks.laboratory.cloning import cloned, quiet_trainer
-from benchmarks.laboratory.held_out import ROOT, RUNS, TASKS, Task
+from benchmarks.laboratory.held_out import ROOT, RUNS, TASKS, Task, agent_and_data
 from benchmarks.laboratory.judge_report import page
 from benchmarks.laboratory.records import save
 from benchmarks.laboratory.side_by_side import SideBySide
 from lightning_agentrl.advantages import GAE, GRPO, GiGPO
 from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.commands.advise import advise_agent
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.types import Rollout
@@ -72,6 +74,17 @@ def advice(folder: Path) -> dict[str, str]:
     if wrong:
         raise ValueError(f"{path} names {', '.join(wrong)}; tasks are {', '.join(TASKS)}, and {', '.join(SETTINGS)}")
     return found
+
+
+def ask(tasks: Sequence[str], folder: Path) -> None:
+    """Let the package advise on tasks, and keep the settings that it names."""
+    found = advice(folder)
+    for name in tasks:
+        L.seed_everything(0, verbose=False)
+        facts, advised = advise_agent(*agent_and_data(TASKS[name], folder))
+        found[name] = advised.setting.value
+        print(f"{name}: {advised.setting}, {advised.sure}; {advised.choices[0].why} ({facts.episodes} episodes)")
+        save(folder / "advice.json", json.dumps(found))
 
 
 class PlayedCurve(RolloutCallback):
@@ -230,6 +243,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each setting; the page has the first three")
     parser.add_argument("--share", default="1/1", help="of the runs, for several processes: 1/2 and 2/2")
     parser.add_argument("--starts", action="store_true", help="train nothing; clone and measure the starts")
+    parser.add_argument("--advise", action="store_true", help="train nothing; ask for advice on the tasks")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page of the runs that are there")
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of runs and models")
     wanted = parser.parse_args()
@@ -238,6 +252,8 @@ def main() -> None:
         found = record(wanted.runs, RECORD)
         save(RECORD, json.dumps(found) + "\n")
         save(RECORD.with_suffix(".md"), page(found))
+    elif wanted.advise:
+        ask(wanted.task, wanted.runs)
     elif wanted.starts:
         for name in wanted.task:
             print(name, measured_start(TASKS[name], wanted.runs), flush=True)
