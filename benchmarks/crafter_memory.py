@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/crafter_memory.py              # 4 environments, 400 turns each; an hour on two cores
     .venv/bin/python benchmarks/crafter_memory.py --layers 2   # the same turns by the first two of its thirty layers
-    .venv/bin/python benchmarks/crafter_memory.py --turns 8 --growing 8 --per-iteration 2 --out /tmp   # minutes
+    .venv/bin/python benchmarks/crafter_memory.py --turns 8 --per-iteration 2 --growing 8 --growing-per-iteration 2 --out /tmp   # minutes
 
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
 that of the process, or of the accelerator if there is one. What is kept is what is left after it, once freed memory was
@@ -71,7 +71,8 @@ Prompts show the last {history} turns. Episodes follow each other. Written by `b
 
 {table}
 
-With growing samples (`FullMemory`) for {growing} turns, in which the window of {window} tokens fills up:
+With growing samples (`FullMemory`) for {growing} turns in iterations of {growing_per_iteration}, while the window of
+{window} tokens fills up:
 
 {contrast}
 """
@@ -185,12 +186,12 @@ def table(rows: list[dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def draw(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
+def draw(runs: dict[str, list[dict[str, float]]], per_iteration: tuple[int, int], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
     for axis, key in zip(axes, ("tokens", "peak_mb"), strict=True):
-        for name, rows in runs.items():
-            axis.plot(range(1, len(rows) + 1), [row[key] for row in rows], marker=".", label=name)
-        axis.set(xlabel="iteration", ylabel=COLUMNS[key], ylim=(0, None))
+        for (name, rows), turns in zip(runs.items(), per_iteration, strict=True):
+            axis.plot([turns * i for i in range(1, len(rows) + 1)], [row[key] for row in rows], marker=".", label=name)
+        axis.set(xlabel="turns of each environment", ylabel=COLUMNS[key], ylim=(0, None))
     axes[0].legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -199,9 +200,10 @@ def draw(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens, memory and CPU time of long episodes of Crafter.")
     parser.add_argument("--turns", type=int, default=400, help="of each environment, with a window of the past")
-    parser.add_argument("--growing", type=int, default=60, help="of each environment, with growing samples")
+    parser.add_argument("--growing", type=int, default=30, help="of each environment, with growing samples")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     parser.add_argument("--per-iteration", type=int, default=20, help="turns of each environment")
+    parser.add_argument("--growing-per-iteration", type=int, default=6, help="the same with growing samples")
     parser.add_argument("--layers", type=int, default=30, help="of the model, from the first one on")
     parser.add_argument("--kept", type=Path, default=ROOT / "runs" / "crafter_memory", help="where runs are kept")
     parser.add_argument("--play", action="store_true", help=argparse.SUPPRESS)  # in a process of its own
@@ -215,12 +217,12 @@ def main() -> None:
     where = given.kept, given.layers
     runs = {
         f"last {HISTORY} turns": in_own_process(*where, given.turns, given.per_iteration),
-        "whole episode": in_own_process(*where, given.growing, given.per_iteration, "--grows"),
+        "whole episode": in_own_process(*where, given.growing, given.growing_per_iteration, "--grows"),
     }
     window, whole = runs.values()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
-    figures |= {"growing": given.growing, "layers": given.layers}
+    figures |= {"growing": given.growing, "growing_per_iteration": given.growing_per_iteration, "layers": given.layers}
     text = TEXT.format(
         **figures, window=WINDOW, precision=PRECISION, device=device, table=table(window), contrast=table(whole)
     )
@@ -228,7 +230,7 @@ def main() -> None:
         json.dumps({**figures, "device": device, "runs": runs}, indent=1) + "\n"
     )
     (given.out / "crafter_memory.md").write_text(text)
-    draw(runs, given.out / "crafter_memory.png")
+    draw(runs, (given.per_iteration, given.growing_per_iteration), given.out / "crafter_memory.png")
     print(text)
 
 
