@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/crafter_memory.py              # 4 environments, 400 turns each; an hour on two cores
     .venv/bin/python benchmarks/crafter_memory.py --layers 2   # the same turns by the first two of its thirty layers
-    .venv/bin/python benchmarks/crafter_memory.py --turns 8 --per-iteration 2 --growing 8 --growing-per-iteration 2 --out /tmp   # minutes
+    .venv/bin/python benchmarks/crafter_memory.py --turns 8 --per-iteration 2 --growing 8 --growing-per-iteration 2
 
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
 that of the process, or of the accelerator if there is one. What is kept is what is left after it, once freed memory was
