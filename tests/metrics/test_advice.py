@@ -47,10 +47,10 @@ DENSE = {"told_apart": Measured(0.5, 0.4, 0.6), "on_the_way": Measured(0.9, 0.8,
 NO_STATES = {"met_in_others": Measured(0.05, 0.0, 0.1)}
 CASES: list[tuple[dict[str, Any], Setting, Sure]] = [
     ({}, Setting.GROUPS_BY_STATE, Sure.WEAK),
-    (NO_STATES, Setting.GROUPS, Sure.WEAK),
+    (NO_STATES, Setting.GROUPS, Sure.GUESS),
     (NO_STATES | {"horizon": (40, 40)}, Setting.GROUPS, Sure.GUESS),
     (NO_STATES | {"horizon": (60, 80)}, Setting.LONG_CUTS, Sure.GUESS),
-    ({"horizon": (1, 1), "met_in_others": UNKNOWN}, Setting.GROUPS, Sure.WEAK),
+    ({"horizon": (1, 1), "met_in_others": UNKNOWN}, Setting.GROUPS, Sure.GUESS),
     (START_DECIDES, Setting.LONG_CUTS, Sure.WEAK),
     (START_DECIDES | {"mixed": Measured(0.1, 0.02, 0.3)}, Setting.LONG_CUTS, Sure.GUESS),
     (START_DECIDES | {"horizon": (3, 3)}, Setting.SHORT_CUTS, Sure.GUESS),
