@@ -73,6 +73,7 @@ class Forked(AdvantageEstimator):
         super().__init__(whiten)
         self.needs_forks = ForkPlan(branches, every, gamma)
         self.branches, self.every, self.gamma = branches, every, gamma
+        self.turn_discount = gamma
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

@@ -169,15 +169,12 @@ class Agent(L.LightningModule, ABC):
     @property
     def needs(self) -> Needs:
         """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
-        return (
-            Needs(
-                old_logps=self.correction is not None and self.correction.needs_old_logps,
-                values=self.critic is not None,
-                sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
-                greedy_baseline=self.advantage.needs_greedy_baseline,
-                forks=self.advantage.needs_forks,
-            )
-            | self.further_needs
+        return self.further_needs | Needs(
+            old_logps=self.correction is not None and self.correction.needs_old_logps,
+            values=self.critic is not None,
+            sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
+            greedy_baseline=self.advantage.needs_greedy_baseline,
+            forks=self.advantage.needs_forks,
         )
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:

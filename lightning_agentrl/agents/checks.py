@@ -148,6 +148,11 @@ def check_forks(
             f"{name} forks turns right after they are played, and groups begun ahead are finished later; set "
             f"data.init_args.groups.ahead to 0{other}"
         )
+    if isinstance(interaction, TurnInteraction) and interaction.ask_again:
+        raise ValueError(
+            f"{name} values the states before steps of the environment, and a reply that is asked for again takes "
+            f"none; set data.init_args.interaction.init_args.ask_again to 0{other}"
+        )
     if kl_in_reward:
         raise ValueError(
             f"{name} compares rewards with those of branches, which have no KL; set model.init_args.kl.reward to 0 and "

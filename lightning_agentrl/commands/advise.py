@@ -229,6 +229,8 @@ class AdviseCLI(AgentCLI):
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
+        devices, nodes = config.trainer.devices, config.trainer.num_nodes
+        self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
         config.trainer.limit_val_batches = None  # else the config may leave out what is played
         check_episodes(config.episodes)
@@ -264,7 +266,7 @@ class AdviseCLI(AgentCLI):
         print(facts_table(facts, f"{data.pool.label} with {policy}").text(), end="\n\n")
         print(advice_text(advice), end="\n\n", flush=True)
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        changes = setting_config(advice.setting, config, facts.mean_turns, data.memory.grows)
+        changes = setting_config(advice.setting, config, facts.mean_turns, data.memory.grows, self.processes)
         out = Path(self.settings.out or Path(trainer.default_root_dir) / "advice.yaml")
         write(out, config_text(advice, changes))
         if self.settings.json:

@@ -31,7 +31,9 @@ WARMUP = {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": W
 NO_LEAST = {"min_explained_variance": None}
 
 
-def setting_config(setting: Setting, config: Mapping[str, Any], mean_turns: float, grows: bool) -> dict[str, Any]:
+def setting_config(
+    setting: Setting, config: Mapping[str, Any], mean_turns: float, grows: bool, processes: int = 1
+) -> dict[str, Any]:
     """Return the keys that change a config to a setting, with about as many turns in an iteration.
 
     Args:
@@ -39,6 +41,7 @@ def setting_config(setting: Setting, config: Mapping[str, Any], mean_turns: floa
         config: all keys of the run, as plain types.
         mean_turns: of an episode.
         grows: whether the memory keeps an episode in one sample.
+        processes: of the run, which share environments and groups evenly.
     """
     model, data = config["model"], config["data"]
     own, critic = model["init_args"], {"class_path": "SeparateCritic"}
@@ -49,9 +52,10 @@ def setting_config(setting: Setting, config: Mapping[str, Any], mean_turns: floa
         found |= _without_groups(own)
         if setting is not Setting.WARM_UP:
             found |= {"critic": critic} | _critic_rate(own)
+    sizes = _sizes(setting, data["init_args"], mean_turns, grows, processes)
     changes = {
         "model": {"class_path": model["class_path"], "init_args": found},
-        "data": {"class_path": data["class_path"], "init_args": _sizes(setting, data["init_args"], mean_turns, grows)},
+        "data": {"class_path": data["class_path"], "init_args": sizes},
     }
     return changes | _trainer(setting, config.get("trainer") or {})
 
@@ -72,17 +76,23 @@ def iteration_turns(data: Mapping[str, Any], mean_turns: float) -> int:
     return max(round(groups["size"] * groups["per_rollout"] * mean_turns), 1)
 
 
-def _sizes(setting: Setting, data: Mapping[str, Any], mean_turns: float, grows: bool) -> dict[str, Any]:
+def _sizes(setting: Setting, data: Mapping[str, Any], mean_turns: float, grows: bool, processes: int) -> dict[str, Any]:
     turns, groups = iteration_turns(data, mean_turns), data.get("groups")
     steps = groups["mini_batches"] if groups else max(turns // data["mini_batch_turns"], 1)
     if setting not in CUTS:
-        count = max(round(turns / (GROUP * mean_turns)), 1)
+        count = _shared(round(turns / (GROUP * mean_turns)), processes)
         sizes = {"size": GROUP, "per_rollout": count, "mini_batches": min(steps, GROUP * count), "ahead": 0}
         return {"turns_per_env": TURNS_PER_ENV, "mini_batch_turns": MINI_BATCH_TURNS, "groups": sizes}
     cut = CUTS[setting]
-    envs = max(round(turns / cut), steps if grows else 1, 1)
-    steps = next(count for count in range(min(steps, envs * cut), 0, -1) if envs * cut % count == 0)
+    envs = _shared(max(round(turns / cut), steps if grows else 1), processes)
+    of_each = envs // processes * cut
+    steps = next(count for count in range(min(steps, of_each), 0, -1) if of_each % count == 0)
     return {"num_envs": envs, "turns_per_env": cut, "mini_batch_turns": envs * cut // steps, "groups": None}
+
+
+def _shared(count: int, processes: int) -> int:
+    """Return the nearest number above 0 that so many processes share evenly."""
+    return max(round(count / processes), 1) * processes
 
 
 def _without_groups(own: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class AuditCLI(AgentCLI):
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
         trainer.logger, trainer.enable_checkpointing = False, False
         trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
+        trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
 
     def audit(self) -> tuple[Audit, list[dict[str, Any]]]:

@@ -29,7 +29,7 @@ class Waiting:
         tell_all([(self, outcome)])
 
     def settle(self, outcome: Reply | Exception) -> None:
-        if self.future.cancelled():
+        if self.future.done():  # cancelled, or told that the engine has ended
             return
         if isinstance(outcome, Exception):
             self.future.set_exception(outcome)

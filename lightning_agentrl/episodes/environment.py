@@ -225,11 +225,12 @@ class Environment:
     def drew(self) -> bool:
         """Whether one of them was drawn from since, or one that all share, or there are others now."""
         known = {id(one) for one, _ in self._renewed}
-        return (
-            self._global != global_state()
-            or any(state_of(one) != state for one, state in self._renewed)
-            or any(id(one) not in known for one in generators(self.env.unwrapped))
-        )
+        with naming_errors():
+            return (
+                self._global != global_state()
+                or any(state_of(one) != state for one, state in self._renewed)
+                or any(id(one) not in known for one in generators(self.env.unwrapped))
+            )
 
     def close(self) -> None:
         with naming_errors():

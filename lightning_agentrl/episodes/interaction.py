@@ -33,6 +33,7 @@ class Interaction(ABC):
     max_reply_tokens: int
     forks: ClassVar[bool] = True  # an episode can be played on from the state before any of its turns
     max_turns: int | None = None  # of an episode; None: whole episodes end at WHOLE_EPISODE_TURNS
+    reply_budget: int | None = None  # tokens of all replies of an episode
     parser: ActionParser
 
     @abstractmethod

@@ -8,12 +8,14 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
 Generator = np.random.Generator | np.random.RandomState | random.Random
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, type)
+_CODE = (ModuleType, FunctionType, MethodType, BuiltinFunctionType)  # lead to what is not the object's own
 
 
 def generators(root: object) -> list[Generator]:
@@ -21,7 +23,7 @@ def generators(root: object) -> list[Generator]:
     found, seen, waiting = [], set[int](), [root]
     while waiting:
         one = waiting.pop()
-        if id(one) in seen or isinstance(one, _PLAIN):
+        if id(one) in seen or isinstance(one, (*_PLAIN, *_CODE, random.SystemRandom)):
             continue
         seen.add(id(one))
         if isinstance(one, Generator):

@@ -65,7 +65,7 @@ class Background:
         self.ready, self._running, self.before = running.result(), None, None
         return True
 
-    def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None) -> None:
+    def adopt(self, rollout: Rollout, own_envs: Sequence[int], num_envs: int, turns: int | None, forks: bool) -> None:
         """Keep this rank's part of a rollout from a checkpoint, if it fits this run.
 
         Args:
@@ -73,8 +73,9 @@ class Background:
             own_envs: environments of this rank.
             num_envs: environments of a rollout of this run.
             turns: turns of a rollout of this run, where their number is fixed.
+            forks: whether this run needs the states of its rollouts forked.
         """
-        if not _dropped(misfit(rollout, num_envs, turns)):
+        if not _dropped(misfit(rollout, num_envs, turns, forks)):
             self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
     def take(self, policy_version: int, steps_per_iteration: int) -> Rollout | None:

@@ -427,7 +427,8 @@ class RolloutDataModule(L.LightningDataModule):
         episodes.load_state_dict(self._saved.sessions)
         if self._saved.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.groups is None else None
-            self._background.adopt(self._saved.ahead, self.own_envs, self.sizes.envs_per_rollout, turns)
+            forks = connection.learner.needs_forks is not None
+            self._background.adopt(self._saved.ahead, self.own_envs, self.sizes.envs_per_rollout, turns, forks)
             self._saved.ahead = None
         self._episodes, self._trained = episodes, connection.learner
         return episodes

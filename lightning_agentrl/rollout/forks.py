@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from lightning_agentrl.episodes.env_worker import ReplayDiffersError
 from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import ConfigError, EnvError
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.player import Player
@@ -119,32 +121,42 @@ class Forks:
 
     async def _play(self, branch: ForkBranch, place: int, chosen: Mapping[Key, Any], player: Player) -> None:
         """Play a branch to its end, or until it joins that of a later moment."""
-        moment, k = branch.moment, branch.number
+        moment = branch.moment
         session = self.make.session(
             branch.kind, moment.index, lambda _: moment.seed, first_episode=moment.first_episode, place=place
         )
         try:
-            noise = derive_seed(player.seed, NOISE, moment.index, moment.episode, k)
-            if not session.contract.deterministic:
-                raise ConfigError(
-                    f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "
-                    "forked (attribute `deterministic`); change model.init_args.advantage"
-                )
-            await session.enter(moment, noise)
-            player = replace(player, seed=derive_seed(player.seed, REPLIES, k), advance=lambda: None)
-            recorder = EpisodeRecorder(0, player.grows)
-            following: Moment | None = moment
-            while not branch.lost and not recorder.ended and branch.joins is None:
-                following = following and self.moments.get((*following.key[:2], following.turn + 1))
-                recorder.go_on(None if following is None else 1)
-                branch.lost = bool(await player.play(session, recorder))
-                if following is not None and not (branch.lost or recorder.ended):
-                    same = await _reached(session, following)
-                    branch.joins = following.key if same and following.key in chosen else None
-                    following = following if same else None
-            branch.rewards = [turn.reward for sample in recorder.samples() for turn in sample.turns]
+            with player.watchdog.watching(session) if player.watchdog else nullcontext():
+                await self._play_on(session, branch, chosen, player)
+        except ReplayDiffersError as error:
+            if session.contract.deterministic:
+                raise
+            raise ConfigError(
+                f"environment {moment.index} declares that it cannot repeat an episode, so its states cannot be "
+                "forked (attribute `deterministic`); change model.init_args.advantage"
+            ) from error
+        except EnvError as fault:  # as the branch began, or was compared with what is recorded
+            branch.lost = True
+            player.count_lost(session, fault)
         finally:
+            session.worker.take_errors()  # those of branches are in no turn
             self.make.end(session, branch.kind)
+
+    async def _play_on(self, session: Session, branch: ForkBranch, chosen: Mapping[Key, Any], player: Player) -> None:
+        moment, k = branch.moment, branch.number
+        await session.enter(moment, derive_seed(player.seed, NOISE, moment.index, moment.episode, k))
+        player = replace(player, seed=derive_seed(player.seed, REPLIES, k), advance=lambda: None)
+        recorder = EpisodeRecorder(0, player.grows)
+        following: Moment | None = moment
+        while not branch.lost and not recorder.ended and branch.joins is None:
+            following = following and self.moments.get((*following.key[:2], following.turn + 1))
+            recorder.go_on(None if following is None else 1)
+            branch.lost = bool(await player.play(session, recorder))
+            if following is not None and not (branch.lost or recorder.ended):
+                same = await _reached(session, following, player.interaction.reply_budget is not None)
+                branch.joins = following.key if same and following.key in chosen else None
+                following = following if same else None
+        branch.rewards = [turn.reward for sample in recorder.samples() for turn in sample.turns]
 
     def state_dict(self) -> dict[int, Any]:
         """Return the running episodes; nothing of a branch outlives its rollout."""
@@ -159,12 +171,19 @@ class Forks:
         self.episodes.close()
 
 
-async def _reached(session: Session, moment: Moment) -> bool:
-    """Return whether a branch has come to a recorded moment, and would go on as a branch from there."""
+async def _reached(session: Session, moment: Moment, budget: bool) -> bool:
+    """Return whether a branch has come to a recorded moment, and would go on as a branch from there.
+
+    Args:
+        session: plays the branch.
+        moment: of the recorded episode.
+        budget: how many tokens its replies have had counts, too.
+    """
     same = (
         session.worker.actions == moment.actions[: moment.steps]
         and session.turns_taken == moment.turns_taken
         and session.unread == moment.unread[0]
+        and (not budget or session.reply_tokens == moment.reply_tokens)
         and session.prompt().input == moment.prompt
     )
     return same and not await session.worker.drew()

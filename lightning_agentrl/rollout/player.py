@@ -71,6 +71,15 @@ class Player:
         noted = (fault.kind,) if recorder.goes_on else ()
         if not recorder.truncate(StopReason.ENV_FAULT, session.last_state, noted):
             session.lost += noted
+        self.count_lost(session, fault)
+        return "" if recorder.goes_on else fault.kind
+
+    def count_lost(self, session: Session, fault: EnvError) -> None:
+        """Warn of an episode that is lost to a fault.
+
+        Raises:
+            EnvError: the environment has lost too many in a row.
+        """
         lost = session.worker.lost_seeds
         lost.add(session.episode_seed(session.episode))
         notes = getattr(fault, "__notes__", ())
@@ -86,7 +95,6 @@ class Player:
                 broken.add_note(note)
             raise broken from fault
         warn_each(f"{fault}{''.join(f' ({note})' for note in notes)}; its episode is lost")
-        return "" if recorder.goes_on else fault.kind
 
     async def episode(self, session: Session) -> tuple[list[Turn], str]:
         """Play one whole episode in a fresh session.

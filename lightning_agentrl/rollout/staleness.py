@@ -50,14 +50,17 @@ def too_old(rollout: Rollout, policy_version: int, steps_per_iteration: int, max
     return f"has turns that are {oldest:g} iterations old, and data.init_args.max_staleness is {max_staleness}"
 
 
-def misfit(rollout: Rollout, num_envs: int, turns: int | None) -> str:
+def misfit(rollout: Rollout, num_envs: int, turns: int | None, forks: bool = False) -> str:
     """Return why a rollout from a checkpoint does not fit this run, empty if it does.
 
     Args:
         rollout: of all ranks.
         num_envs: environments of a rollout of this run.
         turns: turns of a rollout of this run, where their number is fixed.
+        forks: whether this run needs the states of its rollouts forked.
     """
+    if forks and rollout.state_values is None:
+        return "has no forks, which this run needs"
     envs = {turn.env for turn in rollout.turns}
     if turns is None and envs <= set(range(num_envs)):  # of a group an episode may be lost
         return ""

@@ -197,6 +197,11 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
     groups = setting_config(Setting.GROUPS_BY_STATE, config, 20.0, False)
     assert groups["data"]["init_args"]["groups"] == {"size": 8, "per_rollout": 3, "mini_batches": 2, "ahead": 0}
     assert groups["model"]["init_args"]["critic"] is None
+    for processes in (2, 8):
+        of_all = setting_config(Setting.GROUPS, config, 5.0, False, processes)["data"]["init_args"]["groups"]
+        assert of_all["per_rollout"] % processes == 0
+        of_all = setting_config(Setting.LONG_CUTS, config, 20.0, False, processes)["data"]["init_args"]
+        assert of_all["num_envs"] % processes == of_all["mini_batch_turns"] % processes == 0
     config["data"]["init_args"] |= {"groups": {"size": 4, "per_rollout": 8, "mini_batches": 2}}
     config["model"]["init_args"] |= {
         "group_filter": {"class_path": "KeepWidest"},

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE, Forked
+from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.commands.audit_critic import audit, audit_report, worst_turns
 from lightning_agentrl.metrics.credit import agreement, noise_of_means
+from lightning_agentrl.types import ForkPlan
 from tests.advantages.cases import build, draw_episodes
 from tests.cli import Command, Config, changed, sentence, three_iterations
 
@@ -47,6 +49,14 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     assert shifted.values is not None
     assert (shifted.values.squared, shifted.values.bias) == pytest.approx((4.0, 2.0))
     assert "squared error" in audit_report(shifted, "an audit", 4).text()
+
+
+def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):
+    agent = PPOAgent(str(tiny_folder), advantage=Forked(branches=3, gamma=0.5), kl=KL(reward=0.0))
+    assert agent.needs.forks == ForkPlan(3, 1, 0.5)
+    assert agent.advantage.turn_discount == 0.5
+    agent.further_needs = Needs(forks=ForkPlan(8, 2, 0.5))
+    assert agent.needs.forks == ForkPlan(8, 2, 0.5)
 
 
 def test_the_turns_that_are_furthest_off_come_first():

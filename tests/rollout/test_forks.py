@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -20,6 +22,7 @@ from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.policy import LastWord, PolicyReader
 from lightning_agentrl.advantages import GRPO, Forked, minus_state_values
 from lightning_agentrl.agents.checks import check_forks
+from lightning_agentrl.episodes.noise import generators
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.rollout import (
@@ -33,6 +36,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
     forks,
 )
+from lightning_agentrl.rollout.staleness import misfit
 from lightning_agentrl.types import ForkPlan, Rollout, rollout_from_plain, rollout_to_plain
 from tests.rollout.scripted import Learner, story
 
@@ -245,6 +249,41 @@ def test_a_branch_that_is_lost_is_left_out(words: Path):
         assert math.isnan(float(rollout.state_values[row, 0])) == (not turn.branch_returns)
 
 
+class Unsteady(Dice):
+    """Raises in each fortieth reset of all environments, those of branches included."""
+
+    resets: ClassVar[int] = 0
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        Unsteady.resets += 1
+        if Unsteady.resets % 40 == 0:
+            raise OSError("not now")
+        super()._start(seed, options)
+
+
+gymnasium.register("UnsteadyDice-v0", Unsteady)
+
+
+@pytest.mark.filterwarnings("ignore:.*its episode is lost")
+def test_a_branch_that_cannot_begin_is_left_out(words: Path):
+    faults = FaultLimits(in_a_row=1000, share=1.0)
+    rollouts = collected(3, words, PLAN, EnvConfig("UnsteadyDice-v0", retries=0), faults=faults)
+    assert sum(len(turn.branch_returns) < PLAN.branches for rollout in rollouts for turn in rollout.turns) > 0
+
+
+def test_generators_are_looked_for_in_what_is_the_environments_own():
+    own, shared = np.random.default_rng(0), random.Random(0)
+    env = SimpleNamespace(rules=random, np=np, draw=random.random, system=random.SystemRandom(), own=own, held=[shared])
+    assert {id(one) for one in generators(env)} == {id(own), id(shared)}
+
+
+def test_a_rollout_from_a_checkpoint_has_forks_where_the_run_needs_them(words: Path):
+    (with_forks,), (without,) = collected(1, words), collected(1, words, None)
+    assert misfit(without, ENVS, ENVS * TURNS, forks=True)
+    assert not misfit(without, ENVS, ENVS * TURNS)
+    assert not misfit(with_forks, ENVS, ENVS * TURNS, forks=True)
+
+
 class Forgetful(Dice):
     deterministic = False
 
@@ -273,8 +312,9 @@ def test_unknown_values_give_no_advantage():
         ({"groups": GroupRollout(size=2, per_rollout=2, mini_batches=1, ahead=2)}, "data.init_args.groups.ahead"),
         ({"interaction": SidesInteraction(1)}, "data.init_args.interaction"),
         ({"kl_in_reward": True}, "model.init_args.kl.reward"),
+        ({"interaction": TurnInteraction(1, ask_again=1)}, "data.init_args.interaction.init_args.ask_again"),
     ],
-    ids=["ahead", "sides", "kl"],
+    ids=["ahead", "sides", "kl", "asked again"],
 )
 def test_what_cannot_be_forked_is_refused_with_its_key(settings: dict[str, Any], key: str):
     given = {"groups": None, "interaction": TurnInteraction(1), "kl_in_reward": False} | settings
