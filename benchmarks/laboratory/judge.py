@@ -216,7 +216,10 @@ def run(tasks: Sequence[str], settings: Sequence[str], seeds: range, share: tupl
 
 
 def record(folder: Path, kept: Path) -> dict[str, Any]:
-    """Return all that the page is made of: what a folder has, and what it lacks from what was kept before."""
+    """Return all that the page is made of: what a folder has, and what it lacks from what was kept before.
+
+    A task has as many seeds as all of its settings were run with, two at least.
+    """
     before: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     found: dict[str, Any] = {"played": PLAYED, "tasks": {}, "advice": before.get("advice", {}) | advice(folder)}
     for name, task in TASKS.items():
@@ -225,15 +228,27 @@ def record(folder: Path, kept: Path) -> dict[str, Any]:
         start = json.loads(path.read_text()) if path.exists() else old.get("start")
         if start is None:
             continue
-        runs: dict[str, list[Any]] = {}
-        for setting, arm in arms(start["mean_turns"]).items():
-            files = [folder / f"{key(task, arm, seed)}.json" for seed in range(SEEDS)]
-            if all(file.exists() for file in files):
-                runs[setting] = [json.loads(file.read_text()) for file in files]
-            elif setting in old.get("runs", {}):
-                runs[setting] = old["runs"][setting]
+        by_setting = arms(start["mean_turns"]).items()
+        files = [{name: folder / f"{key(task, arm, seed)}.json" for name, arm in by_setting} for seed in range(SEEDS)]
+        whole = [of_seed for of_seed in files if all(file.exists() for file in of_seed.values())]
+        runs = {setting: [json.loads(of_seed[setting].read_text()) for of_seed in whole] for setting, _ in by_setting}
+        if len(whole) < 2:
+            runs = old.get("runs", {})
         found["tasks"][name] = {"about": task.about, "start": start, "runs": runs}
     return found
+
+
+def restore(folder: Path, kept: Path) -> None:
+    """Put the runs that were kept into a folder that lacks them, so that they are not made again."""
+    tasks = json.loads(kept.read_text())["tasks"] if kept.exists() else {}
+    for name, of_task in tasks.items():
+        by_setting = arms(of_task["start"]["mean_turns"])
+        files = {folder / f"{name}-{EPISODES}.json": of_task["start"]}
+        for setting, runs in of_task["runs"].items():
+            files |= {folder / f"{key(TASKS[name], by_setting[setting], i)}.json": run for i, run in enumerate(runs)}
+        for file, content in files.items():
+            if not file.exists():
+                save(file, json.dumps(content))
 
 
 def main() -> None:
@@ -248,6 +263,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of runs and models")
     wanted = parser.parse_args()
     quiet()
+    restore(wanted.runs, RECORD)
     if wanted.report:
         found = record(wanted.runs, RECORD)
         save(RECORD, json.dumps(found) + "\n")

@@ -18,8 +18,8 @@ Scores = Mapping[str, Sequence[float]]  # of one task by setting, paired by seed
 HEAD = """\
 # Advice on held-out tasks
 
-Ten small tasks that were chosen before anything was trained on them, six settings of the recipe, {seeds} paired seeds.
-Written by `python -m benchmarks.laboratory.judge --report` from `advise.json`. The tasks are those of
+Ten small tasks that were chosen before anything was trained on them, six settings of the recipe, at most {seeds} paired
+seeds. Written by `python -m benchmarks.laboratory.judge --report` from `advise.json`. The tasks are those of
 `benchmarks/laboratory/held_out.py`, the settings those of `benchmarks/laboratory/judge.py`.
 
 ## The advice
