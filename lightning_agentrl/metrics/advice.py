@@ -103,6 +103,9 @@ LABORATORY, TRIALS = "results/laboratory.md", "guides/advise.md"
 LONG = Cited(LABORATORY, "Turns per environment", "64 turns over 8: +0.049 (+0.030 to +0.054), horizon 12")
 SHORT = Cited(LABORATORY, "Turns per environment", "8 turns over 2: +0.104 (+0.095 to +0.114), horizon 12")
 DUAL = Cited(LABORATORY, "Dual discount with a lure", "over one pair: +0.117 (+0.050 to +0.190), replies of 8 words")
+NO_LURE = Cited(
+    LABORATORY, "Dual discount without a lure", "over one pair: -0.060 (-0.148 to -0.043), replies of 4 words"
+)
 WARM = Cited(
     LABORATORY, "Critic warm-up, cut at 2 turns", "random head, warm-up over random head: +0.337 (+0.184 to +0.498)"
 )
@@ -217,11 +220,12 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
     discounts = Choice(
         "discounts",
         ".99/.95, 1/1 within a turn",
-        f"replies have {words:g} tokens, and one discount per token would count each of them against a far reward"
+        f"replies have {words:g} tokens, and one discount per token would count each of them against a far reward; "
+        "where no nearer one competes with it, one pair learned faster"
         if words > 1
         else "replies have one token, so a pair per token would be the same",
-        Sure.STRONG if words >= LONG_REPLY else WEAK,
-        DUAL,
+        WEAK,
+        DUAL if words >= LONG_REPLY else NO_LURE,
     )
     size = Choice("group size", "no groups", "a critic stands for the comparison", against.sure)
     estimator = against
