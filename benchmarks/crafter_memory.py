@@ -7,7 +7,8 @@
 SmolLM2-135M-Instruct plays and is trained; episodes follow each other. Peak memory is reset before every iteration:
 that of the process, or of the accelerator if there is one. What is kept is what is left after it, once freed memory was
 given back. The last iteration is compared with the second, the first in which no environment begins without a history,
-and since the largest micro-batch differs from one iteration to the next, one half of them with the other. Writes
+and one half of them with the other. Prompts that begin alike are computed once, and how many do differs with what
+happens in the game: the budget of a micro-batch is small enough that each iteration fills several. Writes
 `crafter_memory.md`, `.png` and `.json`. Each of the two runs is kept below `--kept` when it is whole, and not made
 again; it has to be one process, since another begins with a heap without holes, which would hide what is looked for.
 """
@@ -35,6 +36,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.agents import KL, Compute, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.agents.scoring import action_rows
 from lightning_agentrl.models.allocator import keep_freed_memory, resident_bytes, trim
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.demo import demo_model_folder
@@ -53,8 +55,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVS, HISTORY, WINDOW = 4, 2, 8192  # turns of the past; tokens
 # In bfloat16 a CPU keeps a compiled product for each of the last 1,024 shapes, which hides what is looked for.
 PRECISION: Literal["bf16-mixed", "32-true"] = "bf16-mixed" if torch.cuda.is_available() else "32-true"
+BUDGET = 2048  # tokens of a micro-batch
 COLUMNS = {
     "tokens": "tokens per turn",
+    "computed": "of these computed by an update",
+    "largest": "tokens of the largest micro-batch",
     "kept_mb": "memory kept, MB",
     "peak_mb": "peak memory, MB",
     "cpu_seconds": "CPU seconds per turn",
@@ -65,7 +70,8 @@ TEXT = """\
 {envs} Crafter environments, {turns} turns each, in iterations of {per_iteration} turns of each environment; the
 first {layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies
 of an action, in {precision} on {device}. *Kept* is what is left after an iteration once freed memory was given back.
-Prompts show the last {history} turns. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
+Prompts show the last {history} turns; a micro-batch has at most {budget} tokens, unless one prompt is
+longer. Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)
 
@@ -94,10 +100,14 @@ class Diary(RolloutCallback):
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.turns = len(rollout.turns)
         self.tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
+        rows, reader = action_rows(rollout), agent.reader()
+        with torch.enable_grad():  # as an update cuts them
+            self.sizes = [reader.pack([rows[i] for i in index]).tokens for index in reader.micro_batches(rows)]
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         cpu = time.process_time() - self.cpu
-        row = {"tokens": self.tokens / self.turns, "peak_mb": peak_bytes() / 1e6, "cpu_seconds": cpu / self.turns}
+        row = {"tokens": self.tokens / self.turns, "computed": sum(self.sizes) / self.turns}
+        row |= {"largest": max(self.sizes), "peak_mb": peak_bytes() / 1e6, "cpu_seconds": cpu / self.turns}
         gc.collect()
         trim()
         self.rows.append(row | {"kept_mb": kept_bytes() / 1e6})
@@ -151,7 +161,7 @@ def play(turns: int, per_iteration: int, grows: bool, model: str) -> list[dict[s
         limit_val_batches=0,
         callbacks=[diary],
     )
-    compute = Compute(max_tokens_per_micro_batch=4096)
+    compute = Compute(max_tokens_per_micro_batch=BUDGET)
     trainer.fit(PPOAgent(model, critic=SharedCritic(), kl=KL(reward=0.0), compute=compute), data)
     return diary.rows
 
@@ -202,7 +212,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=400, help="of each environment, with a window of the past")
     parser.add_argument("--growing", type=int, default=30, help="of each environment, with growing samples")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
-    parser.add_argument("--per-iteration", type=int, default=20, help="turns of each environment")
+    parser.add_argument("--per-iteration", type=int, default=40, help="turns of each environment")
     parser.add_argument("--growing-per-iteration", type=int, default=6, help="the same with growing samples")
     parser.add_argument("--layers", type=int, default=30, help="of the model, from the first one on")
     parser.add_argument("--kept", type=Path, default=ROOT / "runs" / "crafter_memory", help="where runs are kept")
@@ -223,12 +233,9 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
     figures = {"envs": ENVS, "turns": given.turns, "per_iteration": given.per_iteration, "history": HISTORY}
     figures |= {"growing": given.growing, "growing_per_iteration": given.growing_per_iteration, "layers": given.layers}
-    text = TEXT.format(
-        **figures, window=WINDOW, precision=PRECISION, device=device, table=table(window), contrast=table(whole)
-    )
-    (given.out / "crafter_memory.json").write_text(
-        json.dumps({**figures, "device": device, "runs": runs}, indent=1) + "\n"
-    )
+    figures |= {"budget": BUDGET, "window": WINDOW, "precision": PRECISION, "device": device}
+    text = TEXT.format(**figures, table=table(window), contrast=table(whole))
+    (given.out / "crafter_memory.json").write_text(json.dumps({**figures, "runs": runs}, indent=1) + "\n")
     (given.out / "crafter_memory.md").write_text(text)
     draw(runs, (given.per_iteration, given.growing_per_iteration), given.out / "crafter_memory.png")
     print(text)

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import warnings
+from collections.abc import Set
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -45,8 +46,10 @@ def main() -> None:
     quiet()
     if not wanted.report:
         part, parts = map(int, wanted.share.split("/"))
+        made = set(load(wanted.runs, RECORD, CELLS))
         for name in wanted.cell:
-            run(name, wanted.runs, range(wanted.first_seed, wanted.first_seed + CELLS[name].seeds)[part - 1 :: parts])
+            seeds = range(wanted.first_seed, wanted.first_seed + CELLS[name].seeds)[part - 1 :: parts]
+            run(name, wanted.runs, seeds, made)
     if wanted.first_seed:
         print(told(load(wanted.runs, None, CELLS, wanted.first_seed), wanted.first_seed))
     elif wanted.report:
@@ -63,13 +66,13 @@ def quiet() -> None:
     torch.set_num_threads(1)
 
 
-def run(name: str, folder: Path, seeds: range) -> None:
-    """Make the runs of a cell that are not there, one seed of all arms after the other."""
+def run(name: str, folder: Path, seeds: range, made: Set[str]) -> None:
+    """Make the runs of a cell that neither the record nor the folder has, one seed of all arms after the other."""
     cell = CELLS[name]
     for seed in seeds:
         for arm, setting in cell.arms.items():
             path = folder / f"{key(cell, arm, seed)}.json"
-            if path.exists():
+            if path.stem in made or path.exists():
                 continue
             model = cloned(cell.start, folder)
             done = play(cell.start, model, setting, cell.iterations, seed)

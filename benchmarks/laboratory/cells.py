@@ -56,7 +56,7 @@ class Cell:
     arms: Mapping[str, Arm]
     comparisons: tuple[Comparison, ...]
     iterations: int = 24
-    seeds: int = 5
+    seeds: int = 10
 
 
 LURED = Start(lure=0.5, reply_tokens=8)
