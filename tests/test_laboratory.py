@@ -17,6 +17,7 @@ from benchmarks.laboratory.arms import Arm, ExactCurve, play, random_head
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
 from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.gradients import exact_gradient
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, STAY, KeyDoor, Rules, State, best_actions, distances, starts
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.records import as_text, key, load, save
@@ -154,6 +155,28 @@ def test_random_values_have_mean_0_and_deviation_1(talking):
     head = random_head(reader, seed=5)
     values_S = reader.hidden() @ torch.tensor(head.weight) + head.bias
     assert (float(values_S.mean()), float(values_S.std())) == pytest.approx((0, 1), abs=1e-4)
+
+
+def test_the_exact_gradient_tells_how_success_changes(tmp_path):
+    """Against the success of the policy after a small step of its weights, which another path computes."""
+    start = Start(horizon=7, slip=0.2)
+    model, game = random_model(start, tmp_path / "model"), tables(start.rules)
+    reader = PolicyReader(model, game.states, PROMPT, start.reply_tokens)
+    reader.lm.double()
+    parameters = list(reader.lm.parameters())
+    gradient_D = exact_gradient(reader, game, parameters)
+    step_D = torch.randn(len(gradient_D), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def success(length: float) -> float:
+        with torch.no_grad():
+            for parameter, part in zip(parameters, step_D.split([p.numel() for p in parameters]), strict=True):
+                parameter += length * part.view_as(parameter)
+        return game.success(reader.table())
+
+    ahead, behind = success(1e-5), success(-2e-5)
+    assert float(gradient_D @ step_D) == pytest.approx((ahead - behind) / 2e-5, rel=1e-4)
+    with pytest.raises(ValueError, match="one word, got 8 words"):
+        exact_gradient(PolicyReader(model, game.states, PROMPT, 8), game, parameters)
 
 
 @pytest.mark.slow
