@@ -105,6 +105,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(float(quartile_mean(data)), float(low), float(high), POWER * spread)
 
 
+def shown(difference: Estimate) -> bool:
+    """Return whether the interval excludes 0."""
+    return not difference.low <= 0 <= difference.high
+
+
 def verdict(difference: Estimate) -> str:
     """Return what a difference of the arm that is claimed to be better and the other one says."""
     if difference.low > 0:

@@ -27,11 +27,14 @@ def keys(cell: Cell, first_seed: int = 0) -> dict[str, list[str]]:
 
 
 def runs_of(cell: Cell, records: Records, first_seed: int = 0) -> dict[str, list[Run]] | None:
-    """Return the runs of a cell by arm, paired by their places; None: they are not all there."""
-    wanted = keys(cell, first_seed)
-    if any(each not in records for of_arm in wanted.values() for each in of_arm):
+    """Return the runs of a cell by arm, of the seeds that every arm has; None: of fewer than half of its seeds."""
+    by_seed = zip(*keys(cell, first_seed).values(), strict=True)
+    whole = [of_seed for of_seed in by_seed if all(each in records for each in of_seed)]
+    if 2 * len(whole) < cell.seeds:
         return None
-    return {arm: [records[each] for each in of_arm] for arm, of_arm in wanted.items()}
+    return {
+        arm: [records[each] for each in of_arm] for arm, of_arm in zip(cell.arms, zip(*whole, strict=True), strict=True)
+    }
 
 
 def save(path: Path, text: str) -> None:

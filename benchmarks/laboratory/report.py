@@ -29,7 +29,15 @@ widened for so few of them. *confirmed* and *refuted* say that the interval excl
 names the effect that would have been seen in four of five repetitions. One interval in twenty excludes 0 by chance
 alone, and one of so few seeds may be too narrow.
 
-{kept} of {cells} cells are complete{missing}.
+{kept} of {cells} cells have been run{missing}.
+
+## Again with other seeds
+
+Where the interval of the first {half} seeds excluded 0, the same difference of the other seeds, which were run later.
+
+{again}
+
+{same} of {asked} have the same sign.
 
 ## How it is measured
 
@@ -110,7 +118,8 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
     setting = ", ".join(
         [f"horizon {start.horizon}", f"replies of {start.reply_tokens} word{'s' * (start.reply_tokens > 1)}", *extras]
     )
-    first = next(iter(runs.values()))[0]["curve"][0]
+    of_one = next(iter(runs.values()))
+    first, seeds = of_one[0]["curve"][0], len(of_one)
     arms = table(
         arm_rows(runs), ["arm", "area", "success at the end", "worst dip", f"reached {GOAL}", "turns", "seconds"]
     )
@@ -120,7 +129,7 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 * **Claim**: {cell.claim}
 * **By**: {cell.by}.
 * **Refuted by**: {cell.refuted}.
-* **Cell** `{name}`: {setting}; {cell.iterations} iterations, {cell.seeds} seeds. Success of the start: {first:.2f}
+* **Cell** `{name}`: {setting}; {cell.iterations} iterations, {seeds} seeds. Success of the start: {first:.2f}
   (of its expert: {game.success(game.expert(start.noise)):.2f}).
 
 {table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
@@ -136,9 +145,33 @@ def summary(done: Mapping[str, Mapping[str, Sequence[Run]]]) -> list[list[str]]:
 
 
 def complete(records: Records, first_seed: int = 0) -> dict[str, dict[str, list[Run]]]:
-    """Return the runs of the cells that have all of theirs."""
+    """Return the runs of the cells that have at least half of theirs."""
     found = {name: runs_of(cell, records, first_seed) for name, cell in CELLS.items()}
     return {name: runs for name, runs in found.items() if runs is not None}
+
+
+def repeated(done: Mapping[str, Mapping[str, Sequence[Run]]]) -> list[list[str]]:
+    """Return a row for each difference that the first half of the seeds showed, with that of the other half."""
+    found = []
+    for name, runs in done.items():
+        half = CELLS[name].seeds // 2
+        first = differences(CELLS[name], {arm: of_arm[:half] for arm, of_arm in runs.items()})
+        if len(next(iter(runs.values()))) < half + 2:
+            continue
+        other = differences(CELLS[name], {arm: of_arm[half:] for arm, of_arm in runs.items()})
+        found += [
+            [
+                CELLS[name].title,
+                f"{each.better} over {each.worse}",
+                each.measure.replace("_", " "),
+                interval(before),
+                interval(after),
+                "yes" if before.value * after.value > 0 else "**no**",
+            ]
+            for (each, before), (_, after) in zip(first, other, strict=True)
+            if measures.shown(before)
+        ]
+    return found
 
 
 def told(records: Records, first_seed: int) -> str:
@@ -149,8 +182,13 @@ def told(records: Records, first_seed: int) -> str:
 def page(records: Records) -> str:
     done = complete(records)
     missing = [f"`{name}`" for name in CELLS if name not in done]
+    again = repeated(done)
     text = HEAD.format(
         table=told(records, 0),
+        half=max(cell.seeds for cell in CELLS.values()) // 2,
+        again=table(again, ["cell", "claimed", "by", "first seeds", "other seeds", "same sign"]),
+        same=sum(row[-1] == "yes" for row in again),
+        asked=len(again),
         kept=len(done),
         cells=len(CELLS),
         missing=f"; these have not been run:\n{', '.join(missing)}" if missing else "",
