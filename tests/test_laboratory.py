@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.laboratory import measures
+from benchmarks.laboratory import lure, measures
 from benchmarks.laboratory.arms import Arm, ExactCurve, play, random_head
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
@@ -31,8 +31,8 @@ SLIPPERY = Rules(7, slip=0.2, lure=0.5)
 @pytest.mark.parametrize("horizon", [7, 12, 24])
 def test_the_shortest_way_has_the_length_of_the_horizon(horizon):
     """From every start, with and without a lure, and the environment's own player takes it."""
-    for lure in (0.0, 0.5):
-        rules = Rules(horizon, lure=lure)
+    for tempting in (0.0, 0.5):
+        rules = Rules(horizon, lure=tempting)
         assert {(state.key_row, state.goal_row) for state in starts(rules)} == {(k, g) for k in (0, 2) for g in (0, 2)}
         game = tables(rules)
         assert game.success(game.expert(0.0), horizon) == pytest.approx(1)
@@ -155,6 +155,32 @@ def test_random_values_have_mean_0_and_deviation_1(talking):
     head = random_head(reader, seed=5)
     values_S = reader.hidden() @ torch.tensor(head.weight) + head.bias
     assert (float(values_S.mean()), float(values_S.std())) == pytest.approx((0, 1), abs=1e-4)
+
+
+def test_at_the_predicted_length_the_lure_is_worth_as_much_as_the_goal():
+    """For a player who takes the shortest way to either, from every start."""
+    rules = Rules(lure.GOAL_TURNS, lure=0.5)
+    for begin in starts(rules):
+        reached, turns = {begin}, 0
+        while not any(rules.at_lure(state) for state in reached):
+            reached |= {rules.moved(state, action) for state in reached for action in MOVES}
+            turns += 1
+        assert turns == lure.LURE_TURNS
+    length = lure.predicted(0.5, 0.97)
+    game = tables(rules)
+    straight = dict(zip(game.states, game.values(game.expert(0.0), 0.97**length), strict=True))
+    last_reward_at = 0.97 ** (length * (lure.LURE_TURNS - 1))
+    assert [straight[begin] for begin in starts(rules)] == pytest.approx([0.5 * last_reward_at] * len(starts(rules)))
+
+
+@pytest.mark.parametrize(
+    ("ends", "between"),
+    [((0.5, 0.4, 0.1, 0.0), (4 / 2**0.5,) * 2), ((0.1, 0.5, 0.5, 0.5), (0.0, 1.0)), ((0.5,) * 4, (8.0, np.inf))],
+)
+def test_the_boundary_is_where_success_falls_below_that_of_the_start(ends, between):
+    runs = {(0.5, words, 0.99): [{"curve": [0.25, end]}] for words, end in zip(lure.LENGTHS, ends, strict=True)}
+    assert lure.boundary(runs, 0.5, 0.99) == pytest.approx(between)
+    assert lure.boundary(runs, 0.5, 0.95) is None
 
 
 def test_the_exact_gradient_tells_how_success_changes(tmp_path):
