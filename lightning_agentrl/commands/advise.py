@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -15,14 +14,13 @@ from typing import Any, cast
 import lightning as L
 import torch
 import yaml
-from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.scoring import row_states, score_values
 from lightning_agentrl.commands.advise_config import config_text, iteration_turns, setting_config
 from lightning_agentrl.commands.advise_report import advice_text, facts_table
-from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.looking import Look, LookCLI, validate_until_looked
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
@@ -38,30 +36,6 @@ REPLAYS = 8  # episodes that are played again
 MOST_TURNS = 200  # of an episode
 MOST_STATES = 1000  # that the quick critic reads
 DISCOUNT = 0.99  # of the returns that it explains
-
-
-class TaskMeasured(Exception):
-    """The end of the measuring, raised once everything was played so that nothing else is done."""
-
-
-class MeasureTask(L.Callback):
-    """Plays groups of episodes of a connected agent when a validation begins, which is then ended.
-
-    Args:
-        episodes: how many.
-        most_turns: of an episode, which is stopped then.
-        untrained: the policy and the critic are as they were made.
-    """
-
-    def __init__(self, episodes: int, most_turns: int = MOST_TURNS, untrained: bool = True) -> None:
-        self.episodes = episodes
-        self.most_turns = most_turns
-        self.untrained = untrained
-        self.found: Facts | None = None
-
-    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.found = measure_connected(cast(Agent, pl_module), self.episodes, self.most_turns, self.untrained)
-        raise TaskMeasured
 
 
 def measure_connected(
@@ -170,14 +144,13 @@ def advise_agent(
         episodes: to play.
         trainer: for its precision and device; on the CPU, or the first GPU, when not given.
     """
-    callback = MeasureTask(check_episodes(episodes))
+    check_episodes(episodes)
+    callback = Look(lambda connected: measure_connected(connected, episodes))
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = trainer or L.Trainer(devices=1, enable_model_summary=False, **quiet)
     cast(Any, trainer).callbacks.append(callback)
     try:
-        trainer.validate(agent, data, verbose=False)
-    except TaskMeasured:
-        data.teardown("validate")
+        validate_until_looked(trainer, agent, data)
     finally:
         cast(Any, trainer).callbacks.remove(callback)
     if callback.found is None:
@@ -196,82 +169,49 @@ def check_episodes(episodes: int) -> int:
     return episodes
 
 
-class AdviseCLI(AgentCLI):
+class AdviseCLI(LookCLI):
     """`agentrl advise`, which builds models and engine of a run's config and trains nothing."""
 
-    def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(args, run=False)
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        return super().init_parser(prog="agentrl advise", **kwargs)
+    prog = "agentrl advise"
+    episodes = EPISODES
+    episodes_help = "Episodes to play, four from each start."
+    file = "advice.yaml"
+    file_help = "File for the advice as a config"
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        parser.add_argument("--episodes", type=int, default=EPISODES, help="Episodes to play, four from each start.")
         parser.add_argument(
             "--most_turns", type=int, default=MOST_TURNS, help="Turns of an episode after which it is left."
         )
-        parser.add_argument(
-            "--out",
-            type=str | None,
-            default=None,
-            help="File for the advice as a config; advice.yaml in trainer.default_root_dir when not given.",
-        )
         parser.add_argument("--json", type=str | None, default=None, help="File for what was measured and advised.")
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="Checkpoint of the policy; the untrained one if not given.",
-        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        devices, nodes = config.trainer.devices, config.trainer.num_nodes
-        self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
-        config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
-        config.trainer.limit_val_batches = None  # else the config may leave out what is played
         check_episodes(config.episodes)
         if config.most_turns < 1:
             raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")
-        for name in ("out", "json"):
-            if config[name] is not None and Path(config[name]).is_dir():
-                raise ConfigError(f"'{config[name]}' is a folder; name the file to write (argument --{name})")
+        self.check_file("json")
 
     def advise(self) -> None:
         """Play, print what was measured and the advice, and write the files."""
-        trainer, data, agent = (
-            cast(Any, self.trainer),
+        data, settings, untrained = (
             cast(RolloutDataModule, self.datamodule),
-            cast(Agent, self.model),
+            self.settings,
+            self.start.ckpt_path is None,
         )
-        callback = MeasureTask(self.settings.episodes, self.settings.most_turns, self.start.ckpt_path is None)
-        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
-        trainer.callbacks, trainer.loggers = [*bars, callback], []
-
-        def run() -> None:
-            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
-            try:
-                trainer.validate(agent, data, ckpt_path=self.start.ckpt_path, verbose=False)
-            except TaskMeasured:
-                data.teardown("validate")
-
-        self._guarded("validate", run)
-        if callback.found is None:  # a signal ended it
+        facts = self.look(lambda agent: measure_connected(agent, settings.episodes, settings.most_turns, untrained))
+        if facts is None:
             return
-        facts, advice = callback.found, advise(callback.found)
-        policy = self.start.ckpt_path or f"{agent.model}, untrained"
-        print(facts_table(facts, f"{data.pool.label} with {policy}").text(), end="\n\n")
+        advice = advise(facts)
+        print(facts_table(facts, f"{data.pool.label} with {self.policy}").text(), end="\n\n")
         print(advice_text(advice), end="\n\n", flush=True)
         config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         changes = setting_config(advice.setting, config, facts.mean_turns, data.memory.grows, self.processes)
-        out = Path(self.settings.out or Path(trainer.default_root_dir) / "advice.yaml")
-        write(out, config_text(advice, changes))
-        if self.settings.json:
-            write(Path(self.settings.json), as_json(facts, advice))
-        print(f"written to {out}: agentrl fit --config YOURS --config {out}")
+        write(self.out, config_text(advice, changes))
+        if settings.json:
+            write(Path(settings.json), as_json(facts, advice))
+        print(f"written to {self.out}: agentrl fit --config YOURS --config {self.out}")
 
 
 def as_json(facts: Facts, advice: Advice) -> str:
