@@ -24,7 +24,7 @@ from lightning_agentrl.types import ModelInput, Segment, SegmentKind
 from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
-REMEMBERED, REMEMBERED_CHARS = 1024, 4096  # prompts, and their length: some ten megabytes at most
+REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
 _PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
 
 
