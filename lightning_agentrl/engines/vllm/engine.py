@@ -22,6 +22,7 @@ from lightning_agentrl.engines.vllm.start import (
     check_request,
     close_vllm,
     has_processes,
+    sampling_arguments,
     start_vllm,
 )
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
@@ -226,15 +227,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams
 
         _, handle = self._started()
-        params = SamplingParams(
-            temperature=request.temperature,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            stop_token_ids=list(handle.stop_token_ids),
-            ignore_eos=True,  # only the ids above, none from the model's folder
-            logprobs=0,  # of the sampled token only
-            detokenize=False,
-        )
+        params = SamplingParams(**sampling_arguments(request, handle.stop_token_ids))
         prompt = engine_input(request.prompt, handle.policy.image_reader)
         engine.add_request(name, prompt, params, lora_request=self._adapter)
 

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
@@ -150,6 +151,19 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
             f"vLLM samples at temperature 0, or {COLDEST} to {HOTTEST:g}, got {temperature}; change "
             "model.init_args.temperature or data.init_args.validation.temperature"
         )
+
+
+def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]) -> dict[str, Any]:
+    """Return the ``SamplingParams`` of a request, which a server takes too."""
+    return {
+        "temperature": request.temperature,
+        "seed": request.seed,
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(stop_token_ids),
+        "ignore_eos": True,  # only the ids above, none from the model's folder
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": False,
+    }
 
 
 def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | None, owns_processes: bool) -> Any:

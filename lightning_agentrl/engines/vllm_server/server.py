@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
+from lightning_agentrl.engines.vllm.start import sampling_arguments
 from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
@@ -145,18 +146,9 @@ class VLLMServer:
             Lost: it went away or was restarted meanwhile; try again.
             ValueError: it refused, or its answer is not a complete reply.
         """
-        params = {
-            "temperature": request.temperature,
-            "seed": request.seed,
-            "max_tokens": request.max_tokens,
-            "stop_token_ids": list(stop_token_ids),
-            "ignore_eos": True,  # only the ids above, none from the model's folder
-            "logprobs": 0,  # of the sampled token only
-            "detokenize": False,
-        }
-        answer = await self._post(
-            "/inference/v1/generate", {"token_ids": list(request.prompt.ids), "sampling_params": params}
-        )
+        params = sampling_arguments(request, stop_token_ids)
+        body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
+        answer = await self._post("/inference/v1/generate", body)
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
