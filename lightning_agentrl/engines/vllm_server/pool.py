@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -15,27 +15,12 @@ from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
 from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, Transfer, complaint
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
 
 LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
-
-
-class Delivery(Protocol):
-    """A way to deliver weights to servers."""
-
-    @property
-    def needs(self) -> str:
-        """What a server needs for it, as the end of an error message."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the weights."""
-
-    async def bring(self, server: VLLMServer, before: str) -> None:
-        """Make a server, whose weights have the version ``before``, load them. Raises Lost or ValueError."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +313,7 @@ class ServerPool:
 
     async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
         try:
-            await replica.server.load(delivery.bring, version, delivery.size)
+            await replica.server.load(delivery, version)
         except Hangs:
             raise
         except (Lost, ValueError) as error:

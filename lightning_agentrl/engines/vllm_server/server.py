@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
@@ -33,6 +34,16 @@ def open_session(patience: float) -> aiohttp.ClientSession:
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One version of the weights, and how servers get it."""
+
+    needs: str  # what a server needs for it, as the end of an error message
+    size: int  # bytes of the weights
+    bring: Callable[[VLLMServer, str], Awaitable[None]]
+    """Makes a server load them, given the version of its weights. Raises Lost or ValueError."""
 
 
 class VLLMServer:
@@ -86,37 +97,29 @@ class VLLMServer:
         """Return the version of its weights that was set last."""
         return str((await self._tell("/weight_info")).get("weight_version"))
 
-    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str, size: int) -> None:
+    async def load(self, delivery: Delivery, version: str) -> None:
         """Make it load weights and drop its prefix cache, and check the version.
-
-        Args:
-            bring: delivers the weights; called with the server and its current version.
-            version: version of the weights.
-            size: bytes of the weights.
 
         Raises:
             Hangs: it has not loaded them in time.
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
-        limit, start = self.deadlines.load(size), time.monotonic()
+        limit, start = self.deadlines.load(delivery.size), time.monotonic()
         try:
             async with asyncio.timeout(limit):
-                await self._load(bring, version)
+                before, loading = await self.weight_version(), f"{LOADING}{version}"
+                await self._post("/update_weight_version", {"new_version": loading})
+                await delivery.bring(self, before)
+                await self.call_workers(PACK_EXPERTS)
+                await self._forget_prefixes()
+                await self._expect(loading)  # the same process as before, and nobody else's weights
+                await self._post("/update_weight_version", {"new_version": version})
+                await self._expect(version)
         except TimeoutError as error:
             self.deadlines.note_load(limit, in_time=False)
             raise Hangs(f"it has not loaded the weights within {limit:.0f} s") from error
         self.deadlines.note_load(time.monotonic() - start)
-
-    async def _load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
-        before, loading = await self.weight_version(), f"{LOADING}{version}"
-        await self._post("/update_weight_version", {"new_version": loading})
-        await bring(self, before)
-        await self.call_workers(PACK_EXPERTS)
-        await self._forget_prefixes()
-        await self._expect(loading)  # the same process as before, and nobody else's weights
-        await self._post("/update_weight_version", {"new_version": version})
-        await self._expect(version)
 
     async def call_workers(self, method: str, **arguments: Any) -> None:
         """Call a method of all its workers."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,13 +87,3 @@ class Calls:
             self.why = error
             self.refused.set()
             raise
-
-
-class Sender(Protocol):
-    """The sending side of a transfer; vLLM calls it a ``TrainerWeightTransferEngine``."""
-
-    def send_weights(self) -> None:
-        """Send all weights of the source, with the steps around it; wait until the server has loaded them."""
-
-    def shutdown(self) -> None:
-        """Leave the group with the server."""
