@@ -186,14 +186,10 @@ class Admission:
             return math.inf
         return 0.0 if self._seats else max(0.0, self._came_at + self.gather_seconds - now)
 
-    def close(self) -> None:
-        """Admit nothing more."""
+    def close(self) -> list[Asked]:
+        """Take and admit nothing more, and return what was never admitted."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-
-    def rest(self) -> list[Asked]:
-        """Return what was never admitted."""
-        with self._changed:
             rest, self._queue = self._queue, []
             return rest
