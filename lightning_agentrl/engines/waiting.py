@@ -28,14 +28,6 @@ class Waiting:
         """Wake the caller, from any thread."""
         tell_all([(self, outcome)])
 
-    def settle(self, outcome: Reply | Exception) -> None:
-        if self.future.done():  # cancelled, or told that the engine has ended
-            return
-        if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-
 
 def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     """Wake callers in their order, with one call for those of a loop. Works from any thread."""
@@ -46,4 +38,9 @@ def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
 
 def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     for waiting, outcome in outcomes:
-        waiting.settle(outcome)
+        if waiting.future.done():  # cancelled, or told that the engine has ended
+            continue
+        if isinstance(outcome, Exception):
+            waiting.future.set_exception(outcome)
+        else:
+            waiting.future.set_result(outcome)

@@ -24,14 +24,12 @@ class Seat:
         self.away_since = time.monotonic()
         self.late = False  # away for too long, so the others go on
         self._admission = admission
-        self._token: Token[Seat | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _SEAT.set(self)
+        self._before: Token[Seat | None] = _SEAT.set(self)
 
     def __exit__(self, *_: Any) -> None:
-        if self._token is not None:
-            _SEAT.reset(self._token)
+        _SEAT.reset(self._before)
         self._admission.leave(self)
 
 

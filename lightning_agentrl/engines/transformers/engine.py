@@ -167,7 +167,7 @@ class TransformersEngine(Engine):
             if not batch.drafts:
                 return done
             self._tell(desk, batch, done)
-            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.takes_more else None
+            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.prefill.whole_rows else None
             new = more or ()
 
     def _tell(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:

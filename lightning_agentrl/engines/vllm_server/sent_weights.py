@@ -117,17 +117,17 @@ class _Link:
         """Return the result of plain code. If the server refuses or dies, raise that while the code still waits."""
         self._working = in_thread(work, THREAD)
         working = asyncio.wrap_future(self._working)
-        refused = asyncio.ensure_future(self._calls.refused.wait())
-        both: set[asyncio.Future[Any]] = {working, refused}
+        refusal = self._calls.refusal
+        both: set[asyncio.Future[Any]] = {working, refusal}
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() or working.exception() is not None:
                 await asyncio.wait(both, timeout=ANSWER_SECONDS)
                 fault = working.exception() if working.done() else None
-                raise self._calls.why or Lost(f"the transfer of weights was aborted: {fault}") from fault
+                lost = Lost(f"the transfer of weights was aborted: {fault}")
+                raise (refusal.result() if refusal.done() else lost) from fault
             return working.result()
         finally:
-            refused.cancel()
             working.cancel()
 
 

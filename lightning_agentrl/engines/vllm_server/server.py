@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
-TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
-PACK_EXPERTS = TellsSizes.pack_experts.__name__
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -109,12 +107,12 @@ class VLLMServer:
         try:
             async with asyncio.timeout(limit):
                 before, loading = await self.weight_version(), f"{LOADING}{version}"
-                await self._post("/update_weight_version", {"new_version": loading})
+                await self.post("/update_weight_version", {"new_version": loading})
                 await delivery.bring(self, before)
-                await self.call_workers(PACK_EXPERTS)
+                await self.call_workers(TellsSizes.pack_experts.__name__)
                 await self._forget_prefixes()
                 await self._expect(loading)  # the same process as before, and nobody else's weights
-                await self._post("/update_weight_version", {"new_version": version})
+                await self.post("/update_weight_version", {"new_version": version})
                 await self._expect(version)
         except TimeoutError as error:
             self.deadlines.note_load(limit, in_time=False)
@@ -123,20 +121,17 @@ class VLLMServer:
 
     async def call_workers(self, method: str, **arguments: Any) -> None:
         """Call a method of all its workers."""
-        await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
+        await self.post("/collective_rpc", {"method": method, "kwargs": arguments})
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
-        told = (await self._post("/collective_rpc", {"method": TELLS_CHECKSUM})).get("results") or ()
-        return tuple(layout for layout, _ in told), tuple(content for _, content in told)
+        told = await self.post("/collective_rpc", {"method": TellsSizes.weights_checksum.__name__})
+        sums = told.get("results") or ()
+        return tuple(layout for layout, _ in sums), tuple(content for _, content in sums)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
         return int((await self._tell("/get_world_size"))["world_size"])
-
-    async def transfer(self, step: str, told: dict[str, Any]) -> None:
-        """Perform a step of vLLM's weight transfer, given the name of its route."""
-        await self._post(f"/{step}", told)
 
     async def generate(
         self, request: SamplingRequest, stop_token_ids: Collection[int], version: str, policy_version: int
@@ -151,13 +146,13 @@ class VLLMServer:
         """
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
-        answer = await self._post("/inference/v1/generate", body)
+        answer = await self.post("/inference/v1/generate", body)
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
         end = time.monotonic() + self.deadlines.patience / 2  # aborted requests may still be ending
         while time.monotonic() < end:
-            if (await self._post("/reset_prefix_cache", {})).get("success"):
+            if (await self.post("/reset_prefix_cache", {})).get("success"):
                 return
             await asyncio.sleep(0.2)
         raise ValueError(
@@ -174,7 +169,8 @@ class VLLMServer:
         """Return what it knows already."""
         return await self._call("GET", path, self.deadlines.patience)
 
-    async def _post(self, path: str, body: Any) -> dict[str, Any]:
+    async def post(self, path: str, body: Any) -> dict[str, Any]:
+        """Return its answer, for which who asks decides how long to wait."""
         return await self._call("POST", path, None, body)
 
     async def _call(

@@ -46,8 +46,7 @@ class Calls:
 
     def __init__(self, server: VLLMServer) -> None:
         self._server, self._loop = server, asyncio.get_running_loop()
-        self.refused = asyncio.Event()
-        self.why: Exception | None = None
+        self.refusal: asyncio.Future[Exception] = self._loop.create_future()
         self._asked: set[Future[None]] = set()
         self._over = False
 
@@ -82,8 +81,8 @@ class Calls:
 
     async def _tell(self, step: str, told: dict[str, Any]) -> None:
         try:
-            await self._server.transfer(step, told)
+            await self._server.post(f"/{step}", told)
         except Exception as error:
-            self.why = error
-            self.refused.set()
+            if not self.refusal.done():
+                self.refusal.set_result(error)
             raise
