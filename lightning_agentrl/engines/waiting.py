@@ -16,13 +16,11 @@ class Waiting:
     """A request and the future for its answer, to be made on the caller's event loop."""
 
     request: SamplingRequest
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Reply]
 
     @classmethod
     def for_reply(cls, request: SamplingRequest) -> Waiting:
-        loop = asyncio.get_running_loop()
-        return cls(request, loop, loop.create_future())
+        return cls(request, asyncio.get_running_loop().create_future())
 
     def tell(self, outcome: Reply | Exception) -> None:
         """Wake the caller, from any thread."""
@@ -31,7 +29,7 @@ class Waiting:
 
 def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     """Wake callers in their order, with one call for those of a loop. Works from any thread."""
-    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].loop):
+    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].future.get_loop()):
         with suppress(RuntimeError):  # the callers' loop is closed: nobody waits, and the worker must go on
             loop.call_soon_threadsafe(_settle_all, list(of_loop))
 

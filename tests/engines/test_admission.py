@@ -29,7 +29,7 @@ def ask() -> Iterator[Ask]:
         player = contextvars.copy_context()
         if seat is not None:
             player.run(seat.__enter__)
-        return player.run(desk.ask, Waiting(request, loop, loop.create_future()))
+        return player.run(desk.ask, Waiting(request, loop.create_future()))
 
     yield ask
     loop.close()

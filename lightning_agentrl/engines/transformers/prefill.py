@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
@@ -48,6 +49,7 @@ class TreePrefill:
 
     def forget(self) -> None:
         """Drop the kept prefix, as the weights have changed."""
+        # The cache holds whole rows, even if layers have windows: a tree is not a row.
         self._prefix, self._next, self._prefix_cache = (), 0, DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
@@ -64,9 +66,7 @@ class TreePrefill:
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
-        cache = DynamicCache()  # of whole rows, even if layers have windows: a tree is not a row
-        for index, layer in enumerate(self._prefix_cache.layers):  # copied, since the model appends to it
-            cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
+        cache = copy.deepcopy(self._prefix_cache)  # since the model appends to it
         positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(

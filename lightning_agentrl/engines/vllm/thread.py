@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -70,7 +71,7 @@ class VLLMThread:
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
         self._in_flight: dict[str, Ask] = {}
-        self._asked = 0
+        self._numbers = itertools.count(1)  # of requests; the next one is taken in one step of the interpreter
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
@@ -91,9 +92,7 @@ class VLLMThread:
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; if the caller is cancelled, its request is aborted."""
         waiting = Waiting.for_reply(request)
-        with self._lock:
-            self._asked += 1
-            name = f"{self._prefix}{self._asked}"
+        name = f"{self._prefix}{next(self._numbers)}"
         self._post(Ask(name, request, waiting.tell))
         try:
             return await waiting.future

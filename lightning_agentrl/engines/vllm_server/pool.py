@@ -101,18 +101,14 @@ class ServerPool:
         Raises:
             ConfigError: none answers, or one does not fit; with the remedy.
         """
-        facts, silent = [], []
-        for replica, found in zip(
-            self.replicas, await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True), strict=True
-        ):
-            if isinstance(found, Lost):
-                silent.append((replica, found))
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                facts.append(found)
+        found = await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True)
+        for fault in found:
+            if isinstance(fault, BaseException) and not isinstance(fault, Lost):
+                raise fault
+        facts = [told for told in found if isinstance(told, ServerFacts)]
         if not facts:
-            told = "; ".join(f"{replica.server.url}: {error}" for replica, error in silent)
+            urls = [replica.server.url for replica in self.replicas]
+            told = "; ".join(f"{url}: {lost}" for url, lost in zip(urls, found, strict=True))
             raise ConfigError(
                 f"no vLLM server answers ({told}); start one with `agentrl serve` and the model of the run, or "
                 f"change {KEY}.urls"

@@ -119,15 +119,14 @@ class VLLMServer:
             raise Hangs(f"it has not loaded the weights within {limit:.0f} s") from error
         self.deadlines.note_load(time.monotonic() - start)
 
-    async def call_workers(self, method: str, **arguments: Any) -> None:
-        """Call a method of all its workers."""
-        await self.post("/collective_rpc", {"method": method, "kwargs": arguments})
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of all its workers, and return what each of them returned."""
+        return (await self.post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
-        told = await self.post("/collective_rpc", {"method": TellsSizes.weights_checksum.__name__})
-        sums = told.get("results") or ()
-        return tuple(layout for layout, _ in sums), tuple(content for _, content in sums)
+        told = await self.call_workers(TellsSizes.weights_checksum.__name__)
+        return tuple(layout for layout, _ in told), tuple(content for _, content in told)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
