@@ -15,9 +15,14 @@ T = TypeVar("T")
 N = TypeVar("N", int, float)
 
 
+def in_group() -> bool:
+    """Return whether this process is in a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def all_gather(value: T) -> list[T]:
     """Return what every rank holds, in rank order. All ranks must call it."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_group():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
@@ -26,17 +31,17 @@ def all_gather(value: T) -> list[T]:
 
 def rank() -> int:
     """Return the number of this process among those of the run."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if in_group() else 0
 
 
 def ranks() -> int:
     """Return the number of processes of the run."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if in_group() else 1
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks; ``x`` must lie on a device that the process group can reach."""
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_group():
         return x
     x = x.clone()
     dist.all_reduce(x)

@@ -23,7 +23,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, TransformersEngine
-from lightning_agentrl.engines.transformers.admission import Admission
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.types import ModelInput
 
@@ -58,9 +57,9 @@ class CountedEngine(TransformersEngine):
         super().__init__(max_batch=replies, admission="as_they_come", gather_seconds=1.0)
         self.reads = HostReads()
 
-    def _serve(self, desk: Admission) -> None:
+    def _serve(self) -> None:
         with self.reads:
-            super()._serve(desk)
+            super()._serve()
 
 
 def waits(work: Callable[[], None], device: str) -> int | None:

@@ -16,34 +16,29 @@ class Waiting:
     """A request and the future for its answer, to be made on the caller's event loop."""
 
     request: SamplingRequest
-    loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Reply]
 
     @classmethod
     def for_reply(cls, request: SamplingRequest) -> Waiting:
-        loop = asyncio.get_running_loop()
-        return cls(request, loop, loop.create_future())
+        return cls(request, asyncio.get_running_loop().create_future())
 
     def tell(self, outcome: Reply | Exception) -> None:
         """Wake the caller, from any thread."""
         tell_all([(self, outcome)])
 
-    def settle(self, outcome: Reply | Exception) -> None:
-        if self.future.done():  # cancelled, or told that the engine has ended
-            return
-        if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-
 
 def tell_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     """Wake callers in their order, with one call for those of a loop. Works from any thread."""
-    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].loop):
+    for loop, of_loop in groupby(outcomes, key=lambda one: one[0].future.get_loop()):
         with suppress(RuntimeError):  # the callers' loop is closed: nobody waits, and the worker must go on
             loop.call_soon_threadsafe(_settle_all, list(of_loop))
 
 
 def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     for waiting, outcome in outcomes:
-        waiting.settle(outcome)
+        if waiting.future.done():  # cancelled, or told that the engine has ended
+            continue
+        if isinstance(outcome, Exception):
+            waiting.future.set_exception(outcome)
+        else:
+            waiting.future.set_result(outcome)

@@ -26,10 +26,10 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
             f"cannot sample while the policy is trained; use VLLMEngine, VLLMServerEngine or TransformersEngine (key "
             f"data.init_args.engine), or {key} 0"
         )
-    if isinstance(engine, VLLMEngine) and engine.tensor_parallel > 1:
+    if isinstance(engine, VLLMEngine) and (shared := engine.options.tensor_parallel) > 1:
         raise ValueError(
             "processes that share one vLLM collect together and train together; lower "
-            f"data.init_args.engine.init_args.tensor_parallel from {engine.tensor_parallel} to 1, or {key} from "
+            f"data.init_args.engine.init_args.tensor_parallel from {shared} to 1, or {key} from "
             f"{max_staleness} to 0"
         )
     oldest = 1 if groups is None else 1 + groups.longest_ahead

@@ -1,4 +1,4 @@
-"""The extension of vLLM's workers by `agentrl serve`. It imports nothing heavy, since every worker loads it."""
+"""The extension of vLLM's workers by `agentrl serve`. It imports nothing but torch, since every worker loads it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
+import torch
+
 EXTENSION = f"{__name__}.TellsSizes"
 RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, if weights are sent over the network
 FORGET_TRAINER = "forget_trainer"  # its method
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 SIZES = (
     "model_type",
     "vocab_size",
@@ -57,16 +60,9 @@ def checksum(weights: Iterable[tuple[str, Any]], device: str) -> tuple[str, str]
         layout.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         if weight.numel():
             rows = weight.detach().reshape(weight.shape[0] if weight.dim() else 1, -1).contiguous()
-            sums = rows.view(_bits(weight)).sum(1, dtype=_bits(weight, 8))
+            sums = rows.view(INTEGERS[weight.element_size()]).sum(1, dtype=torch.int64)
             content.update(sums.cpu().numpy().tobytes())
     return layout.hexdigest(), content.hexdigest()
-
-
-def _bits(weight: Any, size: int | None = None) -> Any:
-    """Return the type of integers as wide as the numbers of a tensor, or of ``size`` bytes."""
-    import torch
-
-    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size or weight.element_size()]
 
 
 def sizes_of(config: Any) -> dict[str, Any]:

@@ -44,10 +44,8 @@ class GlooGroup:
         Raises:
             RuntimeError: another member is gone, or did not make this call in time.
         """
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
         data = weight.reshape(-1).view(torch.uint8) if self._rank == 0 else weight.view(-1).view(torch.uint8)
-        self._group.broadcast([data], options).wait()
+        self._group.broadcast(data, 0).wait()
 
 
 def open_store(address: str) -> TCPStore:
@@ -62,9 +60,7 @@ def open_store(address: str) -> TCPStore:
 
 def find_store(address: str, port: int) -> TCPStore:
     """Connect to the store that another process has opened."""
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address, port, None, False, timeout=MEET_TIME
-    )
+    return dist.TCPStore(address, port, timeout=MEET_TIME)  # type: ignore[attr-defined]
 
 
 def own_address(towards: str) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.engines.vllm_server.answers import MODE
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from tests.inputs import text
 
 ENGINE = ("/collective_rpc", "/inference/v1/generate", "/reset_prefix_cache")  # routes that the engine answers
@@ -116,16 +116,13 @@ async def small_servers(count: int) -> AsyncIterator[list[SmallServer]]:
             await runner.cleanup()
 
 
-class Numbers:
+def weights_of(number: int) -> Delivery:
     """Weights that are a number."""
 
-    needs, size = "take numbers", 0
+    async def bring(server: VLLMServer, before: str) -> None:
+        await server.call_workers("reload_weights", weights_path=str(number))
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    async def bring(self, server: VLLMServer, before: str) -> None:
-        await server.call_workers("reload_weights", weights_path=str(self.number))
+    return Delivery("take numbers", 0, bring)
 
 
 def asking(seed: int, max_tokens: int = 2) -> SamplingRequest:

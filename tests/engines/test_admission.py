@@ -29,7 +29,7 @@ def ask() -> Iterator[Ask]:
         player = contextvars.copy_context()
         if seat is not None:
             player.run(seat.__enter__)
-        return player.run(desk.ask, Waiting(request, loop, loop.create_future()))
+        return player.run(desk.ask, Waiting(request, loop.create_future()))
 
     yield ask
     loop.close()
@@ -181,9 +181,9 @@ def test_a_closed_desk_takes_and_admits_nothing(ask: Ask) -> None:
     with a_desk() as (desk, following), desk.seats(2) as seats:
         asked, first = ask(desk, seats[0], 0, 0), following(running=True)
         assert waits(first)
-        desk.close()
+        assert desk.close() == [asked]
         assert first.result(timeout=30) == []  # what is running may end
         assert following().result(timeout=30) is None
         with pytest.raises(RuntimeError, match="stopped"):
             ask(desk, seats[1], 1, 0)
-        assert desk.rest() == [asked]
+        assert desk.close() == []

@@ -327,7 +327,7 @@ def test_a_caller_that_left_does_not_harm_the_others(engine):
     asyncio.run(leave())  # the loop is closed while the engine still works for it
     assert_same(serve(engine, [request(PREFIX)]), expected)
     loop = asyncio.new_event_loop()
-    engine._started.ask(Waiting(request(PREFIX), loop, loop.create_future()))
+    engine._started()[0].ask(Waiting(request(PREFIX), loop.create_future()))
     loop.close()
     assert_same(serve(engine, [request(PREFIX)]), expected)
 

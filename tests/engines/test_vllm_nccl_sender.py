@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_agentrl.engines.vllm_server import weight_senders
 from lightning_agentrl.engines.vllm_server.transfer_source import Calls, WeightSource
 from lightning_agentrl.engines.vllm_server.weight_senders import NCCLSender, Rendezvous
 
@@ -118,7 +117,6 @@ def communicator(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Communica
         return made
 
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", open_endpoint)
-    monkeypatch.setattr(weight_senders, "_free_port", lambda address: 1)
     made.streams = opened
     return made
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.engines import PolicyHandle, VLLMEngine
-from lightning_agentrl.engines.vllm.start import VLLMSettings, engine_arguments
+from lightning_agentrl.engines.vllm.start import engine_arguments
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
@@ -69,7 +69,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     handling = Handling(lambda: recorder, refuse, refuse, lambda engine: None)
     monkeypatch.setattr(VLLMEngine, "check", lambda self: None)
-    monkeypatch.setattr(VLLMEngine, "_start_thread", lambda self, settings: VLLMThread(handling))
+    monkeypatch.setattr(VLLMEngine, "_start_thread", lambda self, handle, group: VLLMThread(handling))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: recorder.seen.append("empty"))
     return recorder
 
@@ -142,28 +142,24 @@ def test_the_base_below_adapters_is_kept_since_it_is_not_sent_again(
     assert vllm.seen == ["empty", "wake weights", "adapters", "empty", "wake kv_cache", "forget"]
 
 
-ON_A_GPU = VLLMSettings(
-    model="model",
-    dtype="bfloat16",
-    device=torch.device("cuda", 0),
-    max_model_len=100,
-    max_batch=8,
-    gpu_memory_utilization=0.3,
-    kv_cache_gb=1.0,
-    sleeps=True,
-    cuda_graphs=False,
-    model_runner_v2=False,
-    async_scheduling=False,
-    lora_rank=None,
-)
+def handle_on(device: str) -> PolicyHandle:
+    """As much of one as is read, since no model can be put on a GPU that is not there."""
+    lm = SimpleNamespace(name_or_path="model", device=torch.device(device))
+    told = {"window": 100, "computes_in": torch.bfloat16, "trained_meanwhile": False}
+    return cast(PolicyHandle, SimpleNamespace(policy=SimpleNamespace(lm=lm, image_reader=None), **told))
 
 
 def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on() -> None:
-    plain = engine_arguments(ON_A_GPU)
-    assert (plain["enforce_eager"], plain["async_scheduling"]) == (True, False)
-    assert engine_arguments(replace(ON_A_GPU, cuda_graphs=True)) == plain | {"enforce_eager": False}
-    assert engine_arguments(replace(ON_A_GPU, async_scheduling=True)) == plain | {"async_scheduling": True}
-    assert "async_scheduling" not in engine_arguments(replace(ON_A_GPU, device=torch.device("cpu")))  # vLLM's default
+    def arguments(device: str = "cuda", **keys: bool) -> dict[str, Any]:
+        return engine_arguments(VLLMEngine(**keys).options, handle_on(device))
+
+    plain = arguments()
+    assert (plain["enforce_eager"], plain["async_scheduling"], plain["enable_sleep_mode"]) == (True, False, True)
+    assert (plain["dtype"], plain["max_model_len"], plain["load_format"]) == ("bfloat16", 100, "dummy")
+    assert arguments(cuda_graphs=True) == plain | {"enforce_eager": False}
+    assert arguments(async_scheduling=True) == plain | {"async_scheduling": True}
+    assert arguments(sleep=False) == plain | {"enable_sleep_mode": False}
+    assert "async_scheduling" not in arguments("cpu")  # vLLM's default
 
 
 # With vLLM

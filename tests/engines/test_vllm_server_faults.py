@@ -191,8 +191,8 @@ def strike_within(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
     async def sample(self: VLLMServer, *args: Any) -> Any:
         return await striking(generate(self, *args), self.url, "collect")
 
-    async def call(self: VLLMServer, method: str, **arguments: Any) -> None:
-        await striking(call_workers(self, method, **arguments), self.url, "transfer")
+    async def call(self: VLLMServer, method: str, **arguments: Any) -> Any:
+        return await striking(call_workers(self, method, **arguments), self.url, "transfer")
 
     monkeypatch.setattr(VLLMServer, "generate", sample)
     monkeypatch.setattr(VLLMServer, "call_workers", call)

@@ -23,7 +23,7 @@ from lightning_agentrl.engines.vllm_server.deadlines import SLACK, STEP_TOKENS, 
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
 from lightning_agentrl.engines.vllm_server.server import VLLMServer, open_session
 from lightning_agentrl.errors import EngineGoneError
-from tests.engines.small_server import SAMPLE, Numbers, SmallServer, asking, small_servers
+from tests.engines.small_server import SAMPLE, SmallServer, asking, small_servers, weights_of
 
 PATIENCE = 0.2
 FOREVER = 60.0  # more than any test takes
@@ -66,7 +66,7 @@ async def pool_of(servers: Sequence[SmallServer], patience: float, wait_seconds:
 
 async def update(pool: ServerPool, number: int) -> None:
     await pool.pause()
-    await pool.update(Weights(f"run-{number}", number, Numbers(number)))
+    await pool.update(Weights(f"run-{number}", number, weights_of(number)))
 
 
 async def until(holds: Callable[[], bool]) -> None:

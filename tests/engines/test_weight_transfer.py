@@ -13,7 +13,7 @@ import torch
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.answers import complaint, read_facts
-from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
+from lightning_agentrl.engines.vllm_server.sent_weights import copied_weights
 from lightning_agentrl.engines.vllm_server.transfer_source import WeightForm, WeightSource
 from lightning_agentrl.models.language_model import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
@@ -79,7 +79,7 @@ def test_the_own_address_is_the_one_on_the_way() -> None:
 
 def test_what_is_sent_is_a_copy_and_has_every_name(tiny_folder: Path) -> None:
     lm = load_causal_lm(str(tiny_folder))
-    weights = SentWeights("gloo", CPU).deliver(lm, "a-1").weights
+    weights = copied_weights(lm)
     before = {name: weight.detach().clone() for name, weight in lm.named_parameters(remove_duplicate=False)}
     with torch.no_grad():
         for weight in lm.parameters():
@@ -95,7 +95,7 @@ def test_adapters_are_sent_as_part_of_the_weights(tiny_folder: Path) -> None:
         for name, parameter in lm.named_parameters():
             if "lora_B" in name:
                 parameter.normal_()
-    weights = SentWeights("gloo", CPU).deliver(lm, "a-1").weights
+    weights = copied_weights(lm)
     expected = dict(merge_adapters(lm).named_parameters(remove_duplicate=False))
     assert set(weights) == set(expected)
     assert all(torch.equal(weights[name], expected[name]) for name in weights)

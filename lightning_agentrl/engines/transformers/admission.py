@@ -24,14 +24,12 @@ class Seat:
         self.away_since = time.monotonic()
         self.late = False  # away for too long, so the others go on
         self._admission = admission
-        self._token: Token[Seat | None] | None = None
 
     def __enter__(self) -> None:
-        self._token = _SEAT.set(self)
+        self._before: Token[Seat | None] = _SEAT.set(self)
 
     def __exit__(self, *_: Any) -> None:
-        if self._token is not None:
-            _SEAT.reset(self._token)
+        _SEAT.reset(self._before)
         self._admission.leave(self)
 
 
@@ -186,14 +184,10 @@ class Admission:
             return math.inf
         return 0.0 if self._seats else max(0.0, self._came_at + self.gather_seconds - now)
 
-    def close(self) -> None:
-        """Admit nothing more."""
+    def close(self) -> list[Asked]:
+        """Take and admit nothing more, and return what was never admitted."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-
-    def rest(self) -> list[Asked]:
-        """Return what was never admitted."""
-        with self._changed:
             rest, self._queue = self._queue, []
             return rest

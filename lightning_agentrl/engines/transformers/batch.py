@@ -30,13 +30,13 @@ class Draft:
     def request(self) -> SamplingRequest:
         return self.asked.waiting.request
 
-    @property
-    def greedy(self) -> bool:
-        return self.request.temperature == 0.0
-
     def draw(self) -> float:
         """Return the next number of its stream, from 0 to 1; 0 if it needs none."""
-        return 0.0 if self.greedy else torch.rand((), generator=self.random, dtype=torch.float64).item()
+        return (
+            0.0
+            if self.request.temperature == 0.0
+            else torch.rand((), generator=self.random, dtype=torch.float64).item()
+        )
 
     @property
     def over(self) -> bool:
@@ -49,12 +49,12 @@ def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
     at_once = max(SAMPLED_AT_ONCE // max(logits_BV.shape[1], 1), 1)
     for begin in range(0, len(drafts), at_once):
         part, logits = drafts[begin : begin + at_once], logits_BV[begin : begin + at_once].double()
-        temperatures = logits.new_tensor([draft.request.temperature or 1.0 for draft in part])[:, None]
-        log_pi = (logits / temperatures).log_softmax(-1)
+        temperatures = logits.new_tensor([draft.request.temperature for draft in part])[:, None]
+        greedy = temperatures == 0.0
+        log_pi = (logits / temperatures.masked_fill(greedy, 1.0)).log_softmax(-1)
         cumulative = log_pi.exp().cumsum(-1)
         shares = logits.new_tensor([draft.draw() for draft in part])[:, None]
         tokens = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True).clamp_max(logits.shape[1] - 1)
-        greedy = torch.tensor([draft.greedy for draft in part], device=logits.device)[:, None]
         tokens = torch.where(greedy, log_pi.argmax(-1, keepdim=True), tokens)
         for draft, token, logp in zip(
             part, tokens[:, 0].tolist(), log_pi.gather(1, tokens)[:, 0].tolist(), strict=True
@@ -73,14 +73,9 @@ class Batch:
 
     def __init__(self, prefill: TreePrefill | PaddedPrefill, stop_token_ids: Collection[int]) -> None:
         self.drafts: list[Draft] = []
-        self._prefill = prefill
+        self.prefill = prefill
         self.stop_token_ids = stop_token_ids
         self._rows: Rows | None = None  # one for each draft
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether replies may join those that are sampled."""
-        return self._prefill.whole_rows
 
     def step(self, new: Sequence[Asked]) -> list[Draft]:
         """Sample the first token of new replies, or where there are none the next one of all; return what is done."""
@@ -88,7 +83,7 @@ class Batch:
             beside = [draft.request.prompt for draft in self.drafts]
             sampled = [Draft(asked) for asked in new]
             self.drafts = [*self.drafts, *sampled]
-            hidden, rows = self._prefill([draft.request.prompt for draft in sampled], beside)
+            hidden, rows = self.prefill([draft.request.prompt for draft in sampled], beside)
             if self._rows is None:
                 self._rows = rows
             else:
@@ -96,8 +91,8 @@ class Batch:
         else:
             assert self._rows is not None
             sampled = self.drafts
-            hidden = self._rows.read_on(self._prefill.policy, [0 if draft.over else draft.ids[-1] for draft in sampled])
-        logits = cast(nn.Module, self._prefill.policy.lm.get_output_embeddings())(hidden)
+            hidden = self._rows.read_on(self.prefill.policy, [0 if draft.over else draft.ids[-1] for draft in sampled])
+        logits = cast(nn.Module, self.prefill.policy.lm.get_output_embeddings())(hidden)
         goes_on = [i for i, draft in enumerate(sampled) if not draft.over]
         going = [sampled[i] for i in goes_on]
         sample(going, logits if len(going) == len(sampled) else logits[goes_on])
@@ -111,6 +106,6 @@ class Batch:
         left = [i for i, draft in enumerate(self.drafts) if not draft.over]
         if not left:
             self.drafts, self._rows = [], None
-        elif self._prefill.whole_rows and len(left) < len(self.drafts):
+        elif self.prefill.whole_rows and len(left) < len(self.drafts):
             cast(Rows, self._rows).keep(left)
             self.drafts = [self.drafts[i] for i in left]

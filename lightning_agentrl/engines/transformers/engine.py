@@ -94,9 +94,7 @@ class TransformersEngine(Engine):
         self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
         if self._worker is None:
             self._desk = Admission(self.admission, self.admit_every, self.absence_seconds, self.gather_seconds)
-            self._worker = threading.Thread(
-                target=self._serve, args=(self._desk,), name="transformers-engine", daemon=True
-            )
+            self._worker = threading.Thread(target=self._serve, name="transformers-engine", daemon=True)
             self._worker.start()
 
     def sync(self, policy_version: int) -> None:
@@ -108,28 +106,25 @@ class TransformersEngine(Engine):
 
     def collecting(self) -> AbstractContextManager:
         """Gather all weights of the policy on this rank, since ranks sample different numbers of batches."""
-        if self._handle is None:
-            raise RuntimeError("the engine was not started")
-        return self._handle.gathered()
+        return self._started()[1].gathered()
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
         if self.admission == "as_they_come":
             return super().seats(players)
-        return self._started.seats(players)
+        return self._started()[0].seats(players)
 
     def stop(self) -> None:
         if self._desk is not None and self._worker is not None:
-            self._desk.close()
+            rest = self._desk.close()
             self._worker.join()
-            for asked in self._desk.rest():  # too late: nobody else would answer them
+            for asked in rest:  # too late: nobody else would answer them
                 asked.waiting.tell(RuntimeError("the engine was stopped"))
         self._desk = self._worker = self._prefill = None
         self._handle = self._trained = None
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        desk = self._started
-        if self._handle is not None:
-            check_prompt(self._handle.policy, request.prompt)
+        desk, handle, _ = self._started()
+        check_prompt(handle.policy, request.prompt)
         asked = desk.ask(Waiting.for_reply(request))
         try:
             return await asked.waiting.future
@@ -137,36 +132,32 @@ class TransformersEngine(Engine):
             desk.settle(asked)
             raise
 
-    @property
-    def _started(self) -> Admission:
-        if self._desk is None:
+    def _started(self) -> tuple[Admission, PolicyHandle, TreePrefill | PaddedPrefill]:
+        if self._desk is None or self._handle is None or self._prefill is None:
             raise RuntimeError("the engine was not started")
-        return self._desk
+        return self._desk, self._handle, self._prefill
 
     @torch.no_grad()
-    def _serve(self, desk: Admission) -> None:
-        copied, handle = self._trained is not None, self._handle
-        assert handle is not None
+    def _serve(self) -> None:
+        desk, handle, _ = self._started()
         # Leaving autocast drops the weights that it has cast, of all threads: also those that are trained on meanwhile.
-        with handle.precision() if copied else nullcontext():
-            self._serve_all(desk)
+        with handle.precision() if self.holds_copy else nullcontext():
+            while (first := desk.next(self.max_batch, running=False)) is not None:
+                self._sample_batch(first)
 
-    def _serve_all(self, desk: Admission) -> None:
-        while (first := desk.next(self.max_batch, running=False)) is not None:
-            handle, prefill = self._handle, self._prefill
-            assert handle is not None
-            assert prefill is not None
-            batch = Batch(prefill, set(handle.stop_token_ids))
-            try:
-                with _sampling(handle):
-                    last = self._sample(desk, batch, first)
-            except Exception as error:  # noqa: BLE001 - passed to everyone who waits for a reply of this batch
-                for asked in [*first, *(draft.asked for draft in batch.drafts)]:
-                    if not asked.settled:
-                        desk.settle(asked)
-                        asked.waiting.tell(error)
-            else:
-                self._tell(desk, batch, last)
+    def _sample_batch(self, first: Sequence[Asked]) -> None:
+        desk, handle, prefill = self._started()
+        batch = Batch(prefill, set(handle.stop_token_ids))
+        try:
+            with _sampling(handle):
+                last = self._sample(desk, batch, first)
+        except Exception as error:  # noqa: BLE001 - passed to everyone who waits for a reply of this batch
+            for asked in [*first, *(draft.asked for draft in batch.drafts)]:
+                if not asked.settled:
+                    desk.settle(asked)
+                    asked.waiting.tell(error)
+        else:
+            self._tell(desk, batch, last)
 
     def _sample(self, desk: Admission, batch: Batch, first: Sequence[Asked]) -> list[Draft]:
         """Sample until nothing is left to do; return what was done last, to be told when the policy is as it was."""
@@ -176,7 +167,7 @@ class TransformersEngine(Engine):
             if not batch.drafts:
                 return done
             self._tell(desk, batch, done)
-            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.takes_more else None
+            more = desk.next(self.max_batch - len(batch.drafts), running=True) if batch.prefill.whole_rows else None
             new = more or ()
 
     def _tell(self, desk: Admission, batch: Batch, done: Sequence[Draft]) -> None:

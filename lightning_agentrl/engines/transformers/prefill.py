@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.transformers.rows import Rows, read
@@ -47,6 +49,7 @@ class TreePrefill:
 
     def forget(self) -> None:
         """Drop the kept prefix, as the weights have changed."""
+        # The cache holds whole rows, even if layers have windows: a tree is not a row.
         self._prefix, self._next, self._prefix_cache = (), 0, DynamicCache()
 
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
@@ -63,9 +66,7 @@ class TreePrefill:
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
-        cache = DynamicCache()  # of whole rows, even if layers have windows: a tree is not a row
-        for index, layer in enumerate(self._prefix_cache.layers):  # copied, since the model appends to it
-            cache.update(cast(Any, layer).keys, cast(Any, layer).values, index)
+        cache = copy.deepcopy(self._prefix_cache)  # since the model appends to it
         positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(
@@ -78,16 +79,13 @@ class TreePrefill:
             tree=layout.tree,
             **{UNIQUE_POSITIONS: torch.tensor(sorted(set(ends)), device=device)},
         )[0]
-        places = [[*range(past), *(past + p for p in layout.places(k))] for k in range(len(prompts))]
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        width = int(lengths.max())
-        columns_BL = torch.tensor([[0] * (width - len(p)) + p for p in places], device=device)
+        places = [torch.tensor([*range(past), *(past + p for p in layout.places(k))]) for k in range(len(prompts))]
+        columns_BL = _left_padded(places).to(device)
         rows = DynamicCache()
         for index, layer in enumerate(cache.layers):
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
             rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
-        seen = torch.arange(width, device=device) >= width - lengths[:, None]
-        return hidden_N[ends], Rows(rows, seen.to(torch.int64), _last(tokens.positions)[ends][:, None])
+        return hidden_N[ends], Rows(rows, _seen(prompts).to(device), _last(tokens.positions)[ends][:, None])
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
@@ -109,6 +107,16 @@ class TreePrefill:
             positions = tokens.positions[..., None, :]
             read(self.policy, tokens.ids[None], positions, tokens.images, past_key_values=self._prefix_cache)
             self._next = int(_last(tokens.positions)[-1]) + 1
+
+
+def _left_padded(rows: Sequence[Tensor]) -> Tensor:
+    """Return [B, L]: rows of integers that end in the same column, 0 before each."""
+    return pad_sequence(list(rows), batch_first=True, padding_side="left")
+
+
+def _seen(prompts: Sequence[ModelInput]) -> Tensor:
+    """Return int64 [B, L]: 1 on the tokens of left-padded prompts."""
+    return _left_padded([torch.ones(len(prompt), dtype=torch.int64) for prompt in prompts])
 
 
 def _last(positions: Tensor) -> Tensor:
@@ -133,12 +141,10 @@ class PaddedPrefill:
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
         """Read prompts; see :class:`TreePrefill`."""
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        width = int(lengths.max())
-        columns = torch.arange(width, device=device)
-        seen = (columns >= width - lengths[:, None]).to(torch.int64)
+        seen = _seen(prompts).to(device)
+        width = seen.shape[1]
         keys = [key for prompt in prompts for key in (*[0] * (width - len(prompt)), *prompt.keys)]
-        positions = (columns - (width - lengths[:, None])).clamp_min(0)
+        positions = (seen.cumsum(1) - 1).clamp_min(0)
         ends = torch.arange(1, len(prompts) + 1, device=device).repeat_interleave(width) * width
         images, reader = (prompt.images for prompt in prompts), self.policy.image_reader
         tokens = find_tokens(keys, positions.flatten(), ends, images, reader)

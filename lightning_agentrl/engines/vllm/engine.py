@@ -10,25 +10,23 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
+from lightning_agentrl.distributed import in_group
 from lightning_agentrl.engines.base import Engine, EngineMemory, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, check_split, check_world, exchange
 from lightning_agentrl.engines.vllm.images import engine_input
 from lightning_agentrl.engines.vllm.lockstep import LockstepThread
 from lightning_agentrl.engines.vllm.start import (
-    KEY,
-    VLLMSettings,
+    VLLMOptions,
     check_family,
     check_installed,
     check_request,
     close_vllm,
-    has_processes,
+    sampling_arguments,
     start_vllm,
 )
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import weights_by_layer
-from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
 from lightning_agentrl.vllm_worker.extension import TellsSizes
@@ -71,25 +69,21 @@ class VLLMEngine(Engine):
         model_runner_v2: bool = False,
         async_scheduling: bool = False,
     ) -> None:
-        if max_batch < 1:
-            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
-        if not 0 < gpu_memory_utilization < 1:
-            raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {gpu_memory_utilization}")
-        if kv_cache_gb <= 0:
-            raise ValueError(f"kv_cache_gb must be above 0, got {kv_cache_gb}")
-        if tensor_parallel < 1:
-            raise ValueError(f"tensor_parallel must be at least 1, got {tensor_parallel}")
+        self.options = VLLMOptions(
+            dtype=dtype,
+            max_batch=max_batch,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_gb=kv_cache_gb,
+            sleep=sleep,
+            tensor_parallel=tensor_parallel,
+            cuda_graphs=cuda_graphs,
+            model_runner_v2=model_runner_v2,
+            async_scheduling=async_scheduling,
+        )
         self.dtype = dtype
-        self.max_batch = max_batch
-        self.gpu_memory_utilization = gpu_memory_utilization
-        self.kv_cache_gb = kv_cache_gb
-        self.sleep = sleep
-        self.tensor_parallel = tensor_parallel
-        self.cuda_graphs, self.model_runner_v2, self.async_scheduling = cuda_graphs, model_runner_v2, async_scheduling
         self.policy_version = 0
         self._handle: PolicyHandle | None = None
         self._thread: VLLMThread | None = None
-        self._max_model_len = 0
         self._has_weights = False
         self._sleeps = self._asleep = False
         self._adapter: Any = None  # vLLM's LoRARequest of the current adapters
@@ -97,17 +91,16 @@ class VLLMEngine(Engine):
     def check(self) -> None:
         """Check vLLM, and raise a ConfigError if the processes cannot share weights as ``tensor_parallel`` demands."""
         check_installed("VLLMEngine (key data.init_args.engine)")
-        check_world(self.tensor_parallel)
+        check_world(self.options.tensor_parallel)
 
     def memory(self, handle: PolicyHandle, concurrency: int) -> EngineMemory:
         """Return the size of its own weights, keys and values; a GPU's share is fixed, and released while it sleeps."""
-        device = handle.policy.lm.device
+        device, options = handle.policy.lm.device, self.options
         if device.type == "cpu":
-            weights = sum(p.numel() for p in handle.policy.lm.parameters()) * self._dtype(handle).itemsize
-            return EngineMemory(resident=weights // self.tensor_parallel + int(self.kv_cache_gb * 2**30))
-        share = int(self.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
-        sleeps = self.sleep and not handle.trained_meanwhile
-        return EngineMemory(sampling=share) if sleeps else EngineMemory(resident=share)
+            weights = sum(p.numel() for p in handle.policy.lm.parameters()) * options.computes_in(handle).itemsize
+            return EngineMemory(resident=weights // options.tensor_parallel + int(options.kv_cache_gb * 2**30))
+        share = int(options.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
+        return EngineMemory(sampling=share) if options.sleeps(handle) else EngineMemory(resident=share)
 
     def start(self, handle: PolicyHandle) -> None:
         """Start vLLM, or raise a ValueError with the key to change if it cannot run the model here."""
@@ -115,47 +108,29 @@ class VLLMEngine(Engine):
             return
         self.check()
         check_family(handle.policy.lm.config)
-        group = None
-        if self.tensor_parallel > 1:
-            check_split(self.tensor_parallel, handle.policy.lm.config.get_text_config())
-            group = RankGroup.form(self.tensor_parallel)
-        self._max_model_len = handle.window
-        self._sleeps = self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
-        settings = VLLMSettings(
-            model=str(handle.policy.lm.name_or_path),
-            dtype=str(self._dtype(handle)).removeprefix("torch."),
-            device=handle.policy.lm.device,
-            max_model_len=self._max_model_len,
-            max_batch=self.max_batch,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            kv_cache_gb=self.kv_cache_gb,
-            sleeps=self._sleeps,
-            cuda_graphs=self.cuda_graphs,
-            model_runner_v2=self.model_runner_v2,
-            async_scheduling=self.async_scheduling,
-            lora_rank=_adapter_config(handle.policy.lm).r if has_adapters(handle.policy.lm) else None,
-            image_reader=handle.policy.image_reader,
-            group=group,
-        )
-        self._handle = handle
-        self._thread = self._start_thread(settings)
+        group, size = None, self.options.tensor_parallel
+        if size > 1:
+            check_split(size, handle.policy.lm.config.get_text_config())
+            group = RankGroup.form(size)
+        self._handle, self._sleeps = handle, self.options.sleeps(handle)
+        self._thread = self._start_thread(handle, group)
         try:
             self._thread.wait_until_built()
         except Exception:
             self._thread = self._handle = None
             raise
 
-    def _start_thread(self, settings: VLLMSettings) -> VLLMThread:
-        owns_processes = not has_processes()
+    def _start_thread(self, handle: PolicyHandle, group: RankGroup | None) -> VLLMThread:
+        owns_processes = not in_group()
         handling = Handling(
-            build=lambda: start_vllm(settings),
+            build=lambda: start_vllm(self.options, handle, group, owns_processes),
             add=self._add,
             read=self._read,
             close=lambda engine: close_vllm(engine, owns_processes),
         )
-        if settings.group is None:
+        if group is None:
             return VLLMThread(handling)
-        return LockstepThread(handling, settings.group.ranks, dist.get_rank(), exchange)
+        return LockstepThread(handling, group.ranks, dist.get_rank(), exchange)
 
     def sync(self, policy_version: int) -> None:
         """Send the weights; one that sleeps gets the memory of its keys and values back only after that.
@@ -210,10 +185,10 @@ class VLLMEngine(Engine):
             self._asleep = True
 
     async def generate(self, request: SamplingRequest) -> Reply:
-        thread, _ = self._started()
+        thread, handle = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
-        check_request(request, self._max_model_len, "vLLM was started with")
+        check_request(request, handle.window, "vLLM was started with")
         return await thread.ask(request)
 
     def stop(self) -> None:
@@ -226,13 +201,6 @@ class VLLMEngine(Engine):
         if self._thread is None or self._handle is None:
             raise RuntimeError("the engine was not started")
         return self._thread, self._handle
-
-    def _dtype(self, handle: PolicyHandle) -> torch.dtype:
-        if self.dtype != "auto":
-            return getattr(torch, self.dtype)
-        if handle.computes_in == torch.float64:
-            raise ConfigError(f"vLLM does not compute in float64; set {KEY}.dtype or trainer.precision 32-true")
-        return handle.computes_in
 
     # In the thread of vLLM
 
@@ -259,15 +227,7 @@ class VLLMEngine(Engine):
         from vllm import SamplingParams
 
         _, handle = self._started()
-        params = SamplingParams(
-            temperature=request.temperature,
-            seed=request.seed,
-            max_tokens=request.max_tokens,
-            stop_token_ids=list(handle.stop_token_ids),
-            ignore_eos=True,  # only the ids above, none from the model's folder
-            logprobs=0,  # of the sampled token only
-            detokenize=False,
-        )
+        params = SamplingParams(**sampling_arguments(request, handle.stop_token_ids))
         prompt = engine_input(request.prompt, handle.policy.image_reader)
         engine.add_request(name, prompt, params, lora_request=self._adapter)
 
@@ -282,8 +242,3 @@ class VLLMEngine(Engine):
                 f"the answer has {len(ids)} ids and {len(logps)} log-probs and ended with '{sampled.finish_reason}'"
             )
         return Reply(ids, logps, closed=ids[-1] in handle.stop_token_ids, policy_version=self.policy_version)
-
-
-def _adapter_config(lm: nn.Module) -> Any:
-    (config,) = vars(lm)["peft_config"].values()
-    return config

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import socket
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lightning_agentrl.distributed import all_gather, ranks
+from lightning_agentrl.engines.vllm.lockstep import News
 from lightning_agentrl.errors import ConfigError
 
 KEY = "data.init_args.engine.init_args.tensor_parallel"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def group_executor(group: RankGroup, device: torch.device) -> type:
     return GroupExecutor
 
 
-def exchange(state: int, news: T | None) -> list[tuple[int, T | None]]:
+def exchange(state: int, news: News | None) -> list[tuple[int, News | None]]:
     """Return the contributions of all ranks of vLLM's group, in rank order; all of them call it, in vLLM's thread.
 
     While there is no news, only two numbers are exchanged.
@@ -101,8 +99,7 @@ def exchange(state: int, news: T | None) -> list[tuple[int, T | None]]:
     own = torch.tensor([state, news is not None])
     heads = [torch.empty_like(own) for _ in group.ranks]
     dist.all_gather(heads, own, group=group.cpu_group)
-    told: Sequence[Any] = [None] * len(heads)
+    told: list[Any] = [None] * len(heads)
     if any(bool(has_news) for _, has_news in heads):
-        told = list(told)
         dist.all_gather_object(told, news, group=group.cpu_group)
     return [(int(head[0]), of_rank) for head, of_rank in zip(heads, told, strict=True)]

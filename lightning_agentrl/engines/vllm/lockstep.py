@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.thread import Abort, Ask, Asker, Ended, Handling, VLLMThread
+from lightning_agentrl.engines.vllm.thread import Abort, Ask, Ended, Handling, VLLMThread
 from lightning_agentrl.errors import one_line
 
 PAUSE = 0.005  # seconds that a rank waits for its own requests while its group is idle
@@ -25,16 +25,6 @@ class News:
     forgets: tuple[str, ...] = ()
     done: bool = False  # this rank has no more requests
     fault: str = ""  # why it stops
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A caller on another rank, which reads the reply itself."""
-
-    request: SamplingRequest
-
-    def tell(self, outcome: Reply | Exception) -> None:
-        pass
 
 
 Exchange = Callable[[int, News | None], list[tuple[int, News | None]]]
@@ -59,7 +49,7 @@ class LockstepThread(VLLMThread):
         self._done: set[int] | None = None  # ranks without further requests; None: between collections
         self._leaving: News | None = None  # the last news of this rank, once its collection is over
         self._left: Future[None] | None = None
-        self._taken: dict[str, Asker] = {}  # taken out of the mailbox, and not yet in flight
+        self._taken: dict[str, Ask] = {}  # taken out of the mailbox, and not yet in flight
         self._sampled = 0  # hash of all replies of this collection, equal on ranks that sampled the same tokens
         super().__init__(handling, prefix=f"{rank}:")
 
@@ -97,7 +87,7 @@ class LockstepThread(VLLMThread):
             if item is None:
                 return False
             if isinstance(item, Ask):
-                item.waiting.tell(RuntimeError("with tensor_parallel, replies are sampled inside collecting() only"))
+                item.tell(RuntimeError("with tensor_parallel, replies are sampled inside collecting() only"))
             else:
                 self._take(engine, item)
         news = self._own_news()
@@ -108,7 +98,8 @@ class LockstepThread(VLLMThread):
         told = self._told(everything)
         for rank, of_rank in zip(self._ranks, told, strict=True):
             for name, request in of_rank.asks:
-                self._begin(engine, Ask(name, self._taken.pop(name, Elsewhere(request))))
+                elsewhere = Ask(name, request, lambda outcome: None)  # its own rank reads the reply too
+                self._begin(engine, self._taken.pop(name, elsewhere))
             for name in of_rank.forgets:
                 self._take(engine, Abort(name))
             if of_rank.done:
@@ -129,12 +120,12 @@ class LockstepThread(VLLMThread):
                 if item is None:
                     fault = "the engine was stopped"
                 elif isinstance(item, Ask):
-                    self._taken[item.name] = item.waiting
+                    self._taken[item.name] = item
                 elif isinstance(item, Abort):
                     forgets.append(item.name)
                 else:
                     item.result.set_exception(RuntimeError("replies are still being sampled"))
-        asks = tuple((name, asker.request) for name, asker in self._taken.items())
+        asks = tuple((ask.name, ask.request) for ask in self._taken.values())
         done = last is not None and last.done and self._done is not None and self._rank not in self._done
         fault = fault or ("" if last is None else last.fault)
         news = News(asks, tuple(forgets), done, fault)
@@ -160,7 +151,7 @@ class LockstepThread(VLLMThread):
 
     def _end(self, reason: Exception) -> None:
         super()._end(reason)
-        for asker in self._taken.values():
-            asker.tell(reason)
+        for ask in self._taken.values():
+            ask.tell(reason)
         if self._left is not None and not self._left.done():
             self._left.set_exception(reason)

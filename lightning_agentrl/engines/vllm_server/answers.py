@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
-from lightning_agentrl.engines.vllm.start import GET, KEY, NEWEST, is_supported
+from lightning_agentrl.engines.vllm.start import GET, KEY, LESS_PROMPT, SUPPORTED, is_supported
 
 Transfer = Literal["folder", "nccl", "gloo"]  # how weights get to a server
 MODE = "processed_logprobs"  # of the distribution sampled from, after temperature
@@ -70,8 +70,7 @@ def complaint(
         transfer: how weights are to be transferred to it.
     """
     if not is_supported(facts.vllm):
-        known = ".".join(map(str, NEWEST))
-        return f"runs vLLM {facts.vllm}, but version {known} is needed there; get it with {GET}"
+        return f"runs vLLM {facts.vllm}, but version {SUPPORTED} is needed there; get it with {GET}"
     if facts.logprobs_mode != MODE:
         return (
             f"gives log-probs in the mode '{facts.logprobs_mode}', which are not those of the sampled distribution; "
@@ -91,8 +90,7 @@ def complaint(
     if max_model_len > facts.max_model_len:
         return (
             f"takes {facts.max_model_len} tokens of a prompt and its reply, and up to {max_model_len} are needed; "
-            f"start it with --max-model-len {max_model_len}, or lower "
-            "data.init_args.prompt.max_prompt_tokens or the interaction's max_reply_tokens"
+            f"start it with --max-model-len {max_model_len}, or lower {LESS_PROMPT}"
         )
     return None
 

@@ -19,9 +19,13 @@ class BackgroundLoop:
     """
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # cancels at its end what is left
+            runner.run(self._over.wait())
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine; any thread can wait for its result."""
@@ -38,16 +42,13 @@ class BackgroundLoop:
 
     def stop(self) -> None:
         """Cancel what is running, and end the thread."""
-        self.run(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
-        self._loop.close()
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
     """Start plain code that may wait for ever, in a thread that does not keep the process alive."""
     outcome: Future[T] = Future()
-
     outcome.set_running_or_notify_cancel()  # it cannot be cancelled
 
     def run() -> None:
@@ -58,10 +59,3 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return outcome
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

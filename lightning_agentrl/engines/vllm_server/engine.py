@@ -13,7 +13,7 @@ from lightning_agentrl.distributed import all_gather, rank, ranks
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, check_family, check_installed, check_request
 from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
-from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop
+from lightning_agentrl.engines.vllm_server.background_loop import BackgroundLoop, in_thread
 from lightning_agentrl.engines.vllm_server.pool import ServerPool, Weights
 from lightning_agentrl.engines.vllm_server.routing import preferred
 from lightning_agentrl.engines.vllm_server.sent_weights import SentWeights
@@ -90,12 +90,11 @@ class VLLMServerEngine(Engine):
     def check(self) -> None:
         """Raise a ConfigError if no server answers or one does not fit; its model is checked at the start."""
         if self.transfer == "nccl":
-            _check_vllm()
-        loop = BackgroundLoop(THREAD)
-        try:
-            loop.run(self._look())
-        finally:
-            loop.stop()
+            try:
+                check_installed("the side of the trainer, with the transfer nccl,")
+            except (ImportError, ValueError) as error:
+                raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error
+        in_thread(lambda: asyncio.run(self._look()), THREAD).result()  # the caller may be on a loop
 
     def start(self, handle: PolicyHandle) -> None:
         """Connect to the servers, or raise a ConfigError if none answers or one does not fit the policy."""
@@ -183,18 +182,14 @@ class VLLMServerEngine(Engine):
         check_family(handle.policy.lm.config)
         sizes = sizes_of(handle.policy.lm.config.get_text_config())
         session = open_session(self.hang_seconds)
-        try:
-            pool = ServerPool(
-                self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer, self.wait_seconds
-            )
-            facts = await pool.inspect()
-        except BaseException:
-            await session.close()
-            raise
+        pool = ServerPool(
+            self._servers(session), sizes, handle.window, handle.stop_token_ids, self.transfer, self.wait_seconds
+        )
+        self._minding = asyncio.create_task(_mind(pool, session))  # closes the session at the end
+        facts = await pool.inspect()
         self.dtype = next((server.dtype for server in facts if server.dtype != "float32"), "float32")
         check_precision(facts, handle)
         self._pool = pool
-        self._minding = asyncio.create_task(_mind(pool, session))
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
         """Return the servers, first the one that this rank prefers."""
@@ -217,10 +212,3 @@ def check_precision(facts: Sequence[ServerFacts], handle: PolicyHandle) -> None:
             f"trained; start it with `agentrl serve MODEL -- --dtype {own}`, or change trainer.precision",
             stacklevel=2,
         )
-
-
-def _check_vllm() -> None:
-    try:
-        check_installed("the side of the trainer, with the transfer nccl,")
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{error}; or set {KEY}.transfer to gloo or folder") from error

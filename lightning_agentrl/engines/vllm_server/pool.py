@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -15,27 +15,12 @@ from lightning_agentrl.engines.base import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY
 from lightning_agentrl.engines.vllm_server.answers import Hangs, Lost, ServerFacts, Transfer, complaint
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, block_keys, choose, common_blocks
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.errors import ConfigError, EngineGoneError
 from lightning_agentrl.types.model_input import ModelInput
 
 LOOK_SECONDS = 2.0  # between checks of a server
 TRIES = 5  # attempts at a request that fails although a server answers
-
-
-class Delivery(Protocol):
-    """A way to deliver weights to servers."""
-
-    @property
-    def needs(self) -> str:
-        """What a server needs for it, as the end of an error message."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the weights."""
-
-    async def bring(self, server: VLLMServer, before: str) -> None:
-        """Make a server, whose weights have the version ``before``, load them. Raises Lost or ValueError."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +88,8 @@ class ServerPool:
         wait_seconds: float = 0.0,
     ) -> None:
         self.replicas = [Replica(server) for server in servers]
-        self.sizes, self.max_model_len, self.stop_token_ids, self.transfer = (
-            sizes,
-            max_model_len,
-            stop_token_ids,
-            transfer,
-        )
+        self.sizes, self.transfer = sizes, transfer
+        self.max_model_len, self.stop_token_ids = max_model_len, stop_token_ids
         self.wait_seconds = wait_seconds
         self._weights: Weights | None = None  # None: no server has any, or an update is on its way
         self._some_used = asyncio.Event()
@@ -120,18 +101,14 @@ class ServerPool:
         Raises:
             ConfigError: none answers, or one does not fit; with the remedy.
         """
-        facts, silent = [], []
-        for replica, found in zip(
-            self.replicas, await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True), strict=True
-        ):
-            if isinstance(found, Lost):
-                silent.append((replica, found))
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                facts.append(found)
+        found = await asyncio.gather(*map(self._facts, self.replicas), return_exceptions=True)
+        for fault in found:
+            if isinstance(fault, BaseException) and not isinstance(fault, Lost):
+                raise fault
+        facts = [told for told in found if isinstance(told, ServerFacts)]
         if not facts:
-            told = "; ".join(f"{replica.server.url}: {error}" for replica, error in silent)
+            urls = [replica.server.url for replica in self.replicas]
+            told = "; ".join(f"{url}: {lost}" for url, lost in zip(urls, found, strict=True))
             raise ConfigError(
                 f"no vLLM server answers ({told}); start one with `agentrl serve` and the model of the run, or "
                 f"change {KEY}.urls"
@@ -153,10 +130,11 @@ class ServerPool:
         self._some_used.clear()
         for replica in self.replicas:
             replica.used = False
-        refusals = await asyncio.gather(*map(self._admit, asked), return_exceptions=True)
-        for refusal in refusals:
-            if refusal is not None and not (isinstance(refusal, ValueError) and self._some_used.is_set()):
-                raise refusal
+        faults = await asyncio.gather(*map(self._admit, asked))
+        overcome = (Lost, ValueError) if self._some_used.is_set() else Lost
+        for fault in faults:
+            if fault is not None and not isinstance(fault, overcome):
+                raise fault
 
     async def ask(self, request: SamplingRequest) -> Reply:
         """Sample one reply, on another server if one fails or hangs; wait while there is no server.
@@ -205,7 +183,7 @@ class ServerPool:
             if replica.used:
                 await self._check(replica)
             else:
-                await self._try_again(replica)
+                await self._admit(replica)
 
     async def _check(self, replica: Replica) -> None:
         """Drop a server whose engine does not answer, or that does not finish a reply."""
@@ -253,12 +231,8 @@ class ServerPool:
         weights = self._weights
         assert weights is not None
         unread = len(request.prompt) - BLOCK * common_blocks(keys, replica.read)
-        sampling = Sampling(
-            asyncio.create_task(self._generate(replica.server, request, weights)),
-            request.max_tokens,
-            unread,
-            len(replica.in_flight) + 1,
-        )
+        task = asyncio.create_task(self._generate(replica.server, request, weights))
+        sampling = Sampling(task, request.max_tokens, unread, len(replica.in_flight) + 1)
         replica.in_flight.append(sampling)
         replica.read.update(keys)
         return sampling
@@ -293,42 +267,39 @@ class ServerPool:
             raise ConfigError(f"the server {replica.server.url} {told}")
         return facts
 
-    async def _admit(self, replica: Replica) -> None:
-        """Deliver the weights to a server and use it; drop it if it does not answer.
+    async def _admit(self, replica: Replica) -> Exception | None:
+        """Deliver the weights to a server and use it; else drop it and return why.
 
-        Raises:
-            ConfigError: it does not fit, or refuses the weights.
+        That is Lost if it does not answer, and a ConfigError if it does not fit or refuses the weights.
         """
         async with replica.admitting:
             weights = self._weights
             if replica.used or weights is None:  # put into use meanwhile, and sampling; or an update will follow
-                return
+                return None
             try:
                 await self._facts(replica)
                 if weights.delivery is not None:
                     await self._load(replica, weights.delivery, weights.version)
                     await self._agree(replica, weights)
-                elif not await _has(replica.server, weights.version):
+                elif await replica.server.weight_version() != weights.version:
                     raise Lost("it does not have the current weights yet")
                 if replica.why is not None:
                     await self._prove(replica.server, weights)
-            except Lost as error:
+            except Exception as error:  # noqa: BLE001 - the others go on, and this one may be started again
                 self._drop(replica, error)
-                return
-            except ConfigError as error:
-                self._drop(replica, error)
-                raise
+                return error
             if weights is not self._weights:  # there are newer ones, whose delivery waits for the lock
-                return
+                return None
             replica.read.clear()
             if replica.why is not None:
                 rank_zero_info(f"the vLLM server {replica.server.url} is used again")
             replica.used, replica.why, self._waiting_since = True, None, None
             self._some_used.set()
+            return None
 
     async def _load(self, replica: Replica, delivery: Delivery, version: str) -> None:
         try:
-            await replica.server.load(delivery.bring, version, delivery.size)
+            await replica.server.load(delivery, version)
         except Hangs:
             raise
         except (Lost, ValueError) as error:
@@ -363,14 +334,6 @@ class ServerPool:
                 "takes it over wrongly: start both again"
             )
 
-    async def _try_again(self, replica: Replica) -> None:
-        weights = self._weights
-        try:
-            await self._admit(replica)
-        except Exception as error:  # noqa: BLE001 - reported; the others go on, and this one may be restarted
-            if weights is self._weights:
-                self._drop(replica, error)
-
     def _drop(self, replica: Replica, why: Exception) -> None:
         """Stop using a server, with one warning until it is used again or fails for another reason.
 
@@ -395,13 +358,6 @@ class ServerPool:
 def back_off(faults: int) -> float:
     """Return the seconds before a request is retried; doubled with every fault, at most 2."""
     return min(0.1 * 2**faults, 2.0)
-
-
-async def _has(server: VLLMServer, version: str) -> bool:
-    try:
-        return await server.weight_version() == version
-    except (Lost, ValueError):
-        return False
 
 
 def _warn(text: str) -> None:

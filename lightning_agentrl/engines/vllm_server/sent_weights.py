@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -16,38 +15,18 @@ from transformers import PreTrainedModel
 from lightning_agentrl.engines.vllm.start import KEY
 from lightning_agentrl.engines.vllm_server.answers import Lost
 from lightning_agentrl.engines.vllm_server.background_loop import in_thread
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
-from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
-from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Rendezvous
+from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, WeightSource
+from lightning_agentrl.engines.vllm_server.weight_senders import THREAD, GlooSender, NCCLSender, Rendezvous, Sender
 from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
 from lightning_agentrl.vllm_worker.extension import FORGET_TRAINER
 from lightning_agentrl.vllm_worker.gloo_group import own_address
 
 T = TypeVar("T")
 
-SENDERS: dict[str, Callable[[Rendezvous, Calls, WeightSource], Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
+SENDERS: dict[str, type[Sender]] = {"gloo": GlooSender, "nccl": NCCLSender}
 ANSWER_SECONDS = 5.0  # for a server to report why a transfer failed, or for this side to notice
 LEAVE_SECONDS = 30.0  # to leave the groups at the end
-
-
-@dataclass(frozen=True)
-class Sent:
-    """One version of the weights, to be sent."""
-
-    version: str
-    weights: Mapping[str, Tensor]
-    by: SentWeights
-
-    @property
-    def needs(self) -> str:
-        return f"reach the trainer over the network, on any port ({KEY}.transfer)"
-
-    @property
-    def size(self) -> int:
-        return sum(weight.nbytes for weight in self.weights.values())
-
-    async def bring(self, server: VLLMServer, before: str) -> None:
-        await self.by.send(server, before, self)
 
 
 class SentWeights:
@@ -66,29 +45,29 @@ class SentWeights:
         self._links: dict[str, _Link] = {}
         self._left: list[Future[Any]] = []  # threads of links that were broken off, which may still wait for a server
 
-    def deliver(self, lm: PreTrainedModel, version: str) -> Sent:
+    def deliver(self, lm: PreTrainedModel, version: str) -> Delivery:
         """Copy all weights, with adapters merged, to be sent."""
-        return Sent(version, _copied(whole(lm)), self)
+        weights = copied_weights(lm)
+        size = sum(weight.nbytes for weight in weights.values())
 
-    async def send(self, server: VLLMServer, before: str, sent: Sent) -> None:
-        """Send weights to a server that has the version ``before``.
+        async def bring(server: VLLMServer, before: str) -> None:
+            link = self._link(server, before, 2 * server.deadlines.load(size))  # threads give up later than who waits
+            try:
+                await link.send(weights, version, self._open)
+            except BaseException:
+                self._leave(link)
+                raise
+            self._links[server.url] = link
 
-        Raises:
-            Lost: the transfer was aborted.
-            ValueError: the server refuses it.
-        """
+        return Delivery(f"reach the trainer over the network, on any port ({KEY}.transfer)", size, bring)
+
+    def _link(self, server: VLLMServer, before: str, seconds: float) -> _Link:
+        """Take the link with a server that has the version ``before``, or a new one."""
         link = self._links.pop(server.url, None)
         if link is not None and link.version != before:  # the server was restarted, or an update was aborted
             self._leave(link)
             link = None
-        if link is None:  # threads give up later than who waits for them
-            link = _Link(server, self._device, 2 * server.deadlines.load(sent.size))
-        try:
-            await link.send(sent, self._open)
-        except BaseException:
-            self._leave(link)
-            raise
-        self._links[server.url] = link
+        return link or _Link(server, self._device, seconds)
 
     def remove(self) -> None:
         """Leave all groups. A process that ends while a thread is still leaving one would crash."""
@@ -117,16 +96,16 @@ class _Link:
         self._sender: Sender | None = None
         self._working: Future[Any] | None = None
 
-    async def send(self, sent: Sent, sender: Callable[[Rendezvous, Calls, WeightSource], Sender]) -> None:
+    async def send(self, weights: Mapping[str, Tensor], version: str, sender: type[Sender]) -> None:
         """Send weights, through a new group at first. If that fails, the link is to be closed."""
         if self._sender is None:
             await self._server.call_workers(FORGET_TRAINER)
             host = urlsplit(self._server.url).hostname
             rendezvous = Rendezvous(own_address(host or "127.0.0.1"), await self._server.workers(), self._seconds)
             self._sender = await self._watched(lambda: sender(rendezvous, self._calls, self._source))
-        self._source.weights = sent.weights
+        self._source.weights = weights
         await self._watched(self._sender.send_weights)
-        self.version = sent.version
+        self.version = version
 
     def close(self) -> list[Future[Any]]:
         """Start leaving the group, and return the threads: seconds with NCCL, during a transfer its time limit."""
@@ -138,22 +117,26 @@ class _Link:
         """Return the result of plain code. If the server refuses or dies, raise that while the code still waits."""
         self._working = in_thread(work, THREAD)
         working = asyncio.wrap_future(self._working)
-        refused = asyncio.ensure_future(self._calls.refused.wait())
-        both: set[asyncio.Future[Any]] = {working, refused}
+        refusal = self._calls.refusal
+        both: set[asyncio.Future[Any]] = {working, refusal}
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() or working.exception() is not None:
                 await asyncio.wait(both, timeout=ANSWER_SECONDS)
                 fault = working.exception() if working.done() else None
-                raise self._calls.why or Lost(f"the transfer of weights was aborted: {fault}") from fault
+                lost = Lost(f"the transfer of weights was aborted: {fault}")
+                raise (refusal.result() if refusal.done() else lost) from fault
             return working.result()
         finally:
-            refused.cancel()
             working.cancel()
 
 
-def _copied(lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Return weights by name in main memory, in pinned pages; a weight with several names is copied once."""
+def copied_weights(lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Return weights by name in main memory, in pinned pages, with adapters merged.
+
+    A weight with several names is copied once.
+    """
+    lm = whole(lm)
     weights, copies = dict[str, Tensor](), dict[object, Tensor]()
     for name, weight in named_as_in_files(lm, named_weights(lm)):
         place = (weight.data_ptr(), weight.shape, weight.stride())

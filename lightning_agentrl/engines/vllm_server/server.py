@@ -6,9 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_agentrl.engines.base import Reply, SamplingRequest
+from lightning_agentrl.engines.vllm.start import sampling_arguments
 from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
-TELLS_CHECKSUM = TellsSizes.weights_checksum.__name__
-PACK_EXPERTS = TellsSizes.pack_experts.__name__
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -32,6 +32,16 @@ def open_session(patience: float) -> aiohttp.ClientSession:
 
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=patience))
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One version of the weights, and how servers get it."""
+
+    needs: str  # what a server needs for it, as the end of an error message
+    size: int  # bytes of the weights
+    bring: Callable[[VLLMServer, str], Awaitable[None]]
+    """Makes a server load them, given the version of its weights. Raises Lost or ValueError."""
 
 
 class VLLMServer:
@@ -85,54 +95,42 @@ class VLLMServer:
         """Return the version of its weights that was set last."""
         return str((await self._tell("/weight_info")).get("weight_version"))
 
-    async def load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str, size: int) -> None:
+    async def load(self, delivery: Delivery, version: str) -> None:
         """Make it load weights and drop its prefix cache, and check the version.
-
-        Args:
-            bring: delivers the weights; called with the server and its current version.
-            version: version of the weights.
-            size: bytes of the weights.
 
         Raises:
             Hangs: it has not loaded them in time.
             Lost: it went away meanwhile.
             ValueError: it cannot load them, or has others afterwards.
         """
-        limit, start = self.deadlines.load(size), time.monotonic()
+        limit, start = self.deadlines.load(delivery.size), time.monotonic()
         try:
             async with asyncio.timeout(limit):
-                await self._load(bring, version)
+                before, loading = await self.weight_version(), f"{LOADING}{version}"
+                await self.post("/update_weight_version", {"new_version": loading})
+                await delivery.bring(self, before)
+                await self.call_workers(TellsSizes.pack_experts.__name__)
+                await self._forget_prefixes()
+                await self._expect(loading)  # the same process as before, and nobody else's weights
+                await self.post("/update_weight_version", {"new_version": version})
+                await self._expect(version)
         except TimeoutError as error:
             self.deadlines.note_load(limit, in_time=False)
             raise Hangs(f"it has not loaded the weights within {limit:.0f} s") from error
         self.deadlines.note_load(time.monotonic() - start)
 
-    async def _load(self, bring: Callable[[VLLMServer, str], Awaitable[None]], version: str) -> None:
-        before, loading = await self.weight_version(), f"{LOADING}{version}"
-        await self._post("/update_weight_version", {"new_version": loading})
-        await bring(self, before)
-        await self.call_workers(PACK_EXPERTS)
-        await self._forget_prefixes()
-        await self._expect(loading)  # the same process as before, and nobody else's weights
-        await self._post("/update_weight_version", {"new_version": version})
-        await self._expect(version)
-
-    async def call_workers(self, method: str, **arguments: Any) -> None:
-        """Call a method of all its workers."""
-        await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
+    async def call_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of all its workers, and return what each of them returned."""
+        return (await self.post("/collective_rpc", {"method": method, "kwargs": arguments})).get("results") or []
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
-        told = (await self._post("/collective_rpc", {"method": TELLS_CHECKSUM})).get("results") or ()
+        told = await self.call_workers(TellsSizes.weights_checksum.__name__)
         return tuple(layout for layout, _ in told), tuple(content for _, content in told)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
         return int((await self._tell("/get_world_size"))["world_size"])
-
-    async def transfer(self, step: str, told: dict[str, Any]) -> None:
-        """Perform a step of vLLM's weight transfer, given the name of its route."""
-        await self._post(f"/{step}", told)
 
     async def generate(
         self, request: SamplingRequest, stop_token_ids: Collection[int], version: str, policy_version: int
@@ -145,24 +143,15 @@ class VLLMServer:
             Lost: it went away or was restarted meanwhile; try again.
             ValueError: it refused, or its answer is not a complete reply.
         """
-        params = {
-            "temperature": request.temperature,
-            "seed": request.seed,
-            "max_tokens": request.max_tokens,
-            "stop_token_ids": list(stop_token_ids),
-            "ignore_eos": True,  # only the ids above, none from the model's folder
-            "logprobs": 0,  # of the sampled token only
-            "detokenize": False,
-        }
-        answer = await self._post(
-            "/inference/v1/generate", {"token_ids": list(request.prompt.ids), "sampling_params": params}
-        )
+        params = sampling_arguments(request, stop_token_ids)
+        body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
+        answer = await self.post("/inference/v1/generate", body)
         return read_reply(answer, request, stop_token_ids, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
         end = time.monotonic() + self.deadlines.patience / 2  # aborted requests may still be ending
         while time.monotonic() < end:
-            if (await self._post("/reset_prefix_cache", {})).get("success"):
+            if (await self.post("/reset_prefix_cache", {})).get("success"):
                 return
             await asyncio.sleep(0.2)
         raise ValueError(
@@ -179,7 +168,8 @@ class VLLMServer:
         """Return what it knows already."""
         return await self._call("GET", path, self.deadlines.patience)
 
-    async def _post(self, path: str, body: Any) -> dict[str, Any]:
+    async def post(self, path: str, body: Any) -> dict[str, Any]:
+        """Return its answer, for which who asks decides how long to wait."""
         return await self._call("POST", path, None, body)
 
     async def _call(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,27 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.engines.vllm.start import KEY
-from lightning_agentrl.engines.vllm_server.server import VLLMServer
+from lightning_agentrl.engines.vllm_server.server import Delivery, VLLMServer
 from lightning_agentrl.engines.weights import named_as_in_files, named_weights, whole
 from lightning_agentrl.errors import ConfigError, one_line
-
-
-@dataclass(frozen=True)
-class Written:
-    """One version of the weights, in a folder."""
-
-    folder: Path
-
-    @property
-    def needs(self) -> str:
-        return f"see the folder {self.folder} ({KEY}.weights_folder)"
-
-    @property
-    def size(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.glob("*"))
-
-    async def bring(self, server: VLLMServer, before: str) -> None:
-        await server.call_workers("reload_weights", weights_path=str(self.folder))
 
 
 class SharedWeights:
@@ -55,9 +36,15 @@ class SharedWeights:
         except OSError as error:
             raise _no_place(parent, error) from error
 
-    def deliver(self, lm: PreTrainedModel, version: str) -> Written:
+    def deliver(self, lm: PreTrainedModel, version: str) -> Delivery:
         """Write all weights for servers to load. Raises ConfigError as :meth:`write` does."""
-        return Written(self.write(lm, version))
+        folder = self.write(lm, version)
+
+        async def bring(server: VLLMServer, before: str) -> None:
+            await server.call_workers("reload_weights", weights_path=str(folder))
+
+        size = sum(file.stat().st_size for file in folder.glob("*"))
+        return Delivery(f"see the folder {folder} ({KEY}.weights_folder)", size, bring)
 
     def write(self, lm: PreTrainedModel, version: str) -> Path:
         """Write all weights, with adapters merged, and return the folder to load.

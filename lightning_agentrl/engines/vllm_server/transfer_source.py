@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +46,7 @@ class Calls:
 
     def __init__(self, server: VLLMServer) -> None:
         self._server, self._loop = server, asyncio.get_running_loop()
-        self.refused = asyncio.Event()
-        self.why: Exception | None = None
+        self.refusal: asyncio.Future[Exception] = self._loop.create_future()
         self._asked: set[Future[None]] = set()
         self._over = False
 
@@ -82,18 +81,8 @@ class Calls:
 
     async def _tell(self, step: str, told: dict[str, Any]) -> None:
         try:
-            await self._server.transfer(step, told)
+            await self._server.post(f"/{step}", told)
         except Exception as error:
-            self.why = error
-            self.refused.set()
+            if not self.refusal.done():
+                self.refusal.set_result(error)
             raise
-
-
-class Sender(Protocol):
-    """The sending side of a transfer; vLLM calls it a ``TrainerWeightTransferEngine``."""
-
-    def send_weights(self) -> None:
-        """Send all weights of the source, with the steps around it; wait until the server has loaded them."""
-
-    def shutdown(self) -> None:
-        """Leave the group with the server."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -12,7 +11,7 @@ import torch
 
 from lightning_agentrl.engines.vllm.kept_process import kept_process
 from lightning_agentrl.engines.vllm_server.background_loop import in_thread
-from lightning_agentrl.engines.vllm_server.transfer_source import Calls, Sender, WeightSource
+from lightning_agentrl.engines.vllm_server.transfer_source import Calls, WeightSource
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, open_store
 
 THREAD = "weights"
@@ -29,6 +28,8 @@ class Rendezvous:
 
 class GlooSender:
     """A sender over gloo: does what vLLM's own code does with NCCL, without vLLM.
+
+    It joins the group with a server at once.
 
     Raises:
         Lost: the server is gone.
@@ -49,12 +50,13 @@ class GlooSender:
         answered.result()
 
     def send_weights(self) -> None:
+        """Send all weights of the source, with the steps around it; wait until the server has loaded them."""
         assert self._group is not None
-        forms = [asdict(form) for form in self._source.metadata()]
+        forms = self._source.metadata()
         announced = {
-            "names": [form["name"] for form in forms],
-            "dtype_names": [str(form["dtype"]).removeprefix("torch.") for form in forms],
-            "shapes": [list(form["shape"]) for form in forms],
+            "names": [form.name for form in forms],
+            "dtype_names": [str(form.dtype).removeprefix("torch.") for form in forms],
+            "shapes": [list(form.shape) for form in forms],
         }
         self._calls.start_weight_update()
         answered = in_thread(partial(self._calls.update_weights, announced), THREAD)  # the server waits for the tensors
@@ -64,6 +66,7 @@ class GlooSender:
         self._calls.finish_weight_update()
 
     def shutdown(self) -> None:
+        """Leave the group with the server."""
         self._group = None
 
 
@@ -80,23 +83,24 @@ class NCCLSender:
         with kept_process(source.device):
             from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
             from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+            from vllm.utils.network_utils import get_open_port
 
         self._calls, self._device, self._seconds = calls, source.device, rendezvous.seconds
         torch.cuda.set_device(self._device)  # of this thread
         self._stream = torch.cuda.Stream(self._device)
         meeting = NCCLTrainerInitInfo(
             master_address=rendezvous.address,
-            master_port=_free_port(rendezvous.address),
+            master_port=get_open_port(),
             world_size=1 + rendezvous.workers,
             packed=False,  # packing buffers would take gigabytes of GPU memory
             rank=0,
         )
         with torch.cuda.stream(self._stream):
-            self._sender: Sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
+            self._sender = WeightTransferTrainerFactory.trainer_init(meeting, client=calls, source=source)
 
     def send_weights(self) -> None:
         torch.cuda.set_device(self._device)  # of this thread too
-        late = threading.Event()
+        late, fault = threading.Event(), None
 
         def give_up() -> None:
             late.set()
@@ -112,21 +116,14 @@ class NCCLSender:
         except BaseException as error:
             if not late.is_set():
                 raise
-            raise RuntimeError(self._too_late) from error
+            fault = error
         finally:
             limit.cancel()
-        if late.is_set():  # an aborted group sends nothing, without an error
-            raise RuntimeError(self._too_late)
-
-    @property
-    def _too_late(self) -> str:
-        return f"NCCL has not sent the weights within {self._seconds:.0f} s"
+        if late.is_set():  # an aborted group sends nothing, and not always with an error
+            raise RuntimeError(f"NCCL has not sent the weights within {self._seconds:.0f} s") from fault
 
     def shutdown(self) -> None:
         self._sender.shutdown()
 
 
-def _free_port(address: str) -> int:
-    with socket.socket() as free:
-        free.bind((address, 0))
-        return int(free.getsockname()[1])
+Sender = GlooSender | NCCLSender
