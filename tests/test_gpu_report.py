@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu_report import runner
 from benchmarks.gpu_report.page import NONE_YET, page
-from benchmarks.gpu_report.parts import Machine, config_for, parts_for
+from benchmarks.gpu_report.parts import Machine, config_for, parts_for, tested
 from benchmarks.gpu_report.runner import Outcome, Part, outcome_of, run_parts
 from benchmarks.gpu_report.utilisation import sizes_of, step_flops
 from tests.engines.servers import is_running
@@ -137,6 +137,24 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path) -> 
     every_pair, attended = 7 * 7, 7 * 8 // 2
     more = 3 * 3 * 4 * sizes.attention * (every_pair - attended)
     assert step_flops(sizes, rows=3, tokens=7, scored=7) == counter.get_total_flops() - more
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("46 passed, 2 skipped in 14.63s\nnanobind: leaked 3 types!", "46 passed, 2 skipped in 14.63s"),
+        ("== 1 failed, 45 passed in 62.05s (0:01:02) ==", "1 failed, 45 passed in 62.05s (0:01:02)"),
+        ("78 deselected in 3.10s", None),
+        ("", None),
+    ],
+)
+def test_tests_are_counted_whatever_is_said_as_their_process_ends(tmp_path: Path, said: str, told: str | None) -> None:
+    (tmp_path / "log.txt").write_text(f".....\n{said}\n")
+    if told is None:
+        with pytest.raises(ValueError, match="nothing passed"):
+            tested(tmp_path, gpu=True)
+    else:
+        assert tested(tmp_path, gpu=True) == told
 
 
 @pytest.mark.slow
