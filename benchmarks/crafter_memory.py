@@ -71,7 +71,7 @@ TEXT = """\
 first {layers} of the 30 layers of SmolLM2-135M-Instruct with the system prompt of the game (`goals: all`), replies
 of an action, in {precision} on {device}. *Kept* is what is left after an iteration once freed memory was given back.
 Prompts show the last {history} turns; a micro-batch has at most {budget} tokens, unless one prompt is
-longer. What an update computes of the tokens, those of prompts that begin alike once, depends on how varied the game is.
+longer. How many tokens an update computes, those of prompts that begin alike once, depends on how varied the game is.
 Episodes follow each other. Written by `benchmarks/crafter_memory.py`.
 
 ![tokens and memory per iteration](crafter_memory.png)

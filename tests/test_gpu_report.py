@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu_report import runner
 from benchmarks.gpu_report.page import NONE_YET, page
-from benchmarks.gpu_report.parts import Machine, config_for, parts_for, tested
+from benchmarks.gpu_report.parts import Machine, config_for, count_of_tests, parts_for
 from benchmarks.gpu_report.runner import Outcome, Part, outcome_of, run_parts
 from benchmarks.gpu_report.utilisation import sizes_of, step_flops
 from tests.engines.servers import is_running
@@ -152,9 +152,9 @@ def test_tests_are_counted_whatever_is_said_as_their_process_ends(tmp_path: Path
     (tmp_path / "log.txt").write_text(f".....\n{said}\n")
     if told is None:
         with pytest.raises(ValueError, match="nothing passed"):
-            tested(tmp_path, gpu=True)
+            count_of_tests(tmp_path, gpu=True)
     else:
-        assert tested(tmp_path, gpu=True) == told
+        assert count_of_tests(tmp_path, gpu=True) == told
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ NO_GPU = "no GPU: instead the quick tests of the same code: "
 def _tests(gpu: bool) -> list[Part]:
     def part(name: str, title: str, arguments: Sequence[str], minutes: float, **more: Any) -> Part:
         command = python("pytest", "-q", "-p", "no:cacheprovider", "--timeout", "1800", *arguments)
-        return Part(name, title, command, minutes, partial(tested, gpu=gpu), **more)
+        return Part(name, title, command, minutes, partial(count_of_tests, gpu=gpu), **more)
 
     if gpu:
         of_gpu, of_vllm = ["-m", "gpu and not vllm"], ["-m", "gpu and vllm"]
@@ -159,7 +159,7 @@ def _tests(gpu: bool) -> list[Part]:
     ]
 
 
-def tested(folder: Path, gpu: bool) -> str:
+def count_of_tests(folder: Path, gpu: bool) -> str:
     """The last line of pytest; libraries may say more as the process ends."""
     told = [line.strip("= ") for line in (folder / "log.txt").read_text(errors="replace").splitlines()]
     counts = [line for line in told if re.match(r"\d+ \w+.* in [\d.]+s", line)]
