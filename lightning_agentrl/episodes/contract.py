@@ -150,6 +150,8 @@ def read_flag(what: str, value: Any) -> bool:
     Raises:
         EnvError: it is something else.
     """
+    if isinstance(value, bool):  # nearly always, and a protocol takes long to ask
+        return value
     if type(value).__name__ == "bool_" or (isinstance(value, SupportsIndex) and index(value) in (0, 1)):
         return bool(value)
     raise contract_error(f"the environment gave {what} = {_shown(value)}; it must be true or false")
