@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import index
 from typing import Any, Literal, SupportsIndex
 
@@ -176,13 +176,19 @@ def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
     """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
     declared: dict[str, tuple[gymnasium.Env, Any]] = {}
     for layer in reversed(list(_layers(env))):
-        of_class: dict[str, Any] = {}
-        for kind in map(vars, reversed(type(layer).__mro__)):
-            of_class |= {name: kind[name] for name in _FORMS.keys() & kind.keys()}
-        own = vars(layer)
+        of_class, own = _of_class(type(layer)), vars(layer)
         of_it = {name: own[name] for name in _FORMS.keys() & own.keys() if not isinstance(of_class.get(name), property)}
         declared |= {name: (layer, value) for name, value in (of_class | of_it).items()}
     return declared
+
+
+@lru_cache(maxsize=256)
+def _of_class(kind: type) -> dict[str, Any]:
+    """Return what stands in a class under our names; which ones are there is looked up once."""
+    found: dict[str, Any] = {}
+    for base in map(vars, reversed(kind.__mro__)):
+        found |= {name: base[name] for name in _FORMS.keys() & base.keys()}
+    return found
 
 
 def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:

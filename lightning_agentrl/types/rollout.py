@@ -74,7 +74,7 @@ class Rollout:
         width = max((len(row["ids"]) for row in rows), default=0)
 
         def stack(key: str, fill: float, dtype: torch.dtype) -> Tensor:
-            padded = [[*row[key], *[fill] * (width - len(row[key]))] for row in rows]
+            padded = [x for row in rows for x in (*row[key], *[fill] * (width - len(row[key])))]
             return torch.tensor(padded, dtype=dtype).view(len(rows), width)
 
         lasts = [sample.turns[-1] for sample in samples]
