@@ -176,7 +176,7 @@ def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
     """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
     declared: dict[str, tuple[gymnasium.Env, Any]] = {}
     for layer in reversed(list(_layers(env))):
-        of_class, own = _of_class(type(layer)), vars(layer)
+        of_class, own = _of_class(type(layer)), vars(layer)  # type: ignore[arg-type]
         of_it = {name: own[name] for name in _FORMS.keys() & own.keys() if not isinstance(of_class.get(name), property)}
         declared |= {name: (layer, value) for name, value in (of_class | of_it).items()}
     return declared
