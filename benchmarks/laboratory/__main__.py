@@ -11,6 +11,7 @@ A run that is there is not made again, so this can be stopped at any time.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "laboratory", help="folder of runs and models")
     wanted = parser.parse_args()
     quiet()
+    gc.freeze()  # modules stay for as long as the process; to look through them again and again takes time
     if not wanted.report:
         part, parts = map(int, wanted.share.split("/"))
         made = set(load(wanted.runs, RECORD, CELLS))

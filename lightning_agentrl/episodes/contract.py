@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import index
 from typing import Any, Literal, SupportsIndex
 
@@ -150,6 +150,8 @@ def read_flag(what: str, value: Any) -> bool:
     Raises:
         EnvError: it is something else.
     """
+    if isinstance(value, bool):  # nearly always, and a protocol takes long to ask
+        return value
     if type(value).__name__ == "bool_" or (isinstance(value, SupportsIndex) and index(value) in (0, 1)):
         return bool(value)
     raise contract_error(f"the environment gave {what} = {_shown(value)}; it must be true or false")
@@ -174,13 +176,19 @@ def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
     """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
     declared: dict[str, tuple[gymnasium.Env, Any]] = {}
     for layer in reversed(list(_layers(env))):
-        of_class: dict[str, Any] = {}
-        for kind in map(vars, reversed(type(layer).__mro__)):
-            of_class |= {name: kind[name] for name in _FORMS.keys() & kind.keys()}
-        own = vars(layer)
+        of_class, own = _of_class(type(layer)), vars(layer)  # type: ignore[arg-type]
         of_it = {name: own[name] for name in _FORMS.keys() & own.keys() if not isinstance(of_class.get(name), property)}
         declared |= {name: (layer, value) for name, value in (of_class | of_it).items()}
     return declared
+
+
+@lru_cache(maxsize=256)
+def _of_class(kind: type) -> dict[str, Any]:
+    """Return what stands in a class under our names; which ones are there is looked up once."""
+    found: dict[str, Any] = {}
+    for base in map(vars, reversed(kind.__mro__)):
+        found |= {name: base[name] for name in _FORMS.keys() & base.keys()}
+    return found
 
 
 def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:

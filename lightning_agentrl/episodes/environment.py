@@ -195,7 +195,7 @@ class Environment:
         """Take one action and return the answer."""
         with naming_errors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
-            if not isinstance(reward, SupportsFloat):
+            if not isinstance(reward, float | SupportsFloat):  # float first: a protocol takes long to ask
                 raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
             check_reward("the environment", float(reward))
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)

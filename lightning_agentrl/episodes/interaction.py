@@ -117,11 +117,18 @@ class TurnInteraction(Interaction):
             most = min(most, self.reply_budget - session.reply_tokens)
         reply = await engine.generate(SamplingRequest(prompt.input, most, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
-        turn = await self._play(session, prompt, reply, engine_seconds, recorder)
-        return prompt, _action_segment(reply), turn
+        segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
+        turn = await self._play(session, prompt, reply, segment, engine_seconds, recorder)
+        return prompt, segment, turn
 
     async def _play(
-        self, session: Session, prompt: Prompt, reply: Reply, engine_seconds: float, recorder: Recorder
+        self,
+        session: Session,
+        prompt: Prompt,
+        reply: Reply,
+        segment: Segment,
+        engine_seconds: float,
+        recorder: Recorder,
     ) -> Turn:
         observation, images, role, messages = session.observation, session.images, session.role, session.messages
         index = len(session.past) + session.all_unread
@@ -135,13 +142,13 @@ class TurnInteraction(Interaction):
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:
             result, executed, valid = NOTHING, "", False
-            session.ask_again(prompt, _action_segment(reply))
+            session.ask_again(prompt, segment)
         else:
             result = await session.step(contract.default_action if parsed.action is None else parsed.action)
             executed = result.info.get("executed_action", parsed.action or contract.default_action)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
             past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
-            session.remember(past, prompt, _action_segment(reply))
+            session.remember(past, prompt, segment)
         session.reply_tokens += len(reply.ids)
         judged = 0.0
         if session.judge is not None and not ask_again:
@@ -205,10 +212,6 @@ class TurnInteraction(Interaction):
         if self.reply_budget is not None and session.reply_tokens >= self.reply_budget:
             return StopReason.REPLY_BUDGET
         return None if session.fits else StopReason.CONTEXT_LENGTH
-
-
-def _action_segment(reply: Reply) -> Segment:
-    return Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
 
 
 def _success(result: StepResult) -> bool | None:

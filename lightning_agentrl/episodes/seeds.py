@@ -15,7 +15,8 @@ HELD_OUT_FROM = 2**30
 
 def derive_seed(*parts: int) -> int:
     """Return a seed below 2**30 that depends on all parts."""
-    return int(np.random.SeedSequence([part & 0xFFFFFFFF for part in parts]).generate_state(1)[0]) % HELD_OUT_FROM
+    words = np.array([part & 0xFFFFFFFF for part in parts], dtype=np.uint32)  # of a list each number would be an array
+    return int(np.random.SeedSequence(words).generate_state(1)[0]) % HELD_OUT_FROM
 
 
 @cache

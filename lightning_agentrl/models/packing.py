@@ -183,6 +183,8 @@ def plan_micro_batches(
         return list(_fill_tree(lengths, common, patches, budget) if share else _fill_padded(lengths, patches, budget))
 
     count = len(cut(max_tokens))
+    if count == 1:
+        return [order]
     low, high = 0, max_tokens  # smallest budget that needs no more micro-batches: the balanced one
     while low + 1 < high:
         middle = (low + high) // 2

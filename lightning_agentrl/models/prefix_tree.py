@@ -8,7 +8,7 @@ an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -203,20 +203,20 @@ def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLay
     for k, i in enumerate(order):
         paths[i] = builder.paths[k]
     branches = sorted(builder.branches, key=lambda branch: branch.start)
-    ends = [end for s in branches for end in _ends(s)]
+    ends: list[int] = []
+    for branch in branches:
+        ends += _ends(branch)
     tree = PrefixTree(
         tuple(branches), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
     )
     return TreeLayout(builder.keys, tree, [len(row) for row in rows], paths)
 
 
-def _ends(branch: Branch) -> Iterator[int]:
+def _ends(branch: Branch) -> list[int]:
     length = branch.stop - branch.start
     if branch.copies == 1:
-        yield from [branch.end] * length
-    else:
-        for copy in range(1, branch.copies + 1):
-            yield from [branch.start + copy * length] * length
+        return [branch.end] * length
+    return [branch.start + copy * length for copy in range(1, branch.copies + 1) for _ in range(length)]
 
 
 class _Builder:

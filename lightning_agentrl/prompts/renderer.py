@@ -117,6 +117,7 @@ class ChatRenderer:
         most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
         self._remembered = lru_cache(REMEMBERED)(self._of_text)  # states recur
+        self._remembered_texts = lru_cache(REMEMBERED)(self._of_texts)
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -373,9 +374,19 @@ class ChatRenderer:
         return f"Answer with one of: {names}" if names else ""
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
+        told = tuple([(message["role"], message["content"]) for message in messages])
+        plain = not tools and all(isinstance(content, str) for _, content in told)
+        if plain and sum(len(content) for _, content in told) <= REMEMBERED_CHARS:
+            return self._remembered_texts(told, generate)
+        return self._of_messages(messages, generate, tools)
+
+    def _of_messages(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
             text = self.template.apply(messages, generate, tools)
         return self._with_images(text, messages)
+
+    def _of_texts(self, told: tuple[tuple[str, str], ...], generate: bool) -> ModelInput:
+        return self._of_messages([{"role": role, "content": text} for role, text in told], generate)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -74,10 +74,8 @@ class Rollout:
         width = max((len(row["ids"]) for row in rows), default=0)
 
         def stack(key: str, fill: float, dtype: torch.dtype) -> Tensor:
-            out = torch.full((len(rows), width), fill, dtype=dtype)
-            for i, row in enumerate(rows):
-                out[i, : len(row[key])] = torch.tensor(row[key], dtype=dtype)
-            return out
+            padded = [x for row in rows for x in (*row[key], *[fill] * (width - len(row[key])))]
+            return torch.tensor(padded, dtype=dtype).view(len(rows), width)
 
         lasts = [sample.turns[-1] for sample in samples]
         groups = [t.group for t in lasts if t.group is not None]
@@ -114,8 +112,9 @@ class Rollout:
     @property
     def last_of_episode(self) -> Tensor:
         """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
-        order = [(int(self.episode[i]), sample.turns[-1].index, i) for i, sample in enumerate(self.samples)]
-        last = {episode: i for episode, _, i in sorted(order)}
+        turns = [sample.turns[-1].index for sample in self.samples]
+        order = sorted(zip(self.episode.tolist(), turns, range(len(self)), strict=True))
+        last = {episode: i for episode, _, i in order}
         flags = torch.zeros(len(self), dtype=torch.bool)
         flags[list(last.values())] = True
         return flags

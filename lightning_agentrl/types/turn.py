@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from lightning_agentrl.types.model_input import ModelInput
 from lightning_agentrl.types.segment import Segment, input_of
@@ -83,7 +84,7 @@ class Turn:
         return (self.observation, *self.seen)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sample:
     """One training row: the segments the model reads, and the turns whose replies are trained on.
 
@@ -105,7 +106,7 @@ class Sample:
         if any(turn.done for turn in self.turns[:-1]):
             raise ValueError("only the last turn of a sample can end its episode")
 
-    @property
+    @cached_property
     def input(self) -> ModelInput:
         """All segments, as the trainer's models read them."""
         return input_of(self.segments)

@@ -77,7 +77,8 @@ class Admission:
         self.absence_seconds = absence_seconds
         self.gather_seconds = gather_seconds
         self._changed = threading.Condition()  # guards all that follows
-        self._seats: list[Seat] = []
+        self._seats: set[Seat] = set()
+        self._away: set[Seat] = set()  # those of them that ask for nothing
         self._queue: list[Asked] = []
         self._admissions = 0
         self._steps_left = 0  # until the next admission
@@ -91,7 +92,9 @@ class Admission:
         """Expect so many players until each has left its seat."""
         seats = [Seat(self) for _ in range(players)]
         with self._changed:
-            self._seats += seats
+            self._seats.update(seats)
+            self._away.update(seats)
+            self._changed.notify()
         try:
             yield seats
         finally:
@@ -103,7 +106,8 @@ class Admission:
         with self._changed:
             if seat in self._seats:
                 self._seats.remove(seat)
-                self._changed.notify()
+                self._away.discard(seat)
+                self._wake_sampler()
 
     def ask(self, waiting: Waiting) -> Asked:
         """Take a request.
@@ -119,9 +123,10 @@ class Admission:
             if asked.seat is not None:
                 asked.seat.asks += 1
                 asked.seat.late = False
+                self._away.discard(asked.seat)
             self._queue.append(asked)
             self._came_at = time.monotonic()
-            self._changed.notify()
+            self._wake_sampler()
             return asked
 
     def settle(self, asked: Asked) -> None:
@@ -135,6 +140,13 @@ class Admission:
             if asked.seat is not None:
                 asked.seat.asks -= 1
                 asked.seat.away_since = time.monotonic()
+                if not asked.seat.asks and asked.seat in self._seats:
+                    self._away.add(asked.seat)
+            self._changed.notify()
+
+    def _wake_sampler(self) -> None:
+        """Wake the thread that samples unless it waits for somebody else too: once a batch, not at each request."""
+        if all(seat.late for seat in self._away):
             self._changed.notify()
 
     # For the thread that samples
@@ -167,7 +179,7 @@ class Admission:
     def _seconds_to_wait(self, room: int, running: bool) -> float:
         """Return how long to wait for a change at most; 0: no longer."""
         now = time.monotonic()
-        away = [(seat, seat.away_since + self.absence_seconds - now) for seat in self._seats if not seat.asks]
+        away = [(seat, seat.away_since + self.absence_seconds - now) for seat in self._away]
         for seat, seconds in away:
             if seconds <= 0 and not seat.late:
                 seat.late = True
