@@ -116,8 +116,7 @@ class ChatRenderer:
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
-        self._remembered = lru_cache(REMEMBERED)(self._of_text)  # states recur
-        self._remembered_texts = lru_cache(REMEMBERED)(self._of_texts)
+        self._remembered = lru_cache(REMEMBERED)(self._of_texts)  # states recur
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -374,19 +373,18 @@ class ChatRenderer:
         return f"Answer with one of: {names}" if names else ""
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
-        told = tuple([(message["role"], message["content"]) for message in messages])
-        plain = not tools and all(isinstance(content, str) for _, content in told)
-        if plain and sum(len(content) for _, content in told) <= REMEMBERED_CHARS:
-            return self._remembered_texts(told, generate)
+        texts = [m["content"] for m in messages if m.keys() == {"role", "content"} and isinstance(m["content"], str)]
+        if not tools and len(texts) == len(messages) and sum(map(len, texts)) <= REMEMBERED_CHARS:
+            return self._remembered(tuple((message["role"], message["content"]) for message in messages), generate)
         return self._of_messages(messages, generate, tools)
+
+    def _of_texts(self, told: tuple[tuple[str, str], ...], generate: bool) -> ModelInput:
+        return self._of_messages([{"role": role, "content": text} for role, text in told], generate)
 
     def _of_messages(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
             text = self.template.apply(messages, generate, tools)
         return self._with_images(text, messages)
-
-    def _of_texts(self, told: tuple[tuple[str, str], ...], generate: bool) -> ModelInput:
-        return self._of_messages([{"role": role, "content": text} for role, text in told], generate)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
@@ -395,14 +393,11 @@ class ChatRenderer:
         except TemplateError as error:
             raise RefusedMessagesError(f"{self.template.name} refuses the messages of a prompt: {error}") from error
 
-    def _of_text(self, text: str) -> ModelInput:
-        return ModelInput.of_ids(self.template.encode(text))
-
     def _with_images(self, text: str, messages: list[Message]) -> ModelInput:
         """Return the text as a model input, with the images of the messages in place of their placeholders."""
         images = [image for message in messages for image in images_of(message)]
         if not images:
-            return self._remembered(text) if len(text) <= REMEMBERED_CHARS else self._of_text(text)
+            return ModelInput.of_ids(self.template.encode(text))
         ids = self.template.encode(text)
         assert self.image_reader is not None, "images come from `see`"
         places = [place for place, one in enumerate(ids) if one == self.image_reader.placeholder]

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from lightning_agentrl.types.turn import Sample, Turn
 
@@ -71,11 +72,12 @@ class Rollout:
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
         rows = [_sample_columns(sample) for sample in samples]
-        width = max((len(row["ids"]) for row in rows), default=0)
 
         def stack(key: str, fill: float, dtype: torch.dtype) -> Tensor:
-            padded = [x for row in rows for x in (*row[key], *[fill] * (width - len(row[key])))]
-            return torch.tensor(padded, dtype=dtype).view(len(rows), width)
+            if not rows:
+                return torch.empty(0, 0, dtype=dtype)
+            columns = [torch.tensor(row[key], dtype=dtype) for row in rows]
+            return pad_sequence(columns, batch_first=True, padding_value=fill)
 
         lasts = [sample.turns[-1] for sample in samples]
         groups = [t.group for t in lasts if t.group is not None]
