@@ -23,7 +23,7 @@ def run(rank: int, folder: str, model: str, ranks: int, urls: list[str]) -> None
     """Play some episodes in one process, and write for each of them which servers were asked."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-    engine, asked = VLLMServerEngine(urls), list[tuple[int, str]]()
+    engine, asked = VLLMServerEngine(urls, hang_seconds=600), list[tuple[int, str]]()
     engine.start(handle_of(policy_of(Path(model))))
     engine.sync(0)
     generate = VLLMServer.generate
