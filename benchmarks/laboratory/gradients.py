@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning as L
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from benchmarks.estimators.noise import bootstrap, cosine, mean_product, relative_variance, variance_ratio
 from benchmarks.estimators.report import interval
-from benchmarks.estimators.variance import WithAll, policy_gradients
+from benchmarks.estimators.variance import policy_gradients
 from benchmarks.laboratory.__main__ import quiet
 from benchmarks.laboratory.arms import Arm, agent_of, rollouts
 from benchmarks.laboratory.cloning import PROMPT, Start, cloned, quiet_trainer
@@ -50,9 +50,9 @@ from lightning_agentrl.types import Rollout
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "docs" / "results" / "gradients.json"
 LENGTHS = (1, 8)  # words of a reply
+DISCOUNTS = {"gamma_step": 0.99, "lam_step": 0.95}
 ROLLOUTS, PIECE = 120, 20  # in all, and between two saves
 FITTING = 30  # iterations that the critic learns
-PLAYED = Arm(WithAll, group=8)
 REFERENCE = "RLOO"
 NAMES: dict[str, AdvantageEstimator] = {
     "rewards to go, no baseline": ReinforcePlusPlus(whiten=False),
@@ -62,15 +62,25 @@ NAMES: dict[str, AdvantageEstimator] = {
     "leave-one-out by turn": TurnLeaveOneOut(),
     "optimal token baseline": OptimalTokenBaseline(),
     "optimal token baseline, leave-one-out": OptimalTokenBaseline(leave_one_out=True),
-    "GAE, lam 0.95": GAE(lam=0.95),
-    "dual GAE .99/.95": DualDiscountGAE(gamma_step=0.99, lam_step=0.95),
+    "GAE .99/.95": GAE(gamma=0.99, lam=0.95),
+    "dual GAE .99/.95": DualDiscountGAE(**DISCOUNTS),
 }
+
+
+class WithAll(DualDiscountGAE):
+    """So that the agent computes what any of the estimators needs, and its critic learns the values of dual GAE."""
+
+    needs_groups: ClassVar[bool] = True
+    needs_sum_pi_squared: ClassVar[bool] = True
+
+
+PLAYED = Arm(WithAll, DISCOUNTS, group=8)
 TEXT = """\
 # Variance and bias of gradients
 
 What estimators make of the same rollouts in the game of [the laboratory](laboratory.md) (horizon 12, at most 24 turns),
-under fixed weights: the policy that its cells start from, and a critic that was fitted to it for {fitting} iterations.
-Written by `python -m benchmarks.laboratory.gradients`.
+under fixed weights: the policy that its cells start from, and a critic that was fitted to it for {fitting} iterations,
+to the returns of dual GAE .99/.95 (1/1 within a turn). Written by `python -m benchmarks.laboratory.gradients`.
 
 {count} independent rollouts, each of 4 groups of 8 episodes. The gradient of a rollout is that of the sum over tokens
 of advantage times log-prob, per episode; GAE is whitened, as by default. *Relative variance* is the trace of the
@@ -208,7 +218,7 @@ def _cosine_to(products_MM: Tensor, along_M: Tensor, length: Tensor, counts_M: T
 def run(words: int, folder: Path) -> dict[str, Any]:
     """Return the numbers of one length of replies."""
     start = Start(reply_tokens=words)
-    model, kept = cloned(start, folder), folder / f"gradients-{words}"
+    model, kept = cloned(start, folder), folder / f"gradients-{words}-dual"
     kept.mkdir(parents=True, exist_ok=True)
     critic = critic_of(start, model, kept)
     files = []
