@@ -31,7 +31,7 @@ NODES, SAMPLER = ("node0", "node1"), "sampler"
 ITERATIONS = 16
 CUT_AFTER = 3  # iterations
 LIMIT = 20  # seconds of the process group, where the link stays cut
-ENDS = 150  # seconds in which every process has ended after that
+ENDS = 300  # seconds in which every process has ended after that
 
 reason = why_not() if os.environ.get("PYTEST_XDIST_WORKER") is None else "one at a time: make test-nodes"
 pytestmark = [pytest.mark.long, pytest.mark.skipif(reason is not None, reason=str(reason))]
