@@ -176,7 +176,8 @@ _FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is fre
 
 
 _LOST = re.compile(
-    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)",
+    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
+    r"|Application timeout caused pair closure",
     re.DOTALL,
 )
 _PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")

@@ -24,6 +24,7 @@ import lightning_agentrl.rollout
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.errors import ConfigError, Problem, explain
 from lightning_agentrl.errors.foreign_messages import (
+    LostRank,
     disk_full,
     lost_rank,
     missing_package,
@@ -384,3 +385,9 @@ def test_a_package_that_is_not_installed() -> None:
     found = missing_package(caught.value, "MLFlowLogger", "trainer.logger")
     assert str(found).startswith("MLFlowLogger needs the package mlflow")
     assert found.fix.startswith("pip install 'mlflow")
+
+
+def test_gloo_does_not_always_name_itself() -> None:
+    """As where the time limit passed before the operation was waited for."""
+    assert lost_rank(RuntimeError("Application timeout caused pair closure")) == LostRank(closed=False)
+    assert lost_rank(RuntimeError("a timeout of something else")) is None
