@@ -20,7 +20,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.scoring import row_states, score_values
 from lightning_agentrl.commands.advise_config import config_text, iteration_turns, setting_config
 from lightning_agentrl.commands.advise_report import advice_text, facts_table
-from lightning_agentrl.commands.looking import Look, LookCLI, validate_until_looked
+from lightning_agentrl.commands.looking import LookCLI, LookOnce, validate_until_looked
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
@@ -145,7 +145,7 @@ def advise_agent(
         trainer: for its precision and device; on the CPU, or the first GPU, when not given.
     """
     check_episodes(episodes)
-    callback = Look(lambda connected: measure_connected(connected, episodes))
+    callback = LookOnce(lambda connected: measure_connected(connected, episodes))
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = trainer or L.Trainer(devices=1, enable_model_summary=False, **quiet)
     cast(Any, trainer).callbacks.append(callback)

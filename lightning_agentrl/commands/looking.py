@@ -23,7 +23,7 @@ class Looked(Exception):
     """The end of a look, raised once everything was played so that nothing else is done."""
 
 
-class Look(L.Callback, Generic[Found]):
+class LookOnce(L.Callback, Generic[Found]):
     """Something that is done with a connected agent when a validation begins, which is then ended.
 
     Args:
@@ -42,7 +42,7 @@ class Look(L.Callback, Generic[Found]):
 def validate_until_looked(
     trainer: L.Trainer, agent: Agent, data: RolloutDataModule, ckpt_path: str | None = None
 ) -> None:
-    """Connect an agent by a validation, whose callback :class:`Look` ends it."""
+    """Connect an agent by a validation, whose callback :class:`LookOnce` ends it."""
     warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
     try:
         trainer.validate(agent, data, ckpt_path=ckpt_path, verbose=False)
@@ -108,7 +108,7 @@ class LookCLI(AgentCLI):
             cast(Agent, self.model),
             cast(RolloutDataModule, self.datamodule),
         )
-        callback = Look(what)
+        callback = LookOnce(what)
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, callback], []
         self._guarded("validate", lambda: validate_until_looked(trainer, agent, data, self.start.ckpt_path))
