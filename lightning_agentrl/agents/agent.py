@@ -34,6 +34,7 @@ from lightning_agentrl.agents.checkpoints import (
 from lightning_agentrl.agents.checks import (
     check_forks,
     check_groups,
+    check_popart,
     check_returns,
     check_tower,
     check_trainer,
@@ -75,6 +76,7 @@ from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
+from lightning_agentrl.models.value_head import popart_head
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
@@ -245,6 +247,7 @@ class Agent(L.LightningModule, ABC):
             metrics = describe(rollout, self.device, self.ranks.sum) | self._tell_left_out(left_out, rollout)
             if collected_now:
                 metrics |= self._describe_collected(rollout)
+        metrics |= self._follow_returns(metrics)
         self._judge_gap(metrics, rollout)
         drop_B = left_out.rows(rollout) | (lost_B if self.phase == "train" else False)  # a warm-up takes what is lost
         if drop_B.any():
@@ -301,6 +304,14 @@ class Agent(L.LightningModule, ABC):
                 callback.on_rollout(self.trainer, self, rollout)
         return metrics
 
+    def _follow_returns(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Let a critic that learns in units of the returns follow those of the rollout; return its units."""
+        head, std = popart_head(self.critic), metrics.get("critic/return_std", math.nan)
+        if head is None or not math.isfinite(std):
+            return {}
+        head.follow(metrics["critic/return_mean"], std)
+        return {"critic/popart_mean": float(head.mean), "critic/popart_std": float(head.std)}
+
     # Iteration, part 2: one optimizer step
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
@@ -320,7 +331,7 @@ class Agent(L.LightningModule, ABC):
                 groups_B=rollout.groups,
                 gather=self.ranks.gather,
             )
-            losses = Losses(self.policy_loss if training else None, self.value_loss, self.update_metrics)
+            losses = Losses(self.policy_loss if training else None, self._value_loss, self.update_metrics)
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
             with without_sync(model), self.cached_precision():
                 metrics, fault = accumulate_gradients(
@@ -382,6 +393,15 @@ class Agent(L.LightningModule, ABC):
             torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
+
+    def _value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
+        """Return the value loss in the units that the critic learns in."""
+        head = popart_head(self.critic)
+        if head is None or batch.scores.values is None or batch.returns is None:
+            return self.value_loss(batch, values)
+        scores = replace(batch.scores, values=head.normalize(batch.scores.values))
+        batch = replace(batch, scores=scores, returns=head.normalize(batch.returns))
+        return self.value_loss(batch, head.normalize(values))
 
     def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
         """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
@@ -471,6 +491,7 @@ class Agent(L.LightningModule, ABC):
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
                 check_schedules(self.optim.schedule, planned_steps(self.trainer))
                 check_tower(self.train_tower, self.model, self.lora is not None)
+                check_popart(self.critic, self.trainer.strategy)
                 check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
                 forks = self.datamodule.groups, self.datamodule.interaction, self.takes_kl_from_rewards
                 check_forks(self.advantage, *forks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
 from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
@@ -12,6 +13,7 @@ from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
+from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import READERS
 from lightning_agentrl.models.language_model import load_tokenizer, read_config
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
@@ -75,6 +77,19 @@ def check_tower(train_tower: bool, model: str, lora: bool) -> None:
         )
     if train_tower and read_config(model).model_type not in READERS:
         raise ValueError(f"the model '{model}' reads text only, so it has no tower to train; set {key} to false")
+
+
+def check_popart(critic: Critic | None, strategy: Strategy) -> None:
+    """Refuse weights that are rescaled behind the back of ZeRO, which has copies of its own.
+
+    Raises:
+        ValueError: one sentence with the key to change.
+    """
+    if getattr(critic, "popart", None) is not None and isinstance(strategy, DeepSpeedStrategy):
+        raise ValueError(
+            "model.init_args.critic.init_args.popart does not work with DeepSpeedStrategy, which keeps copies of the "
+            "weights that are rescaled; remove it, or use trainer.strategy 'ddp' or ModelParallelStrategy"
+        )
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, reference: str) -> None:

@@ -4,39 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions
 from lightning_agentrl.models.packing import Packed
-
-
-class ValueHead(nn.Module):
-    """Linear head on hidden states, in float32 or better; outputs 0 everywhere at first."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and cast as any module, but never to 16 bits."""
-        exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
-        super()._apply(fn, recurse)
-        if self.linear.weight.dtype.itemsize < 4:
-            self.float()
-            self.load_state_dict(exact)
-        return self
-
-    def forward(self, hidden_RH: Tensor) -> Tensor:
-        """[R]"""
-        with torch.autocast(hidden_RH.device.type, enabled=False):
-            return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)  # of one number; [:, 0] would be a view
+from lightning_agentrl.models.value_head import value_head
 
 
 class Critic(nn.Module, ABC):
@@ -67,16 +42,20 @@ class SharedCritic(Critic):
 
     Args:
         detach: stop the gradient of the value loss before the trunk.
+        popart: learn returns less their running mean, over their running standard deviation; the share of the way that
+            both go to those of each rollout, above 0 and at most 1. None: learn returns as they are.
     """
 
     shares_trunk = True
 
-    def __init__(self, detach: bool = False) -> None:
+    def __init__(self, detach: bool = False, popart: float | None = None) -> None:
         super().__init__()
+        _check_popart(popart)
         self.detach = detach
+        self.popart = popart
 
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
-        self.head = ValueHead(actor_hidden_size)
+        self.head = value_head(actor_hidden_size, self.popart)
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         if actor_hidden_RH is None:
@@ -90,18 +69,21 @@ class SeparateCritic(Critic):
     Args:
         model: hub id or folder of the backbone, all of which is trained; the actor's model when not given, with LoRA as
             adapters on its base.
+        popart: as for :class:`SharedCritic`.
     """
 
     shares_trunk = False
 
-    def __init__(self, model: str | None = None) -> None:
+    def __init__(self, model: str | None = None, popart: float | None = None) -> None:
         super().__init__()
+        _check_popart(popart)
         self.model = model
+        self.popart = popart
 
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:
         lm = load(self.model)
         self.backbone = lm
-        self.head = ValueHead(int(lm.config.get_text_config().hidden_size))
+        self.head = value_head(int(lm.config.get_text_config().hidden_size), self.popart)
         output = lm.get_output_embeddings()
         if output is not None and output.weight is not lm.get_input_embeddings().weight:
             lm.set_output_embeddings(nn.Identity())  # the vocabulary projection of a critic is never used
@@ -112,3 +94,11 @@ class SeparateCritic(Critic):
 
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         return self.head(hidden_at_logit_positions(self.backbone, packed))
+
+
+def _check_popart(step: float | None) -> None:
+    if step is not None and not 0 < step <= 1:
+        raise ValueError(
+            "the share of the way that PopArt goes to the returns of a rollout must be above 0 and at most 1, got "
+            f"{step}; for example 0.1 (key model.init_args.critic.init_args.popart)"
+        )

@@ -51,6 +51,7 @@ trainer:
     - class_path: ModelCheckpoint
       init_args: {{dirpath: "{path}", filename: "last", enable_version_counter: false, save_on_train_epoch_end: true}}
 """
+POPART = ("--model.init_args.critic.init_args.popart", "0.3")
 DOUBLE = "[{class_path: lightning.pytorch.plugins.precision.DoublePrecision}]"  # 64-true, in a form that FSDP2 takes
 
 

@@ -55,9 +55,10 @@ def test_values_are_computed_in_float32(tmp_path, tiny_folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", [pytest.param(SharedCritic, marks=pytest.mark.long), SeparateCritic])
 def test_a_resumed_run_goes_on_with_its_masters(tmp_path, tiny_folder, critic):
-    _, whole = fit(tmp_path / "whole", tiny_folder, 4, critic())
-    fit(tmp_path / "part", tiny_folder, 2, critic())
-    _, resumed = fit(tmp_path / "part", tiny_folder, 4, critic(), ckpt_path=tmp_path / "part" / "last.ckpt")
+    """So do the units of a head that is rescaled."""
+    _, whole = fit(tmp_path / "whole", tiny_folder, 4, critic(popart=0.3))
+    fit(tmp_path / "part", tiny_folder, 2, critic(popart=0.3))
+    _, resumed = fit(tmp_path / "part", tiny_folder, 4, critic(popart=0.3), ckpt_path=tmp_path / "part" / "last.ckpt")
     for name, weight in whole["state_dict"].items():
         assert torch.equal(weight, resumed["state_dict"][name]), name
 

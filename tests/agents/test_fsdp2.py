@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from lightning_agentrl.commands.export import export_checkpoint
-from tests.agents.processes import assert_same, config_text, fit, metrics, read
+from tests.agents.processes import POPART, assert_same, config_text, fit, metrics, read
 
 FSDP2 = (
     "{class_path: lightning.pytorch.strategies.ModelParallelStrategy, "
@@ -23,9 +23,9 @@ FOLDERS = FSDP2.replace("false", "true")  # checkpoints of which every process w
 
 @pytest.mark.slow  # two processes
 def test_two_sharded_processes_give_the_weights_of_one(tmp_path, exact_folder):
-    """Five iterations, the first two of them warm-up; what is logged is equal too."""
+    """Five iterations, the first two of them warm-up; what is logged is equal too. With a head that is rescaled."""
     # so that the processes have more and less of them
-    small = ("--model.init_args.compute.max_tokens_per_micro_batch", "200")
+    small = ("--model.init_args.compute.max_tokens_per_micro_batch", "200", *POPART)
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *small)
     two = fit(tmp_path / "two", exact_folder, "SeparateCritic", 2, *small, strategy=FSDP2)
     assert_same(read(one), read(two))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_agentrl.models.demo import demo_model_folder
-from tests.agents.processes import assert_alike, assert_same, fit, metrics, optimizer_states, read
+from tests.agents.processes import POPART, assert_alike, assert_same, fit, metrics, optimizer_states, read
 from tests.tiny import small_model, tiny_tokenizer
 
 
@@ -64,8 +64,10 @@ def test_two_processes_stop_inside_the_warm_up_and_go_on_like_one(tmp_path, exac
 
 @pytest.mark.slow
 def test_two_processes_collect_ahead_like_one_and_go_on_with_it(tmp_path, exact_folder):
-    """Stopped with a rollout of both processes that was collected ahead; one process goes on with it."""
-    ahead = ("--data.init_args.max_staleness", "1")
+    """Stopped with a rollout of both processes that was collected ahead; one process goes on with it, and with the
+    units of its values.
+    """
+    ahead = ("--data.init_args.max_staleness", "1", *POPART)
     one = read(fit(tmp_path / "one", exact_folder, "SharedCritic", 1, *ahead))
     stopped = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, *ahead, "--trainer.max_epochs", "4")
     samples = read(stopped)["RolloutDataModule"]["ahead"]["samples"]

@@ -14,10 +14,12 @@ import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
+from lightning_agentrl.agents.checks import check_popart
 from lightning_agentrl.agents.optimizer import step_by_group
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
+from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.agents.processes import fit, metrics, read
 
@@ -108,6 +110,13 @@ def test_settings_of_zero_that_would_do_something_else_are_refused(trainer, lora
     with pytest.raises(ValueError) as error:  # noqa: PT011 - what it says is compared
         check_strategy(trainer, lora)
     assert said in str(error.value)
+
+
+def test_weights_that_are_rescaled_behind_the_back_of_zero_are_refused():
+    strategy = Trainer(zero={"stage": 1}).strategy
+    with pytest.raises(ValueError, match=r"popart does not work with DeepSpeedStrategy"):
+        check_popart(SharedCritic(popart=0.1), strategy)
+    check_popart(SharedCritic(), strategy)
 
 
 def chosen(logged):

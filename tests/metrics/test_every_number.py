@@ -23,6 +23,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.losses import ClipCov, RatioRejection, TruncatedWeights
 from lightning_agentrl.metrics.stages import STAGES
+from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.types import Rollout, StopReason
@@ -47,7 +48,9 @@ from tests.metrics.test_values import EXPECTED as VALUES_EXPECTED
 DOCS = Path(__file__).parents[2] / "docs"
 
 # Names that a test of this folder computes by hand
+OF_POPART = ("critic/popart_mean", "critic/popart_std")
 TESTED = set().union(
+    OF_POPART,
     ROLLOUT_EXPECTED,
     GROUPS_EXPECTED,
     OF_FILTER,
@@ -86,6 +89,7 @@ PLACEHOLDERS = {
 NAMESPACES = {name.split("/")[0] for name in (*TESTED, *NO_SCALARS)}
 
 WARMUP, TRAIN = [0], [1, 2]  # iterations
+POPART = 0.25
 TURNS = 16  # of an iteration
 
 
@@ -127,6 +131,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Fit:
         warnings.simplefilter("ignore")  # the critic has not converged
         agent = make_agent(
             tiny_folder,
+            SharedCritic(popart=POPART),
             variance_proxy=True,
             policy_loss=ClipCov(),
             kl_loss=0.01,
@@ -226,6 +231,18 @@ def test_the_warm_up_lacks_only_the_numbers_of_the_actors_update(fit):
     assert fit.logged[TRAIN[0]].keys() - warm == of_actor
     assert warm <= fit.logged[TRAIN[0]].keys()
     assert fit.logged[WARMUP[0]]["kl/reference"] == pytest.approx(0, abs=1e-6)  # the actor is still the reference
+
+
+def test_units_of_the_critic_are_a_mixture_of_the_returns(fit):
+    """The newest rollout weighs most; all weights together are 1."""
+    for iteration in (*WARMUP, *TRAIN):
+        seen = fit.logged[: iteration + 1]
+        weights = [(1 - POPART) ** age for age in range(iteration + 1)][::-1]
+        mean = sum(w * of["critic/return_mean"] for w, of in zip(weights, seen, strict=True)) / sum(weights)
+        squares = [of["critic/return_std"] ** 2 + of["critic/return_mean"] ** 2 for of in seen]
+        spread = sum(w * x for w, x in zip(weights, squares, strict=True)) / sum(weights) - mean**2
+        logged = [fit.logged[iteration][name] for name in OF_POPART]
+        assert logged == pytest.approx([mean, math.sqrt(spread)], rel=1e-5)
 
 
 def test_times_are_those_of_the_same_iteration(fit):

@@ -1,0 +1,100 @@
+"""The head that follows the scale of the returns: values stay as its units move, and scale changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.value_head import LEAST_STD, PopArtHead, ValueHead, popart_head
+
+MEANS = st.floats(-100, 100)
+STDS = st.floats(0.01, 100)
+
+
+def some_head(step: float) -> PopArtHead:
+    head = PopArtHead(4, step).double()
+    torch.nn.init.normal_(head.linear.weight, generator=torch.Generator().manual_seed(0))
+    return head
+
+
+@given(seen=st.lists(st.tuples(MEANS, STDS), min_size=1, max_size=5), step=st.floats(0.01, 1.0))
+def test_values_stay_as_mean_and_scale_move(seen, step):
+    head, hidden = some_head(step), torch.randn(8, 4, dtype=torch.float64)
+    before = head(hidden)
+    for mean, std in seen:
+        head.follow(mean, std)
+        torch.testing.assert_close(head(hidden), before, rtol=1e-9, atol=1e-9)
+
+
+@given(seen=st.lists(st.tuples(MEANS, STDS), min_size=1, max_size=6), step=st.floats(0.01, 1.0))
+def test_mean_and_scale_are_those_of_a_weighted_mixture(seen, step):
+    """Each rollout weighs ``step * (1 - step) ** age``, and all of them together 1."""
+    head = some_head(step)
+    for mean, std in seen:
+        head.follow(mean, std)
+    weights = torch.tensor([step * (1 - step) ** age for age in range(len(seen))][::-1], dtype=torch.float64)
+    weights /= weights.sum()
+    means, stds = torch.tensor(seen, dtype=torch.float64).T
+    mean = (weights * means).sum()
+    spread = (weights * (stds**2 + means**2)).sum() - mean**2
+    torch.testing.assert_close(head.mean, mean, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(head.std, spread.sqrt(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [2.0**-12, 2.0**12])
+def test_the_size_of_returns_changes_nothing_but_the_size_of_values(scale):
+    """Adam on the normalized error; a linear head of the same rate gets nowhere near large returns."""
+
+    def learned(head: ValueHead, scale: float) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        hidden = torch.randn(64, 4, dtype=torch.float64, generator=generator)
+        returns = scale * (hidden @ torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64) + 1)
+        adam = torch.optim.Adam(head.parameters(), lr=0.02)
+        for _ in range(200):
+            if isinstance(head, PopArtHead):
+                head.follow(float(returns.mean()), float(returns.std()))
+                error = head.normalize(head(hidden)) - head.normalize(returns)
+            else:
+                error = head(hidden) - returns
+            adam.zero_grad()
+            error.square().mean().backward()
+            adam.step()
+        return (head(hidden) - returns).detach() / scale
+
+    one, other = (learned(PopArtHead(4, 0.1).double(), by) for by in (1.0, scale))
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    assert one.abs().max() < 0.2
+    if scale > 1:
+        assert learned(ValueHead(4).double(), scale).abs().max() > 1
+
+
+def test_equal_returns_leave_values_finite():
+    head, hidden = some_head(0.5), torch.randn(8, 4, dtype=torch.float64)
+    before = head(hidden)
+    for _ in range(20):
+        head.follow(0.0, 0.0)
+    assert float(head.std) >= LEAST_STD
+    torch.testing.assert_close(head(hidden), before)
+    head.follow(1.0, 0.5)
+    torch.testing.assert_close(head(hidden), before)
+
+
+def test_units_stay_in_32_bits():
+    critic = SharedCritic(popart=0.3)
+    critic.build(4, lambda name: pytest.fail("a shared critic loads nothing"))
+    head = popart_head(critic)
+    assert head is not None
+    head.follow(1 / 3, 2 / 3)
+    exact = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    critic.to(torch.bfloat16)
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, exact[name]), name
+
+
+@pytest.mark.parametrize("step", [0.0, -0.1, 1.5, float("nan")])
+def test_a_share_outside_of_its_range_is_refused(step):
+    with pytest.raises(ValueError, match=r"above 0 and at most 1, got .*critic\.init_args\.popart"):
+        SharedCritic(popart=step)
