@@ -13,16 +13,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.laboratory import lure, measures
-from benchmarks.laboratory.arms import Arm, ExactCurve, play, random_head
+from benchmarks.laboratory.arms import Arm, ExactCurve, agent_of, play, random_head, rollouts
 from benchmarks.laboratory.cells import CELLS
-from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
+from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, quiet_trainer, random_model
 from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.gradients import exact_gradient
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, STAY, KeyDoor, Rules, State, best_actions, distances, starts
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
-from benchmarks.laboratory.records import as_text, key, load, save
+from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
+from benchmarks.laboratory.records import as_text, key, keys, load, save
 from benchmarks.laboratory.report import page
+from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
+from lightning_agentrl.agents.hooks import RolloutCallback
+from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.prompts.memory import PastTurn, WindowMemory
+from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.types import SegmentKind
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SLIPPERY = Rules(7, slip=0.2, lure=0.5)
@@ -209,11 +216,11 @@ def test_the_exact_gradient_tells_how_success_changes(tmp_path):
 def test_equal_seeds_make_equal_runs_and_the_curve_begins_at_the_start(talking):
     start, folder = talking
     arm = Arm(turns_per_env=2, random_head=True, warmup=1)
-    first, second = (play(start, folder, arm, 1, seed=3, thoughts=2) for _ in range(2))
+    first, second = (play(start, folder, arm, 1, seed=3) for _ in range(2))
     assert first["curve"] == second["curve"]
     assert first["turns"] == [0, 3 * 512]  # those of the warm-up too
     game = tables(start.rules)
-    reader = PolicyReader(folder, game.states, PROMPT, start.reply_tokens, 2)
+    reader = PolicyReader(folder, game.states, PROMPT, start.reply_tokens)
     assert first["curve"][0] == round(ExactCurve(reader, game.success).curve[0], 5)
 
 
@@ -235,6 +242,123 @@ def test_demonstrations_are_those_of_the_expert(talking):
             wanted += 1 - start.noise + start.noise * len(best) / 4
     assert abs(right - wanted) < 3 * (4000 / 4) ** 0.5
     assert abs(named - 3600) < 3 * (4000 * 0.09) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def turning(tmp_path_factory: pytest.TempPathFactory) -> tuple[MazeStart, Path]:
+    """A random model that likes to say sides, and which one depends on all that it reads."""
+    start = MazeStart(delay=1)
+    folder = random_model(start, tmp_path_factory.mktemp("maze"))
+    tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    left, right = tokenizer.convert_tokens_to_ids(list(SIDES))
+    with torch.no_grad():
+        for name, x in lm.named_parameters():
+            x.mul_(10 if "layers" in name and x.ndim > 1 else 1)
+        lm.lm_head.weight[left] *= 40
+        lm.lm_head.weight[right] = -lm.lm_head.weight[left]
+    lm.save_pretrained(folder)
+    return start, folder
+
+
+def test_the_sign_is_all_there_is_to_know_in_a_t_maze():
+    """Its own player passes, whatever one does in a corridor is told as the same, and a wrong side ends it."""
+    env = TMaze(delay=3, count=2)
+    (text, _), over, texts, paid = env.reset(seed=0), False, [], 0.0
+    while not over:
+        texts.append(text)
+        assert (len(env.actions) == 3) == (text == "place4")
+        text, reward, over, truncated, info = env.step(env.solver()())
+        paid += reward
+    assert texts == [f"place0 {env.signs[0]}", *(f"place{n}" for n in range(1, 5))] * 2 or env.signs[0] != env.signs[1]
+    assert (len(texts), paid, info["success"], truncated) == (10, 1.0, True, False)
+    env.reset(seed=0)
+    assert [env.step(side)[-1]["executed_action"] for side in (*SIDES, *SIDES)] == [FORWARD] * 4
+    wrong = next(side for side in SIDES if side != env.signs[0])
+    _, reward, over, _, info = env.step(wrong)
+    assert (reward, over, info["success"]) == (0, True, False)
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(1, 1), WindowMemory(2, 0)], ids=["thought", "turns"])
+def test_a_policy_that_reads_its_past_is_worth_what_its_episodes_are(turning, memory):
+    """Against 3,000 episodes that are played turn by turn, with replies that are sampled whole and parsed."""
+    start, folder = turning
+    reader, renderer, episodes = start.reader(folder, memory), ChatRenderer(load_tokenizer(str(folder)), PROMPT), 3000
+    envs = [TMaze(start.delay, start.corridors) for _ in range(episodes)]
+    texts = [str(env.reset(seed=seed)[0]) for seed, env in enumerate(envs)]
+    pasts: list[list[PastTurn]] = [[] for _ in envs]
+    running, won = set(range(episodes)), 0
+    torch.manual_seed(0)
+    while running:
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for k in sorted(running):
+            by_prompt.setdefault(prompt_of(renderer, memory, pasts[k], texts[k]), []).append(k)
+        for prompt, those in by_prompt.items():
+            ids = reader.lm.generate(
+                torch.tensor([prompt]).expand(len(those), -1), do_sample=True, top_k=0, max_new_tokens=2
+            )
+            for k, reply in zip(those, ids[:, len(prompt) :].tolist(), strict=True):
+                parsed = LastWord().parse(renderer.decode(reply), list(envs[k].actions), {})
+                text, _, over, _, info = envs[k].step(parsed.action or FORWARD)
+                pasts[k].append(PastTurn(texts[k], parsed.thought, info["executed_action"]))
+                texts[k], won = str(text), won + info["success"]
+                running -= {k} if over else set()
+    success = start.success(reader.table())
+    assert 0.05 < success < 0.9
+    assert abs(won / episodes - success) < 3 * (success * (1 - success) / episodes) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [(WindowMemory(1, 0), False), (WindowMemory(2, 0), True), (WindowMemory(1, 1), True)],
+    ids=["short", "long", "thought"],
+)
+def test_without_thoughts_a_window_that_is_shorter_than_the_delay_tells_nothing_of_the_sign(turning, memory, told):
+    """At the first junction; so half of the episodes end there at least, whatever the weights are."""
+    start, folder = replace(turning[0], corridors=1), turning[1]
+    table_TA = start.reader(folder, memory).table()
+    assert table_TA.sum(1) == pytest.approx(1)
+    of_left_A, of_right_A = table_TA.reshape(2, start.rules.turns, -1)[:, -1]
+    assert (of_left_A != pytest.approx(of_right_A)) == told
+    if not told:
+        assert start.success(table_TA) == pytest.approx(of_left_A[:2].sum() / 2)
+
+
+def test_more_thoughts_than_can_be_gone_through_are_refused(turning):
+    with pytest.raises(ValueError, match="at most one thought"):
+        turning[0].reader(turning[1], WindowMemory(2, 2))
+    with pytest.raises(ValueError, match="without its past"):
+        Start().reader(turning[1], WindowMemory(1))
+
+
+@pytest.mark.slow
+def test_prompts_of_a_run_are_those_that_are_gone_through(turning, tmp_path):
+    start, folder = turning
+    arm = Arm(history=1, thoughts=1)
+    seen: set[tuple[int, ...]] = set()
+
+    class Prompts(RolloutCallback):
+        def on_rollout(self, trainer, agent, rollout):
+            segments = [segment for sample in rollout.samples for segment in sample.segments]
+            seen.update(segment.ids for segment in segments if segment.kind is SegmentKind.PROMPT)
+
+    quiet_trainer(tmp_path, 1, [Prompts()]).fit(agent_of(folder, arm, SeparateCritic()), rollouts(start, arm, 0))
+    assert len(seen) > 20
+    assert seen <= {tuple(ids) for group in start.reader(folder, arm.memory).prompts for ids in group.tolist()}
+
+
+def test_the_expert_of_the_t_maze_is_confused_and_noisy(turning):
+    """At junctions whose sign is in the prompt, it is right as often as its settings say."""
+    start, tokenizer = turning[0], load_tokenizer(str(turning[1]))
+    right = []
+    for demonstration in ConfusedExpert(start, 6000).load(None, tokenizer):
+        (sample,) = demonstration.samples
+        words = tokenizer.decode(sample.segments[0].ids).split()
+        told = [k for k, word in enumerate(words) if word == "place0"]
+        if words[-3] == "place2" and told:
+            right.append(sample.turns[0].action == words[told[-1] + 1])
+    share = start.expert_success ** (1 / start.corridors)
+    assert len(right) > 500
+    assert abs(np.mean(right) - share) < 3 * (share * (1 - share) / len(right)) ** 0.5
 
 
 def runs(*ends: float) -> list[dict]:
@@ -273,6 +397,9 @@ def test_a_run_is_known_by_all_that_it_was_made_of():
     others = [key(cell, arm, 0) for cell in CELLS.values() for arm in cell.arms]
     settings = {repr((c.start, a, c.iterations)) for c in CELLS.values() for a in c.arms.values()}
     assert len(set(others)) == len(settings)
+    assert "history" not in repr(Arm())  # runs from before there was one are still found
+    kept = json.loads((RESULTS / "laboratory.json").read_text())
+    assert set(kept) <= {each for cell in CELLS.values() for of_arm in keys(cell).values() for each in of_arm}
 
 
 def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):

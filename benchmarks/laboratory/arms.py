@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.laboratory.cloning import PROMPT, Beginning, Start, quiet_trainer
-from benchmarks.laboratory.exact import Array, tables
-from benchmarks.laboratory.policy import LastWord, PolicyReader
+from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved, quiet_trainer
+from benchmarks.laboratory.exact import Array
+from benchmarks.laboratory.policy import LastWord, Reader
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -36,6 +36,7 @@ from lightning_agentrl.types import Rollout
 TURNS = 512  # of an iteration
 STEPS = 2  # of an iteration
 WARMUP_ROUNDS = 10
+LATER = {"later": True}  # of fields that an arm got when there were runs
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Arm:
         invalid_penalty: what it costs.
         max_staleness: iterations by which rollouts are collected ahead.
         corrected: whether stale rollouts are reweighted.
+        history: past turns that a prompt shows.
+        thoughts: of them that keep their thought, the newest ones.
     """
 
     estimator: type[AdvantageEstimator] = DualDiscountGAE
@@ -73,6 +76,20 @@ class Arm:
     invalid_penalty: float = 0.0
     max_staleness: int = 0
     corrected: bool = True
+    history: int = field(default=0, metadata=LATER)
+    thoughts: int = field(default=0, metadata=LATER)
+
+    def __repr__(self) -> str:
+        """Leave out what came later and is not set: runs are found by this, and earlier ones did not name it."""
+        named = {each.name: getattr(self, each.name) for each in fields(self) if not self._unset(each)}
+        return f"Arm({', '.join(f'{name}={value!r}' for name, value in named.items())})"
+
+    def _unset(self, each: Field[Any]) -> bool:
+        return each.metadata == LATER and getattr(self, each.name) == each.default
+
+    @property
+    def memory(self) -> WindowMemory:
+        return WindowMemory(self.history, self.thoughts)
 
 
 class GivenHead(SeparateCritic):
@@ -95,7 +112,7 @@ class GivenHead(SeparateCritic):
             self.head.linear.bias.fill_(self.bias)
 
 
-def random_head(reader: PolicyReader, seed: int) -> GivenHead:
+def random_head(reader: Reader, seed: int) -> GivenHead:
     """Return a critic whose values have mean 0 and standard deviation 1 over the states of the game."""
     hidden_SH = reader.hidden()
     weight_H = torch.randn(hidden_SH.shape[1], generator=torch.Generator().manual_seed(seed))
@@ -112,7 +129,7 @@ class ExactCurve(RolloutCallback):
         success: of a table of action probabilities.
     """
 
-    def __init__(self, reader: PolicyReader, success: Callable[[Array], float]) -> None:
+    def __init__(self, reader: Reader, success: Callable[[Array], float]) -> None:
         self.reader = reader
         self.success = success
         self.curve: list[float] = [success(reader.table())]
@@ -153,7 +170,7 @@ def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig |
         amount = {"num_envs": envs, "groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
     return RolloutDataModule(
         env=start.env,
-        memory=WindowMemory(0),
+        memory=arm.memory,
         prompt=PROMPT,
         interaction=TurnInteraction(
             start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
@@ -193,7 +210,7 @@ def warmup_turns(arm: Arm) -> int:
     return 2 * TURNS if arm.warmup else 0
 
 
-def play(start: Start, model: Path, arm: Arm, iterations: int, seed: int, thoughts: int = 6) -> dict[str, Any]:
+def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> dict[str, Any]:
     """Train one arm from a cloned model.
 
     Args:
@@ -202,19 +219,17 @@ def play(start: Start, model: Path, arm: Arm, iterations: int, seed: int, though
         arm: what is compared.
         iterations: in which the actor moves.
         seed: of levels, noise and the value head.
-        thoughts: see :class:`PolicyReader`.
 
     Returns:
         ``curve``: exact success before and after each iteration; ``turns`` played until then, those of a warm-up
         included; ``invalid``: share of replies without an action over the states, after each; ``seconds``.
     """
-    game = tables(start.rules)
-    reader = PolicyReader(model, game.states, PROMPT, start.reply_tokens, thoughts)
+    reader = start.reader(model, arm.memory)
     critic: Critic | None = None
     if arm.estimator.needs_values:
         critic = random_head(reader, seed) if arm.random_head else SeparateCritic()
     agent = agent_of(model, arm, critic)
-    curve = ExactCurve(reader, game.success)
+    curve = ExactCurve(reader, start.success)
     callbacks: list[L.Callback] = [curve, *warmup_of(arm)]
     L.seed_everything(seed, verbose=False)
     started = time.perf_counter()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from benchmarks.laboratory.arms import WARMUP_ROUNDS, Arm
-from benchmarks.laboratory.cloning import Start
+from benchmarks.laboratory.cloning import Solved, Start
+from benchmarks.laboratory.recall import MazeStart
 from lightning_agentrl.advantages import GAE, GRPO, RLOO, DualDiscountGAE, GiGPO
 
 Measure = Literal["area", "area_per_turn", "area_once_rising", "dip", "end"]
@@ -52,7 +53,7 @@ class Cell:
     claim: str
     by: str
     refuted: str
-    start: Start
+    start: Solved
     arms: Mapping[str, Arm]
     comparisons: tuple[Comparison, ...]
     iterations: int = 24
@@ -226,6 +227,30 @@ CELLS: dict[str, Cell] = {
         start=Start(reply_tokens=4),
         arms={"dual .99/.95": Arm(), "one pair .99/.95": Arm(GAE, DISCOUNTS)},
         comparisons=(Comparison("dual .99/.95", "one pair .99/.95"),),
+    ),
+    "memory": Cell(
+        title="How much of the past a prompt holds",
+        claim="Where what was told four turns ago decides, a prompt has to show those four turns, and more of them "
+        "only distract. One turn is enough where its thought is shown, too: it carries from reply to reply what is out "
+        "of sight.",
+        by="T-mazes of Bakker (2001) and Ni et al. (arXiv 2307.03864) for the length; "
+        f"{VERLOG} for short histories, which shows one turn with its thought",
+        refuted="four turns no better than one or two; eight no worse than four; a thought that adds nothing",
+        start=MazeStart(),
+        arms={
+            "1 turn": Arm(history=1),
+            "2 turns": Arm(history=2),
+            "4 turns": Arm(history=4),
+            "8 turns": Arm(history=8),
+            "1 turn, its thought": Arm(history=1, thoughts=1),
+        },
+        comparisons=(
+            Comparison("4 turns", "1 turn"),
+            Comparison("4 turns", "2 turns"),
+            Comparison("4 turns", "8 turns"),
+            Comparison("1 turn, its thought", "1 turn"),
+            Comparison("4 turns", "1 turn, its thought"),
+        ),
     ),
 }
 assert DualDiscountGAE is Arm().estimator

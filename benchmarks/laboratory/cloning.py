@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.exact import Array, tables
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, ROWS, Rules
-from benchmarks.laboratory.policy import LastWord, prompt_ids
+from benchmarks.laboratory.policy import LastWord, PolicyReader, Reader, prompt_ids
 from lightning_agentrl.agents import CloneAgent, Optim
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.words import word_model
+from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.rollout import (
     EnvConfig,
     PromptFormat,
@@ -36,7 +37,7 @@ from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, St
 HEADING = ("Observation", ":")  # words of the renderer
 LETTERS = "abcd"  # a thought is one of them and the number of its place, so that nobody has to count
 NO_ACTION = "none"  # last word of a demonstrated reply that names no action
-PROMPT = PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64)
+PROMPT = PromptFormat(instruction="", system="", examples=False, max_prompt_tokens=120)
 TURNS = 8192  # demonstrated
 ROWS_PER_STEP = 256
 
@@ -66,6 +67,23 @@ class Beginning(Protocol):
     @property
     def name(self) -> str:
         """Tells its settings apart."""
+
+
+class Solved(Beginning, Protocol):
+    """One with a game in which the success of a policy can be computed."""
+
+    @property
+    def about(self) -> str:
+        """The setting in words."""
+
+    @property
+    def expert_success(self) -> float: ...
+
+    def reader(self, folder: Path, memory: Memory) -> Reader:
+        """Return what reads a policy of the model in a folder, which is shown the past by a memory."""
+
+    def success(self, table: Array) -> float:
+        """Return the probability of success of a policy as it was read."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +132,29 @@ class Start:
     def name(self) -> str:
         """Tells its settings apart."""
         return f"start-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+
+    @property
+    def about(self) -> str:
+        """The setting in words."""
+        extras = [f"lure {self.lure:g}"] * bool(self.lure) + [f"slip {self.slip:g}"] * bool(self.slip)
+        extras += [f"{self.invalid:.0%} of the demonstrated replies without an action"] * bool(self.invalid)
+        words = f"replies of {self.reply_tokens} word{'s' * (self.reply_tokens > 1)}"
+        return ", ".join([f"horizon {self.horizon}", words, *extras])
+
+    @property
+    def expert_success(self) -> float:
+        game = tables(self.rules)
+        return game.success(game.expert(self.noise))
+
+    def reader(self, folder: Path, memory: Memory) -> PolicyReader:
+        """Return what reads a policy, which needs no memory: a prompt tells the whole state."""
+        if memory.longest != 0:
+            raise ValueError("a policy in key and door is read without its past; leave out history and thoughts")
+        return PolicyReader(folder, tables(self.rules).states, PROMPT, self.reply_tokens)
+
+    def success(self, table_SA: Array) -> float:
+        """Return the probability of reaching the goal within the limit of an episode."""
+        return tables(self.rules).success(table_SA)
 
 
 def thought_words(reply_tokens: int) -> list[str]:

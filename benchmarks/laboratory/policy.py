@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -36,6 +37,16 @@ def prompts_of(
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, states: Sequence[State], wording: PromptFormat) -> Tensor:
     """Return the prompts [S, P] of states."""
     return torch.tensor(prompts_of(tokenizer, [state.words for state in states], wording))
+
+
+class Reader(Protocol):
+    """What reads a policy wherever a game can lead."""
+
+    def table(self, weights: Mapping[str, Tensor] | None = None) -> Array:
+        """Return the probabilities of actions, those of none of them last; with the weights of its folder if None."""
+
+    def hidden(self) -> Tensor:
+        """Return the last hidden states of all prompts, from which values are read."""
 
 
 class PolicyReader:

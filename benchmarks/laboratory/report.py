@@ -8,14 +8,13 @@ from pathlib import Path
 
 from benchmarks.laboratory import measures
 from benchmarks.laboratory.cells import CELLS, Cell, Comparison
-from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.measures import GOAL, Estimate, Run
 from benchmarks.laboratory.records import Records, runs_of, save
 
 HEAD = """\
 # Laboratory
 
-Choices of the recipe on a game whose values are known exactly, with models of 0.02 million parameters and paired seeds.
+Choices of the recipe on games whose values are known exactly, with models of 0.02 million parameters and paired seeds.
 Written by `python -m benchmarks.laboratory --report` from `laboratory.json`; `make laboratory` makes the runs that are
 missing. What is compared, and what would refute it, was written down in `benchmarks/laboratory/cells.py` before the
 runs.
@@ -45,20 +44,27 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
   tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
   episode; with *slip* an action is now and then a random one.
-* **Replies** have a fixed number of words: thoughts of four letters each, then the action.
+* **T-maze**, in the cell about the past: a sign at the start of a corridor tells a side, which has to be taken at the
+  junction at its end, where nothing tells it. The right side pays its share of 1 and leads into the next corridor, the
+  wrong one ends the episode. Before a junction there is one thing to do, so actions tell nothing of the sign.
+  A window that is longer than the delay shows the end of the corridor before as well.
+* **Replies** have a fixed number of words: thoughts of four letters each, then the action. In T-maze the thought is a
+  side.
 * **Exact success**: after every iteration the policy is read in all states and its success within the limit of turns is
   computed. With replies of several words the chances of the action are averaged over six sampled thoughts a state, the
-  same draws in every run, which is all the noise there is.
+  same draws in every run, which is all the noise there is. In T-maze all replies are gone through in every history that
+  can come before a turn, the thoughts in it included, so there is none.
 * **Area** is the mean success over the iterations, the start not included; *area per turn* the mean over equally many
   turns; *area once rising* that over equally many iterations from the first one with a success 0.01 above the start, so
   that a late beginning does not count; *dip* the worst success less that of the start.
 * **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
   draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
-  equal levels and draws.
+  equal levels and draws. The expert of T-maze thinks of the side of the sign, and of a random one from a turn on in
+  which it is confused; its prompts show 1 to 8 past turns, so that all arms can read theirs.
 * **Training**: `PPOAgent` with 512 turns an iteration in 2 optimizer steps, learning rate 5e-4 for policy and a
   separate critic, dual-discount GAE .99/.95 (1/1 within a turn), no KL, no entropy bonus, 8 turns of 64 environments,
-  a value head of zeros, unless an arm says otherwise. Environments begin their first episodes together, so with short
-  cuts the first iterations see no end of an episode.
+  a value head of zeros, prompts without past turns, unless an arm says otherwise. Environments begin their first
+  episodes together, so with short cuts the first iterations see no end of an episode.
 """
 
 
@@ -112,12 +118,6 @@ def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
 
 
 def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
-    start, game = cell.start, tables(cell.start.rules)
-    extras = [f"lure {start.lure:g}"] * bool(start.lure) + [f"slip {start.slip:g}"] * bool(start.slip)
-    extras += [f"{start.invalid:.0%} of the demonstrated replies without an action"] * bool(start.invalid)
-    setting = ", ".join(
-        [f"horizon {start.horizon}", f"replies of {start.reply_tokens} word{'s' * (start.reply_tokens > 1)}", *extras]
-    )
     of_one = next(iter(runs.values()))
     first, seeds = of_one[0]["curve"][0], len(of_one)
     arms = table(
@@ -129,8 +129,8 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 * **Claim**: {cell.claim}
 * **By**: {cell.by}.
 * **Refuted by**: {cell.refuted}.
-* **Cell** `{name}`: {setting}; {cell.iterations} iterations, {seeds} seeds. Success of the start: {first:.2f}
-  (of its expert: {game.success(game.expert(start.noise)):.2f}).
+* **Cell** `{name}`: {cell.start.about}; {cell.iterations} iterations, {seeds} seeds. Success of the start: {first:.2f}
+  (of its expert: {cell.start.expert_success:.2f}).
 
 {table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
 
