@@ -12,6 +12,7 @@ from typing import Any, Literal
 import lightning as L
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved, quiet_trainer
@@ -60,6 +61,8 @@ class Arm:
         corrected: whether stale rollouts are reweighted.
         history: past turns that a prompt shows.
         thoughts: of them that keep their thought, the newest ones.
+        unit: that rewards are multiplied by.
+        popart: of the critic.
     """
 
     estimator: type[AdvantageEstimator] = DualDiscountGAE
@@ -78,6 +81,8 @@ class Arm:
     corrected: bool = True
     history: int = field(default=0, metadata=LATER)
     thoughts: int = field(default=0, metadata=LATER)
+    unit: float = field(default=1.0, metadata=LATER)
+    popart: float | None = field(default=None, metadata=LATER)
 
     def __repr__(self) -> str:
         """Leave out what came later and is not set: runs are found by this, and earlier ones did not name it."""
@@ -184,9 +189,18 @@ def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig |
     )
 
 
+class InUnits(PPOAgent):
+    """Counts rewards in units of its own."""
+
+    unit = 1.0
+
+    def shape_rewards(self, rollout: Rollout) -> Tensor:
+        return super().shape_rewards(rollout) * self.unit
+
+
 def agent_of(model: Path, arm: Arm, critic: Critic | None) -> PPOAgent:
     """Return the agent of an arm."""
-    return PPOAgent(
+    agent = InUnits(
         str(model),
         critic=critic,
         advantage=arm.estimator(**arm.arguments),
@@ -196,6 +210,8 @@ def agent_of(model: Path, arm: Arm, critic: Critic | None) -> PPOAgent:
         first_token_weight=arm.first_token_weight,
         optim=Optim(lr_actor=arm.lr, lr_critic=arm.lr),
     )
+    agent.unit = arm.unit
+    return agent
 
 
 def warmup_of(arm: Arm) -> list[L.Callback]:
@@ -227,7 +243,7 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
     reader = start.reader(model, arm.memory)
     critic: Critic | None = None
     if arm.estimator.needs_values:
-        critic = random_head(reader, seed) if arm.random_head else SeparateCritic()
+        critic = random_head(reader, seed) if arm.random_head else SeparateCritic(popart=arm.popart)
     agent = agent_of(model, arm, critic)
     curve = ExactCurve(reader, start.success)
     callbacks: list[L.Callback] = [curve, *warmup_of(arm)]

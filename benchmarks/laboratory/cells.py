@@ -164,9 +164,9 @@ CELLS: dict[str, Cell] = {
         comparisons=(Comparison("64 turns", "whole episodes", "area_per_turn"),),
     ),
     "staleness": Cell(
-        title="Rollouts collected one iteration ahead",
+        title="Rollouts collected ahead",
         claim="Rollouts that are one iteration old cost little, and reweighting them by the change of the policy "
-        "helps.",
+        "helps; with four iterations both matter more.",
         by="rollout correction (arXiv 2512.23075), and every asynchronous trainer",
         refuted="less area with stale rollouts; no gain by the correction",
         start=Start(),
@@ -174,11 +174,15 @@ CELLS: dict[str, Cell] = {
             "fresh": Arm(),
             "stale, corrected": Arm(max_staleness=1),
             "stale, uncorrected": Arm(max_staleness=1, corrected=False),
+            "four ahead, corrected": Arm(max_staleness=4),
+            "four ahead, uncorrected": Arm(max_staleness=4, corrected=False),
         },
         comparisons=(
             Comparison("fresh", "stale, corrected"),
             Comparison("fresh", "stale, uncorrected"),
             Comparison("stale, corrected", "stale, uncorrected"),
+            Comparison("fresh", "four ahead, corrected"),
+            Comparison("four ahead, corrected", "four ahead, uncorrected"),
         ),
     ),
     "kl": Cell(
@@ -227,6 +231,25 @@ CELLS: dict[str, Cell] = {
         start=Start(reply_tokens=4),
         arms={"dual .99/.95": Arm(), "one pair .99/.95": Arm(GAE, DISCOUNTS)},
         comparisons=(Comparison("dual .99/.95", "one pair .99/.95"),),
+    ),
+    "popart": Cell(
+        title="Units of the rewards",
+        claim="A critic that learns returns as they are is too slow where rewards are a hundred times as large; one "
+        "that learns them in units that follow them (PopArt) is not, and costs nothing where rewards are 1.",
+        by=f"PopArt (arXiv 1602.07714), and the outlook of {VERLOG}",
+        refuted="as much area with large rewards and no PopArt; less area with PopArt where rewards are 1",
+        start=Start(),
+        arms={
+            "rewards of 1": Arm(),
+            "rewards of 100": Arm(unit=100.0),
+            "rewards of 1, PopArt": Arm(popart=0.1),
+            "rewards of 100, PopArt": Arm(unit=100.0, popart=0.1),
+        },
+        comparisons=(
+            Comparison("rewards of 100, PopArt", "rewards of 100"),
+            Comparison("rewards of 1", "rewards of 100"),
+            Comparison("rewards of 1, PopArt", "rewards of 1"),
+        ),
     ),
     "memory": Cell(
         title="How much of the past a prompt holds",
