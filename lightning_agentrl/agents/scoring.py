@@ -93,7 +93,7 @@ def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
 
 def action_rows(rollout: Rollout) -> list[Row]:
     """Return one row per sample, read before each of its action tokens."""
-    return [Row(s.input, tuple(p - 1 for p in s.action_positions)) for s in rollout.samples]
+    return [Row(s.input, tuple([p - 1 for p in s.action_positions])) for s in rollout.samples]
 
 
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.models.integers import integers
 from lightning_agentrl.types.model_input import ImageChunk
 
 
@@ -56,11 +57,11 @@ def find_tokens(
     """
     device = positions_N.device
     if reader is None:
-        return Tokens(torch.tensor(keys).to(device), positions_N, None)
+        return Tokens(integers(keys, device), positions_N, None)
     ids, found = _find_images(keys, {image.keys[0]: image for images in inputs for image in images})
     if reader.rotary:
         positions_N = rotary_positions(positions_N.cpu(), ends_N.cpu(), found, reader).to(device)
-    return Tokens(torch.tensor(ids).to(device), positions_N, _packed(found, reader, device, feed_tower))
+    return Tokens(integers(ids, device), positions_N, _packed(found, reader, device, feed_tower))
 
 
 def _find_images(keys: Sequence[int], images: dict[int, ImageChunk]) -> tuple[list[int], Found]:
@@ -90,8 +91,8 @@ def _packed(found: Found, reader: FamilyReader, device: torch.device, feed_tower
     tokens = [first[image.digest] + k for _, image in found for k in range(image.tokens)]
     return PackedImages(
         {name: x.to(device) for name, x in reader.patches(list(different.values())).items()},
-        torch.tensor(places, dtype=torch.int64, device=device),
-        torch.tensor(tokens, dtype=torch.int64, device=device),
+        integers(places, device),
+        integers(tokens, device),
     )
 
 

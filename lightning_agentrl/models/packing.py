@@ -8,15 +8,16 @@ only, so each token sees exactly what it would see in its own row: results and g
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.images_in_rows import PackedImages, find_tokens
-from lightning_agentrl.models.prefix_tree import PrefixTree, common_prefix_length, lay_out
+from lightning_agentrl.models.integers import integers
+from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out, shared_length
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput, check_text_only
 
 
@@ -29,11 +30,13 @@ class Row:
 
     input: ModelInput
     logit_positions: tuple[int, ...]
+    length: int = field(init=False, repr=False, compare=False)  # of what the model must read, up to the last of them
 
     def __post_init__(self) -> None:
-        length = len(self.input)
-        if not length or any(not 0 <= position < length for position in self.logit_positions):
+        length, positions = len(self.input), self.logit_positions or (0,)
+        if min(positions) < 0 or max(positions) >= length:
             raise ValueError(f"logit positions {self.logit_positions} must lie within a row of {length} ids")
+        object.__setattr__(self, "length", max(positions) + 1)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -43,12 +46,12 @@ class Row:
     @property
     def input_ids(self) -> tuple[int, ...]:
         """The ids that the model must read; those after the last logit position are only predicted."""
-        return self.input.ids[: self._length]
+        return self.input.ids[: self.length]
 
     @property
     def input_keys(self) -> tuple[int, ...]:
         """The keys of these ids, by which rows share prefixes; see :attr:`ModelInput.keys`."""
-        return self.input.keys[: self._length]
+        return self.input.keys[: self.length]
 
     @property
     def images(self) -> list[ImageChunk]:
@@ -59,18 +62,14 @@ class Row:
         """
         found, start = [], 0
         for chunk in self.input.chunks:
-            if start >= self._length:
+            if start >= self.length:
                 break
             start += len(chunk)
             if isinstance(chunk, ImageChunk):
                 found.append(chunk)
-                if start > self._length:
-                    raise ValueError(f"a row is read up to position {self._length - 1}, which is within an image")
+                if start > self.length:
+                    raise ValueError(f"a row is read up to position {self.length - 1}, which is within an image")
         return found
-
-    @property
-    def _length(self) -> int:
-        return max(self.logit_positions, default=0) + 1
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,13 @@ def pack(
     if reader is None:
         check_text_only((row.input for row in rows), "the trainer's model")
     inputs = [row.input_keys for row in rows]
-    targets = [
-        ids[position + 1] if position + 1 < len(ids) else -1
-        for ids, positions in ((row.ids, row.logit_positions) for row in rows)
-        for position in positions
-    ]
+    targets: list[int] = []
+    for row in rows:
+        ids, end = row.ids, len(row.ids) - 1
+        targets += [ids[position + 1] if position < end else -1 for position in row.logit_positions]
     if share:
         layout = lay_out(inputs, device)
-        flat = [layout.place(k, position) for k, row in enumerate(rows) for position in row.logit_positions]
+        flat = list(chain.from_iterable(layout.find(k, row.logit_positions) for k, row in enumerate(rows)))
         keys, positions, ends, shape = layout.keys, layout.tree.positions, layout.tree.ends, (1, -1)
         tree, padding = layout.tree, None
     else:
@@ -142,9 +140,9 @@ def pack(
         ids=tokens.ids.view(shape),
         positions=tokens.positions.view(*tokens.positions.shape[:-1], *shape),
         tree=tree,
-        logit_positions=torch.tensor(flat, dtype=torch.int64, device=device),
-        targets=torch.tensor(targets, dtype=torch.int64, device=device),
-        unique_positions=torch.tensor(sorted(set(flat)), dtype=torch.int64, device=device) if share else None,
+        logit_positions=integers(flat, device),
+        targets=integers(targets, device),
+        unique_positions=integers(sorted(set(flat)), device) if share else None,
         padding=padding,
         images=tokens.images,
     )
@@ -171,8 +169,8 @@ def plan_micro_batches(
     inputs = [row.input_keys for row in rows]
     if share:
         # One sort puts rows with long common prefixes next to each other; those of neighbours determine all others.
-        order = sorted(range(len(rows)), key=lambda i: inputs[i])
-        common = [0] + [common_prefix_length([inputs[a], inputs[b]]) for a, b in pairwise(order)]
+        order = sorted(range(len(rows)), key=inputs.__getitem__)
+        common = [0] + [shared_length(inputs[a], inputs[b]) for a, b in pairwise(order)]
     else:
         order = sorted(range(len(rows)), key=lambda i: len(inputs[i]))
         common = []

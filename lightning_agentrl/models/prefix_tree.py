@@ -8,15 +8,19 @@ an interval: token ``i`` sees token ``j`` exactly when ``j <= i < end(j)``, the 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
+
+from lightning_agentrl.models.integers import integers
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 
@@ -163,9 +167,13 @@ def _listed(blocks_QK: Tensor) -> tuple[Tensor, Tensor]:
 
 def common_prefix_length(rows: Sequence[Keys]) -> int:
     """Return the length of the longest token prefix that all rows share."""
-    low, high = min(rows), max(rows)  # the lexicographic extremes differ first
+    return shared_length(min(rows), max(rows))  # the lexicographic extremes differ first
+
+
+def shared_length(one: Keys, other: Keys) -> int:
+    """Return the length of the longest token prefix that two rows share."""
     length = 0
-    for a, b in zip(low, high, strict=False):
+    for a, b in zip(one, other, strict=False):
         if a != b:
             break
         length += 1
@@ -181,11 +189,11 @@ class TreeLayout:
     lengths: list[int]  # of the rows
     _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its branches
 
-    def place(self, row: int, position: int) -> int:
-        """Return the index in the layout of a position of a row."""
+    def find(self, row: int, positions: Sequence[int]) -> list[int]:
+        """Return the indices in the layout of positions of a row."""
         path = self._paths[row]
-        first, start = path[bisect_right(path, (position, len(self.keys))) - 1]
-        return start + position - first
+        last, start = path[-1]  # where most of what is read lies
+        return [start + p - last if p >= last else _place(path, p) for p in positions]
 
     def places(self, row: int) -> list[int]:
         """Return the indices in the layout of all tokens of a row."""
@@ -194,22 +202,23 @@ class TreeLayout:
         return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
+def _place(path: Sequence[tuple[int, int]], position: int) -> int:
+    first, start = path[bisect_right(path, position, key=itemgetter(0)) - 1]
+    return start + position - first
+
+
 def lay_out(rows: Sequence[Keys], device: torch.device | str = "cpu") -> TreeLayout:
     """Lay rows out as a prefix tree. Rows need no order; equal rows are laid out once."""
-    order = sorted(range(len(rows)), key=lambda i: rows[i])
-    builder = _Builder([rows[i] for i in order])
+    counts = Counter(rows)
+    builder = _Builder(sorted(counts), counts)
     builder.build()
-    paths: list[list[tuple[int, int]]] = [[] for _ in rows]
-    for k, i in enumerate(order):
-        paths[i] = builder.paths[k]
+    path_of = dict(zip(builder.rows, builder.paths, strict=True))
     branches = sorted(builder.branches, key=lambda branch: branch.start)
     ends: list[int] = []
     for branch in branches:
         ends += _ends(branch)
-    tree = PrefixTree(
-        tuple(branches), torch.tensor(ends, device=device), torch.tensor(builder.positions, device=device)
-    )
-    return TreeLayout(builder.keys, tree, [len(row) for row in rows], paths)
+    tree = PrefixTree(tuple(branches), integers(ends, device), integers(builder.positions, device))
+    return TreeLayout(builder.keys, tree, [len(row) for row in rows], [path_of[row] for row in rows])
 
 
 def _ends(branch: Branch) -> list[int]:
@@ -220,11 +229,17 @@ def _ends(branch: Branch) -> list[int]:
 
 
 class _Builder:
-    """A depth-first walk over sorted rows, without recursion: histories can be hundreds of branches deep."""
+    """A depth-first walk over rows, without recursion: histories can be hundreds of branches deep.
 
-    def __init__(self, rows: Sequence[Keys]) -> None:
+    Args:
+        rows: different ones, sorted.
+        counts: how often each of them is there.
+    """
+
+    def __init__(self, rows: Sequence[Keys], counts: Mapping[Keys, int]) -> None:
         self.rows = rows
-        self.shared = [0, *(common_prefix_length(pair) for pair in pairwise(rows))]  # with the previous row
+        self.alone = [counts[row] == 1 for row in rows]
+        self.shared = [0, *(shared_length(*pair) for pair in pairwise(rows))]  # with the previous row
         self.keys: list[int] = []
         self.positions: list[int] = []
         self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
@@ -238,19 +253,21 @@ class _Builder:
 
     def _run(self, first: int, last: int, depth: int) -> None:
         """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already."""
-        if last - first == 1:
+        if last - first == 1 and self.alone[first]:
             self._leaves([first], depth)
             return
-        common = min(self.shared[first + 1 : last])
+        common = min(self.shared[first + 1 : last], default=len(self.rows[first]))
         if common > depth:
             start = self._lay_down(range(first, last), depth, common)
             self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
         forks, leaves = [], dict[int, list[int]]()  # leaves by length
         for start, stop in pairwise(cuts):
-            if stop - start > 1:
+            if len(self.rows[stop - 1]) == common:
+                continue  # laid out already
+            if stop - start > 1 or not self.alone[start]:
                 forks.append(partial(self._run, start, stop, common))
-            elif len(self.rows[start]) > common:
+            else:
                 leaves.setdefault(len(self.rows[start]), []).append(start)
         todo = [*forks, *(partial(self._leaves, rows, common) for rows in leaves.values())]
         self._todo += reversed(todo)

@@ -116,8 +116,8 @@ class Sample:
         """The trainer's stream."""
         return self.input.ids
 
-    @property
-    def action_positions(self) -> list[int]:
+    @cached_property
+    def action_positions(self) -> tuple[int, ...]:
         """Positions in ``ids`` of the tokens that the policy sampled."""
         positions: list[int] = []
         start = 0
@@ -125,7 +125,7 @@ class Sample:
             if segment.is_action:
                 positions.extend(range(start, start + len(segment)))
             start += len(segment)
-        return positions
+        return tuple(positions)
 
     @property
     def actions(self) -> list[Segment]:

@@ -59,7 +59,7 @@ def test_sample_knows_its_actions():
     first, second = action(4, 5), action(9)
     sample = Sample((prompt(1, 2, 3), first, glue(6), observation(7, 8), second), (turn(), turn(index=1)))
     assert sample.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9)
-    assert sample.action_positions == [3, 4, 8]
+    assert sample.action_positions == (3, 4, 8)
     assert sample.actions == [first, second]
 
 
