@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from operator import index
+from operator import index, is_
 from typing import Any, Literal, SupportsIndex
 
 import gymnasium
@@ -67,21 +67,26 @@ class Contract:
         return {"mission": self.mission, "tips": self.tips}
 
 
-def read_contract(env: gymnasium.Env, begun: bool) -> Contract:
+def read_contract(env: gymnasium.Env, begun: bool, last: Contract | None = None) -> Contract:
     """Return what an environment offers now.
 
     Args:
         env: with its wrappers, which may have attributes too.
         begun: whether an episode has begun. Properties are read from then on, since they may depend on the episode.
+        last: what it offered before, of which nothing that is the same is checked again.
 
     Raises:
         EnvError: one sentence about an attribute of a wrong type.
     """
+    checked = vars(_NOTHING if last is None else last)
     offered = {
-        name: _checked(name, value)
+        name: checked[name] if _same(value, checked[name]) else _checked(name, value)
         for name, value in _offered(env, begun)
         if name not in PLACES or isinstance(value, str)  # else a name of an environment's own
     }
+    now = vars(_NOTHING) | offered
+    if last is not None and all(map(is_, now.values(), checked.values())):
+        return last
     contract = Contract(**offered)
     if contract.actions and contract.default_action and contract.default_action not in contract.actions:
         raise contract_error(
@@ -285,6 +290,16 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "worker": ("'process', 'inline' or None", _worker),
     "deterministic": ("true or false", _truth),
 }
+
+
+_NOTHING = Contract()
+
+
+def _same(value: Any, checked: Any) -> bool:
+    """Return whether an attribute is what was checked before, as far as this is told fast; other types never are."""
+    if type(value) is dict and type(checked) is dict:
+        return list(value.items()) == list(checked.items())
+    return type(value) in (str, bool, type(None)) and value == checked
 
 
 def _shown(value: Any) -> str:

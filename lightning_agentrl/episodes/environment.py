@@ -180,7 +180,7 @@ class Environment:
     def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
         with naming_errors():
             self.env = make()
-            self.contract = read_contract(self.env, begun=False)
+            self.contract = self._offered = read_contract(self.env, begun=False)
             _check_code(self.env)
         self._renewed: list[tuple[Generator, bytes]] = []  # generators, and where they were then
         self._global = b""
@@ -255,10 +255,11 @@ class Environment:
         told = {name: info[name] for name in _TEXTS if name in info}
         texts = {name: well_formed(text) for name, text in told.items()}
         parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages
+        self._offered = read_contract(self.env, begun=True, last=self._offered)
         return Answer(
             observation=parts.get("long_term_text", shown.text),
             short_term=parts.get("short_term_text", ""),
-            contract=read_contract(self.env, begun=True),
+            contract=self._offered,
             reward=reward,
             terminated=terminated,
             truncated=truncated,

@@ -36,6 +36,8 @@ class Observed:
 
     def mended(self) -> Observed:
         """Return it with U+FFFD for each lone surrogate."""
+        if not self.messages and self.text.isascii():
+            return self
         messages = tuple((role, tuple(part and well_formed(part) for part in parts)) for role, parts in self.messages)
         return replace(self, text=well_formed(self.text), messages=messages)
 

@@ -63,6 +63,54 @@ def test_what_is_offered_is_read_through_wrappers():
     )
 
 
+@pytest.mark.parametrize(
+    "now",
+    [
+        {},
+        {"actions": {"right": "", "left": "one step left"}},  # in another order
+        {"actions": {"left": "two steps left", "right": ""}},
+        {"system_prompt": "Run."},
+        {"mission": "go to the key"},
+        {"free_text": np.True_},
+        {"examples": [("a door", "right")]},
+        {"observation_role": "tool"},
+    ],
+)
+def test_what_is_known_is_not_told_apart_from_what_is_read_anew(now):
+    before = {
+        "actions": {"left": "one step left", "right": ""},
+        "system_prompt": "Walk.",
+        "mission": "go to the ball",
+        "examples": [("a wall", "left")],
+    }
+    last = read_contract(offering(**before), begun=True)
+    env = offering(**before | now)
+    read, known = read_contract(env, begun=True), read_contract(env, begun=True, last=last)
+    assert read == known
+    assert list(read.actions) == list(known.actions)
+    known.actions["up"] = ""  # no alias of what the environment offers
+    assert "up" not in env.actions
+
+
+def test_an_attribute_that_is_wrong_in_a_later_turn_is_refused():
+    last = read_contract(offering(actions={"left": ""}, default_action="left"), begun=True)
+    for wrong in ({"actions": {"left": None}}, {"default_action": "right"}, {"free_text": 0}):
+        with pytest.raises(EnvError, match="attribute"):
+            read_contract(
+                offering(**{"actions": {"left": ""}, "default_action": "left"} | wrong), begun=True, last=last
+            )
+
+
+def test_attributes_that_are_made_up_as_they_are_asked_for_are_found():
+    class Wished(gymnasium.Wrapper):
+        def __getattr__(self, name):
+            if name == "mission":
+                return "go home"
+            raise AttributeError(name)
+
+    assert read_contract(Wished(Scripted()), begun=True).mission == "go home"
+
+
 WRONG = {
     "actions": [["left", "right"], {"left": None}, {1: "left"}, "left"],
     "aliases": [[("go left", "left")], {"go left": ["left"]}],
