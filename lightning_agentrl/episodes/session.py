@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -394,7 +394,7 @@ class Session:
 
 def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:
     """Return a past turn as plain types, with the pixels of its images added to the table."""
-    return {f.name: getattr(turn, f.name) for f in fields(turn)} | {"images": inputs_to_plain(turn.images, images)}
+    return {**vars(turn), "images": inputs_to_plain(turn.images, images)}
 
 
 def past_from_plain(plain: Mapping[str, Any], images: PixelTable) -> PastTurn:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from lightning_agentrl.types.turn import Sample, Turn
 
@@ -71,22 +70,22 @@ class Rollout:
 
     @classmethod
     def from_samples(cls, samples: Sequence[Sample]) -> Rollout:
-        rows = [_sample_columns(sample) for sample in samples]
+        columns = [_columns(sample) for sample in samples]
+        lengths_B = torch.tensor([len(logps) for *_, logps in columns], dtype=torch.int64)
+        mask = torch.arange(int(lengths_B.max()) if columns else 0) < lengths_B[:, None]
 
-        def stack(key: str, fill: float, dtype: torch.dtype) -> Tensor:
-            if not rows:
-                return torch.empty(0, 0, dtype=dtype)
-            columns = [torch.tensor(row[key], dtype=dtype) for row in rows]
-            return pad_sequence(columns, batch_first=True, padding_value=fill)
+        def spread(column: int, fill: float, dtype: torch.dtype) -> Tensor:
+            flat = torch.tensor([x for of_sample in columns for x in of_sample[column]], dtype=dtype)
+            return torch.full(mask.shape, fill, dtype=dtype).masked_scatter_(mask, flat)
 
         lasts = [sample.turns[-1] for sample in samples]
         groups = [t.group for t in lasts if t.group is not None]
         return cls(
             samples=tuple(samples),
-            action_mask=stack("ids", -1, torch.int64) >= 0,
-            turn_ids=stack("turn_ids", -1, torch.int64),
-            rewards=stack("rewards", 0.0, torch.float32),
-            rollout_logps=stack("logps", 0.0, torch.float32),
+            action_mask=mask,
+            turn_ids=spread(0, -1, torch.int64),
+            rewards=spread(1, 0.0, torch.float32),
+            rollout_logps=spread(2, 0.0, torch.float32),
             episode=torch.tensor([t.env * EPISODES_PER_ENV + t.episode for t in lasts], dtype=torch.int64),
             terminated=torch.tensor([t.terminated for t in lasts], dtype=torch.bool),
             groups=torch.tensor(groups, dtype=torch.int64) if len(groups) == len(lasts) else None,
@@ -192,12 +191,13 @@ class Rollout:
         return replace(self, samples=samples, scores=self.scores.map(fn), **{k: fn(x) for k, x in tensors.items()})
 
 
-def _sample_columns(sample: Sample) -> dict[str, list]:
-    columns: dict[str, list] = {"ids": [], "turn_ids": [], "rewards": [], "logps": []}
+def _columns(sample: Sample) -> tuple[list[int], list[float], list[float]]:
+    """Return for each action token of a sample the number of its turn, its reward and its log-prob."""
+    turn_ids: list[int] = []
+    rewards: list[float] = []
+    logps: list[float] = []
     for segment, turn in zip(sample.actions, sample.turns, strict=True):
-        count = len(segment)
-        columns["ids"] += segment.ids
-        columns["turn_ids"] += [turn.index] * count
-        columns["rewards"] += [0.0] * (count - 1) + [turn.reward]
-        columns["logps"] += segment.logps
-    return columns
+        turn_ids += [turn.index] * len(segment)
+        rewards += [*[0.0] * (len(segment) - 1), turn.reward]
+        logps += segment.logps
+    return turn_ids, rewards, logps
