@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from lightning_agentrl.engines.transformers.rows import Rows, read
 from lightning_agentrl.models.images_in_rows import find_tokens
+from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
@@ -66,7 +65,7 @@ class TreePrefill:
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
         ends = [layout.places(k)[-1] for k in range(len(prompts))]
-        cache = copy.deepcopy(self._prefix_cache)  # since the model appends to it
+        cache = _branched(self._prefix_cache)  # since the model appends to it
         positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
         hidden_N = read(
@@ -77,15 +76,15 @@ class TreePrefill:
             attention_mask=no_mask(device),
             past_key_values=cache,
             tree=layout.tree,
-            **{UNIQUE_POSITIONS: torch.tensor(sorted(set(ends)), device=device)},
+            **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
         )[0]
-        places = [torch.tensor([*range(past), *(past + p for p in layout.places(k))]) for k in range(len(prompts))]
-        columns_BL = _left_padded(places).to(device)
+        prefix = [*range(past)]
+        columns_BL = _left_padded([prefix + [past + p for p in layout.places(k)] for k in range(len(prompts))], device)
         rows = DynamicCache()
         for index, layer in enumerate(cache.layers):
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
             rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
-        return hidden_N[ends], Rows(rows, _seen(prompts).to(device), _last(tokens.positions)[ends][:, None])
+        return hidden_N[ends], Rows(rows, _seen(prompts, device), _last(tokens.positions)[ends][:, None])
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
@@ -109,14 +108,23 @@ class TreePrefill:
             self._next = int(_last(tokens.positions)[-1]) + 1
 
 
-def _left_padded(rows: Sequence[Tensor]) -> Tensor:
+def _branched(cache: DynamicCache) -> DynamicCache:
+    """Return a cache that begins with what is in another one, and grows apart from it."""
+    branched = DynamicCache()
+    for index, layer in enumerate(cast(Any, cache).layers):
+        branched.update(layer.keys, layer.values, index)
+    return branched
+
+
+def _left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return [B, L]: rows of integers that end in the same column, 0 before each."""
-    return pad_sequence(list(rows), batch_first=True, padding_side="left")
+    width = max(map(len, rows))
+    return integers([x for row in rows for x in (*[0] * (width - len(row)), *row)], device).view(len(rows), width)
 
 
-def _seen(prompts: Sequence[ModelInput]) -> Tensor:
+def _seen(prompts: Sequence[ModelInput], device: torch.device) -> Tensor:
     """Return int64 [B, L]: 1 on the tokens of left-padded prompts."""
-    return _left_padded([torch.ones(len(prompt), dtype=torch.int64) for prompt in prompts])
+    return _left_padded([[1] * len(prompt) for prompt in prompts], device)
 
 
 def _last(positions: Tensor) -> Tensor:
@@ -141,7 +149,7 @@ class PaddedPrefill:
     def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
         """Read prompts; see :class:`TreePrefill`."""
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
-        seen = _seen(prompts).to(device)
+        seen = _seen(prompts, device)
         width = seen.shape[1]
         keys = [key for prompt in prompts for key in (*[0] * (width - len(prompt)), *prompt.keys)]
         positions = (seen.cumsum(1) - 1).clamp_min(0)
