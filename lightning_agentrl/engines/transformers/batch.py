@@ -14,6 +14,7 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePr
 from lightning_agentrl.engines.transformers.rows import Rows
 
 SAMPLED_AT_ONCE = 2**20  # probabilities, which bounds the memory of sampling
+DRAWN_AT_ONCE = 16  # random numbers of a reply
 
 
 class Draft:
@@ -22,6 +23,7 @@ class Draft:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.random = torch.Generator().manual_seed(self.request.seed)
+        self._drawn: list[float] = []  # numbers of its stream that are still to come, the next one last
         self.ids: list[int] = []
         self.logps: list[float] = []
         self.done = False
@@ -32,11 +34,12 @@ class Draft:
 
     def draw(self) -> float:
         """Return the next number of its stream, from 0 to 1; 0 if it needs none."""
-        return (
-            0.0
-            if self.request.temperature == 0.0
-            else torch.rand((), generator=self.random, dtype=torch.float64).item()
-        )
+        if self.request.temperature == 0.0:
+            return 0.0
+        if not self._drawn:
+            count = min(self.request.max_tokens - len(self.ids), DRAWN_AT_ONCE)
+            self._drawn = torch.rand(count, generator=self.random, dtype=torch.float64).tolist()[::-1]
+        return self._drawn.pop()
 
     @property
     def over(self) -> bool:
