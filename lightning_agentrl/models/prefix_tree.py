@@ -180,6 +180,9 @@ def shared_length(one: Keys, other: Keys) -> int:
     return length
 
 
+Path = tuple[tuple[int, int], ...]  # of a row: (position in the row, place in the layout) of its branches
+
+
 @dataclass(frozen=True)
 class TreeLayout:
     """A prefix tree with the keys of its tokens, and the places of each row's tokens."""
@@ -187,7 +190,7 @@ class TreeLayout:
     keys: list[int]
     tree: PrefixTree
     lengths: list[int]  # of the rows
-    _paths: list[list[tuple[int, int]]]  # of each row: (position in the row, place in the layout) of its branches
+    _paths: list[Path]
 
     def find(self, row: int, positions: Sequence[int]) -> list[int]:
         """Return the indices in the layout of positions of a row."""
@@ -202,7 +205,7 @@ class TreeLayout:
         return [p for start, (a, b) in zip(starts, pairwise(firsts), strict=True) for p in range(start, start + b - a)]
 
 
-def _place(path: Sequence[tuple[int, int]], position: int) -> int:
+def _place(path: Path, position: int) -> int:
     first, start = path[bisect_right(path, position, key=itemgetter(0)) - 1]
     return start + position - first
 
@@ -242,47 +245,47 @@ class _Builder:
         self.shared = [0, *(shared_length(*pair) for pair in pairwise(rows))]  # with the previous row
         self.keys: list[int] = []
         self.positions: list[int] = []
-        self.paths: list[list[tuple[int, int]]] = [[] for _ in rows]
+        self.paths: list[Path] = [()] * len(rows)
         self.branches: list[Branch] = []
         self._todo: list[Callable[[], None]] = []  # last in, first out
 
     def build(self) -> None:
-        self._run(0, len(self.rows), 0)
+        self._run(0, len(self.rows), 0, ())
         while self._todo:
             self._todo.pop()()
 
-    def _run(self, first: int, last: int, depth: int) -> None:
-        """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already."""
+    def _run(self, first: int, last: int, depth: int, path: Path) -> None:
+        """Lay out rows ``first`` to ``last``, whose first ``depth`` tokens are laid out already, along the path."""
         if last - first == 1 and self.alone[first]:
-            self._leaves([first], depth)
+            self._leaves([first], depth, path)
             return
         common = min(self.shared[first + 1 : last], default=len(self.rows[first]))
         if common > depth:
-            start = self._lay_down(range(first, last), depth, common)
+            start = self._lay_down(first, depth, common)
+            path = (*path, (depth, start))
             self._todo.append(partial(self._close, start, len(self.keys), depth == 0))
         cuts = [first, *(k for k in range(first + 1, last) if self.shared[k] == common), last]
         forks, leaves = [], dict[int, list[int]]()  # leaves by length
         for start, stop in pairwise(cuts):
             if len(self.rows[stop - 1]) == common:
-                continue  # laid out already
-            if stop - start > 1 or not self.alone[start]:
-                forks.append(partial(self._run, start, stop, common))
+                self.paths[start] = path  # all of it is laid out
+            elif stop - start > 1 or not self.alone[start]:
+                forks.append(partial(self._run, start, stop, common, path))
             else:
                 leaves.setdefault(len(self.rows[start]), []).append(start)
-        todo = [*forks, *(partial(self._leaves, rows, common) for rows in leaves.values())]
+        todo = [*forks, *(partial(self._leaves, rows, common, path) for rows in leaves.values())]
         self._todo += reversed(todo)
 
-    def _leaves(self, rows: Sequence[int], depth: int) -> None:
+    def _leaves(self, rows: Sequence[int], depth: int, path: Path) -> None:
         """Lay out the rest of rows of equal length."""
-        starts = [self._lay_down([k], depth, len(self.rows[k])) for k in rows]
-        stop = starts[0] + len(self.rows[rows[0]]) - depth
-        self.branches.append(Branch(starts[0], stop, len(self.keys), depth == 0, len(rows)))
-
-    def _lay_down(self, rows: Sequence[int], depth: int, upto: int) -> int:
-        start = len(self.keys)
+        first, length = len(self.keys), len(self.rows[rows[0]])
         for k in rows:
-            self.paths[k].append((depth, start))
-        self.keys += self.rows[rows[0]][depth:upto]
+            self.paths[k] = (*path, (depth, self._lay_down(k, depth, length)))
+        self.branches.append(Branch(first, first + length - depth, len(self.keys), depth == 0, len(rows)))
+
+    def _lay_down(self, row: int, depth: int, upto: int) -> int:
+        start = len(self.keys)
+        self.keys += self.rows[row][depth:upto]
         self.positions += range(depth, upto)
         return start
 

@@ -64,7 +64,8 @@ class TreePrefill:
         self.keep_common_prefix([*prompts, *beside])
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
-        ends = [layout.places(k)[-1] for k in range(len(prompts))]
+        places = [layout.places(k) for k in range(len(prompts))]
+        ends = [of_prompt[-1] for of_prompt in places]
         cache = _branched(self._prefix_cache)  # since the model appends to it
         positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
@@ -79,7 +80,7 @@ class TreePrefill:
             **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
         )[0]
         prefix = [*range(past)]
-        columns_BL = _left_padded([prefix + [past + p for p in layout.places(k)] for k in range(len(prompts))], device)
+        columns_BL = _left_padded([prefix + [past + p for p in of_prompt] for of_prompt in places], device)
         rows = DynamicCache()
         for index, layer in enumerate(cache.layers):
             keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
