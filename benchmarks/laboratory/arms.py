@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning as L
 import numpy as np
@@ -23,11 +24,14 @@ from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.losses import NoCorrection
+from lightning_agentrl.losses import NoCorrection, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.rollout import (
     GroupRollout,
+    Prepared,
     RolloutDataModule,
+    RolloutSource,
+    RolloutStream,
     TurnInteraction,
     ValidationConfig,
     WindowMemory,
@@ -59,6 +63,7 @@ class Arm:
         invalid_penalty: what it costs.
         max_staleness: iterations by which rollouts are collected ahead.
         corrected: whether stale rollouts are reweighted.
+        waits: iterations that each rollout waits before it is trained on.
         history: past turns that a prompt shows.
         thoughts: of them that keep their thought, the newest ones.
         unit: that rewards are multiplied by.
@@ -79,6 +84,7 @@ class Arm:
     invalid_penalty: float = 0.0
     max_staleness: int = 0
     corrected: bool = True
+    waits: int = field(default=0, metadata=LATER)
     history: int = field(default=0, metadata=LATER)
     thoughts: int = field(default=0, metadata=LATER)
     unit: float = field(default=1.0, metadata=LATER)
@@ -156,6 +162,26 @@ class ExactCurve(RolloutCallback):
         self.invalid.append(float(table_SA[:, -1].mean()))
 
 
+class Waiting(L.Callback, RolloutSource):
+    """Rollouts that are trained on so many iterations after they were collected.
+
+    Args:
+        iterations: that each of them waits.
+    """
+
+    def __init__(self, iterations: int) -> None:
+        self.iterations = iterations
+        self._queue: deque[Rollout] = deque()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        cast(Any, trainer).datamodule.stream.source = self
+
+    def next_rollout(self, stream: RolloutStream) -> Prepared:
+        while len(self._queue) <= self.iterations:
+            self._queue.append(stream.collect())
+        return stream.learner.prepare(self._queue.popleft())
+
+
 def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig | None = None) -> RolloutDataModule:
     """Return what an arm plays: equal seeds play equal levels with equal noise.
 
@@ -198,13 +224,20 @@ class InUnits(PPOAgent):
         return super().shape_rewards(rollout) * self.unit
 
 
+def correction_of(arm: Arm) -> OffPolicyCorrection | None:
+    """Return what is done about stale rollouts; None: what the agent does by itself."""
+    if not arm.corrected:
+        return NoCorrection()
+    return TruncatedWeights() if arm.waits else None
+
+
 def agent_of(model: Path, arm: Arm, critic: Critic | None) -> PPOAgent:
     """Return the agent of an arm."""
     agent = InUnits(
         str(model),
         critic=critic,
         advantage=arm.estimator(**arm.arguments),
-        correction=None if arm.corrected else NoCorrection(),
+        correction=correction_of(arm),
         kl=KL(reward=arm.kl),
         entropy_bonus=0.0,
         first_token_weight=arm.first_token_weight,
@@ -246,7 +279,7 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
         critic = random_head(reader, seed) if arm.random_head else SeparateCritic(popart=arm.popart)
     agent = agent_of(model, arm, critic)
     curve = ExactCurve(reader, start.success)
-    callbacks: list[L.Callback] = [curve, *warmup_of(arm)]
+    callbacks: list[L.Callback] = [curve, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]
     L.seed_everything(seed, verbose=False)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
