@@ -21,7 +21,7 @@ def test_each_token_sees_its_own_row_only(rows):
     layout = lay_out(rows)
     mask = layout.tree.mask()
     for k, row in enumerate(rows):
-        places = [layout.place(k, position) for position in range(len(row))]
+        places = [layout.find(k, [position])[0] for position in range(len(row))]
         assert [layout.keys[place] for place in places] == list(row)
         assert layout.tree.positions[places].tolist() == list(range(len(row)))
         for position, place in enumerate(places):
@@ -77,7 +77,7 @@ def test_a_history_of_hundreds_of_turns():
     rows = [(*history[: 5 * k], -k) for k in range(1, 601)]
     layout = lay_out(rows)
     assert len(layout.keys) == 3000 + 600
-    assert layout.place(599, 2999) == layout.keys.index(-600) - 1
+    assert layout.find(599, [2999])[0] == layout.keys.index(-600) - 1
     assert layout.tree.depth == 3001
 
 
