@@ -21,7 +21,7 @@ def test_each_token_sees_its_own_row_only(rows):
     layout = lay_out(rows)
     mask = layout.tree.mask()
     for k, row in enumerate(rows):
-        places = [layout.find(k, [position])[0] for position in range(len(row))]
+        places = layout.find(k, range(len(row)))
         assert [layout.keys[place] for place in places] == list(row)
         assert layout.tree.positions[places].tolist() == list(range(len(row)))
         for position, place in enumerate(places):
@@ -68,7 +68,7 @@ def test_by_hand():
         Branch(9, 11, 11, root=True),
     )
     assert layout.tree.ends.tolist() == [9, 9, 9, 7, 7, 6, 7, 8, 9, 11, 11]
-    assert [layout.place(k, len(row) - 1) for k, row in enumerate(rows)] == [5, 6, 8, 7, 7, 2, 10]
+    assert [layout.find(k, [len(row) - 1])[0] for k, row in enumerate(rows)] == [5, 6, 8, 7, 7, 2, 10]
 
 
 def test_a_history_of_hundreds_of_turns():
