@@ -174,7 +174,7 @@ def test_the_quickest_parts_end_to_end(tmp_path: Path) -> None:
     log = (tmp_path / "cpu" / "host-reads" / "log.txt").read_text().splitlines()
     told = json.loads(log[-1])
     assert told["tokens"] == 64
-    assert told["reads"]["aten::_local_scalar_dense"] >= told["tokens"]  # at least the token itself
+    assert 0 < sum(told["reads"].values()) < told["tokens"]  # no token is read alone
     kept = outcome_of(part("", "host-reads"), tmp_path / "cpu")
     assert kept is not None
     assert kept.ended == "done"
