@@ -37,7 +37,7 @@ from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, St
 HEADING = ("Observation", ":")  # words of the renderer
 LETTERS = "abcd"  # a thought is one of them and the number of its place, so that nobody has to count
 NO_ACTION = "none"  # last word of a demonstrated reply that names no action
-PROMPT = PromptFormat(instruction="", system="", examples=False, max_prompt_tokens=120)
+PROMPT = PromptFormat(instruction="", system="", examples=False, max_prompt_tokens=96)
 TURNS = 8192  # demonstrated
 ROWS_PER_STEP = 256
 
