@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.laboratory import lure, measures
-from benchmarks.laboratory.arms import Arm, ExactCurve, agent_of, play, random_head, rollouts
+from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, random_head, rollouts
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, quiet_trainer, random_model
 from benchmarks.laboratory.exact import tables
@@ -328,6 +328,22 @@ def test_more_thoughts_than_can_be_gone_through_are_refused(turning):
         turning[0].reader(turning[1], WindowMemory(2, 2))
     with pytest.raises(ValueError, match="without its past"):
         Start().reader(turning[1], WindowMemory(1))
+
+
+@pytest.mark.slow
+def test_rollouts_that_wait_are_trained_on_so_many_iterations_later(talking, tmp_path):
+    """The first ones are all collected at once, by the policy of the start."""
+    start, folder = talking
+    arm = Arm(waits=2)
+    ages: list[set[int]] = []
+
+    class Ages(RolloutCallback):
+        def on_rollout(self, trainer, agent, rollout):
+            ages.append({agent.policy_version - turn.policy_version for turn in rollout.turns})
+
+    agent = agent_of(folder, arm, SeparateCritic())
+    quiet_trainer(tmp_path, 4, [Ages(), Waiting(arm.waits)]).fit(agent, rollouts(start, arm, 0))
+    assert ages == [{0}, {STEPS}, {2 * STEPS}, {2 * STEPS}]
 
 
 @pytest.mark.slow
