@@ -142,6 +142,19 @@ def watched(
         engine.stop()
 
 
+@contextmanager
+def standing_still(servers: Sequence[ServerProcess]) -> Iterator[None]:
+    """Servers that take requests and finish none, however long the test itself is kept waiting."""
+    cores = [server.core for server in servers]
+    for core in cores:
+        os.kill(core, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for core in cores:
+            os.kill(core, signal.SIGCONT)
+
+
 def places(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Address of the server of each request, as they come."""
     asked: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -421,11 +421,19 @@ def test_stop_answers_those_who_still_wait(policy):
     engine = TransformersEngine(max_batch=1, gather_seconds=0.0)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
 
+    desk = engine._started()[0]
+
+    async def until(holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not holds():
+                await asyncio.sleep(0.001)
+
     async def too_late() -> list[Reply | BaseException]:
         first = asyncio.create_task(engine.generate(request(PREFIX, max_tokens=60)))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0)
+        await until(lambda: not desk._queue)  # it is being sampled
         stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-        await asyncio.sleep(0.02)
+        await until(lambda: desk._closed)
         late = asyncio.create_task(engine.generate(request(PREFIX)))
         outcomes = await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), timeout=30)
         await stopping

@@ -22,7 +22,7 @@ from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
 from tests.cli import Config, Verify, changed
-from tests.engines.servers import Pair, places, watched
+from tests.engines.servers import Pair, places, standing_still, watched
 from tests.engines.test_vllm_engine import (
     CLOSE,
     MIXED,
@@ -228,7 +228,7 @@ def test_an_engine_that_was_not_started_or_has_no_weights_says_so(pair: Pair, po
 # Servers that come and go
 
 
-def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine) -> None:
+def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine, pair: Pair) -> None:
     async def cancel_one() -> None:
         late = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
         await asyncio.sleep(0.05)
@@ -236,19 +236,21 @@ def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine) -> None:
         with pytest.raises(asyncio.CancelledError):
             await late
 
-    asyncio.run(cancel_one())
+    with standing_still(pair):
+        asyncio.run(cancel_one())
     engine.sync(5)  # impossible while something is sampled
     assert serve(engine, [MIXED[0]])[0].policy_version == 5
 
 
-def test_those_who_wait_are_told_when_the_engine_is_stopped(engine: VLLMServerEngine) -> None:
+def test_those_who_wait_are_told_when_the_engine_is_stopped(engine: VLLMServerEngine, pair: Pair) -> None:
     async def stop() -> Any:
         waiting = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
         await asyncio.sleep(0.05)
         await asyncio.get_running_loop().run_in_executor(None, engine.stop)
         return await asyncio.gather(waiting, return_exceptions=True)
 
-    (told,) = asyncio.run(stop())
+    with standing_still(pair):
+        (told,) = asyncio.run(stop())
     assert str(told) == "the engine was stopped"
 
 
