@@ -19,6 +19,7 @@ from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, quiet_trai
 from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.gradients import exact_gradient
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, STAY, KeyDoor, Rules, State, best_actions, distances, starts
+from benchmarks.laboratory.memories import Silent, memory_of
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
 from benchmarks.laboratory.records import as_text, key, keys, load, save
@@ -27,7 +28,8 @@ from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.language_model import load_tokenizer
-from lightning_agentrl.prompts.memory import PastTurn, WindowMemory
+from lightning_agentrl.models.words import word_model
+from lightning_agentrl.prompts.memory import ClearingMemory, FullMemory, PastTurn, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.types import SegmentKind
 
@@ -247,7 +249,7 @@ def test_demonstrations_are_those_of_the_expert(talking):
 @pytest.fixture(scope="module")
 def turning(tmp_path_factory: pytest.TempPathFactory) -> tuple[MazeStart, Path]:
     """A random model that likes to say sides, and which one depends on all that it reads."""
-    start = MazeStart(delay=1)
+    start = MazeStart(delay=1, memories="every")
     folder = random_model(start, tmp_path_factory.mktemp("maze"))
     tokenizer, lm = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     left, right = tokenizer.convert_tokens_to_ids(list(SIDES))
@@ -278,7 +280,11 @@ def test_the_sign_is_all_there_is_to_know_in_a_t_maze():
     assert (reward, over, info["success"]) == (0, True, False)
 
 
-@pytest.mark.parametrize("memory", [WindowMemory(1, 1), WindowMemory(2, 0)], ids=["thought", "turns"])
+@pytest.mark.parametrize(
+    "memory",
+    [WindowMemory(1, 1), WindowMemory(2, 0), memory_of("actions", 8), memory_of("cleared", 4)],
+    ids=["thought", "turns", "actions", "cleared"],
+)
 def test_a_policy_that_reads_its_past_is_worth_what_its_episodes_are(turning, memory):
     """Against 3,000 episodes that are played turn by turn, with replies that are sampled whole and parsed."""
     start, folder = turning
@@ -309,10 +315,17 @@ def test_a_policy_that_reads_its_past_is_worth_what_its_episodes_are(turning, me
 
 @pytest.mark.parametrize(
     ("memory", "told"),
-    [(WindowMemory(1, 0), False), (WindowMemory(2, 0), True), (WindowMemory(1, 1), True)],
-    ids=["short", "long", "thought"],
+    [
+        (WindowMemory(1, 0), False),
+        (WindowMemory(2, 0), True),
+        (WindowMemory(1, 1), True),
+        (memory_of("actions", 8), False),
+        (memory_of("cleared", 2), False),
+        (memory_of("cleared", 3), True),
+    ],
+    ids=["short", "long", "thought", "actions", "cleared before", "cleared later"],
 )
-def test_without_thoughts_a_window_that_is_shorter_than_the_delay_tells_nothing_of_the_sign(turning, memory, told):
+def test_without_thoughts_only_a_prompt_with_the_turn_of_the_sign_tells_anything_of_it(turning, memory, told):
     """At the first junction; so half of the episodes end there at least, whatever the weights are."""
     start, folder = replace(turning[0], corridors=1), turning[1]
     table_TA = start.reader(folder, memory).table()
@@ -323,9 +336,38 @@ def test_without_thoughts_a_window_that_is_shorter_than_the_delay_tells_nothing_
         assert start.success(table_TA) == pytest.approx(of_left_A[:2].sum() / 2)
 
 
+def test_a_history_that_is_cleared_before_the_second_junction_leaves_it_to_chance(turning):
+    """As long on average as a window of the delay and one, and never above one half, whatever the weights are."""
+    start, folder = turning
+    cell = CELLS["forgetting"]
+    past = [PastTurn("", "", "")] * 9
+    window, cleared = (cell.arms[arm].memory for arm in ("4 turns", "cleared every 8 turns"))
+    assert sum(len(window.recall(past[:turn]).turns) for turn in range(10)) == 30
+    assert sum(len(cleared.recall(past[:turn]).turns) for turn in range(10)) == 29
+    assert [len(memory.recall(past).turns) for memory in (window, cleared)] == [4, 1]
+    table_PTA = start.reader(folder, memory_of("cleared", 4)).table().reshape(4, start.rules.turns, -1)
+    assert table_PTA[0, 2] != pytest.approx(table_PTA[2, 2])  # the first sign is another one
+    assert table_PTA[0, 5] == pytest.approx(table_PTA[1, 5])  # the second one
+    passed = [table_PTA[0, 2, 0], table_PTA[2, 2, 1]]
+    assert start.success(table_PTA) == pytest.approx(np.mean(passed) * table_PTA[0, 5, :2].sum() / 2)
+
+
+def test_the_words_of_every_memory_are_in_the_vocabulary(tmp_path):
+    start = CELLS["forgetting"].start
+    tokenizer = load_tokenizer(str(word_model(start.words, tmp_path)))
+    renderer, rules = ChatRenderer(tokenizer, PROMPT), start.rules
+    past = [PastTurn(rules.words(turn, SIDES), SIDES[0], rules.right(turn, SIDES)) for turn in range(rules.turns)]
+    for arm in CELLS["forgetting"].arms.values():
+        for turn in range(rules.turns):
+            ids = prompt_of(renderer, arm.memory, past[:turn], past[turn].observation)
+            assert tokenizer.unk_token_id not in ids
+
+
 def test_more_thoughts_than_can_be_gone_through_are_refused(turning):
-    with pytest.raises(ValueError, match="at most one thought"):
-        turning[0].reader(turning[1], WindowMemory(2, 2))
+    for memory in (WindowMemory(2, 2), ClearingMemory(8), FullMemory()):
+        with pytest.raises(ValueError, match=f"{type(memory).__name__} shows older .* at most one thought"):
+            turning[0].reader(turning[1], memory)
+    assert turning[0].reader(turning[1], Silent(ClearingMemory(8))).prompts
     with pytest.raises(ValueError, match="without its past"):
         Start().reader(turning[1], WindowMemory(1))
 
@@ -347,9 +389,17 @@ def test_rollouts_that_wait_are_trained_on_so_many_iterations_later(talking, tmp
 
 
 @pytest.mark.slow
-def test_prompts_of_a_run_are_those_that_are_gone_through(turning, tmp_path):
+@pytest.mark.parametrize(
+    ("arm", "many"),
+    [
+        (Arm(history=1, thoughts=1), 20),
+        (Arm(history=8, memory_kind="actions"), 8),
+        (Arm(history=4, memory_kind="cleared"), 10),
+    ],
+    ids=["thought", "actions", "cleared"],
+)
+def test_prompts_of_a_run_are_those_that_are_gone_through(turning, tmp_path, arm, many):
     start, folder = turning
-    arm = Arm(history=1, thoughts=1)
     seen: set[tuple[int, ...]] = set()
 
     class Prompts(RolloutCallback):
@@ -358,7 +408,7 @@ def test_prompts_of_a_run_are_those_that_are_gone_through(turning, tmp_path):
             seen.update(segment.ids for segment in segments if segment.kind is SegmentKind.PROMPT)
 
     quiet_trainer(tmp_path, 1, [Prompts()]).fit(agent_of(folder, arm, SeparateCritic()), rollouts(start, arm, 0))
-    assert len(seen) > 20
+    assert len(seen) > many
     assert seen <= {tuple(ids) for group in start.reader(folder, arm.memory).prompts for ids in group.tolist()}
 
 
@@ -414,6 +464,8 @@ def test_a_run_is_known_by_all_that_it_was_made_of():
     settings = {repr((c.start, a, c.iterations)) for c in CELLS.values() for a in c.arms.values()}
     assert len(set(others)) == len(settings)
     assert "history" not in repr(Arm())  # runs from before there was one are still found
+    assert repr(MazeStart()) == "MazeStart(delay=3, corridors=2, noise=0.8, confusion=0.3, steps=512)"
+    assert repr(MazeStart(memories="every")).endswith("steps=512, memories='every')")
     kept = json.loads((RESULTS / "laboratory.json").read_text())
     assert set(kept) <= {each for cell in CELLS.values() for of_arm in keys(cell).values() for each in of_arm}
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,6 +18,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved, quiet_trainer
 from benchmarks.laboratory.exact import Array
+from benchmarks.laboratory.later import LATER, shown
+from benchmarks.laboratory.memories import MemoryKind, memory_of
 from benchmarks.laboratory.policy import LastWord, Reader
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
@@ -26,6 +28,7 @@ from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.losses import NoCorrection, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.critic import Critic, SeparateCritic
+from lightning_agentrl.prompts.memory import Memory
 from lightning_agentrl.rollout import (
     GroupRollout,
     Prepared,
@@ -34,14 +37,12 @@ from lightning_agentrl.rollout import (
     RolloutStream,
     TurnInteraction,
     ValidationConfig,
-    WindowMemory,
 )
 from lightning_agentrl.types import Rollout
 
 TURNS = 512  # of an iteration
 STEPS = 2  # of an iteration
 WARMUP_ROUNDS = 10
-LATER = {"later": True}  # of fields that an arm got when there were runs
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Arm:
         thoughts: of them that keep their thought, the newest ones.
         unit: that rewards are multiplied by.
         popart: of the critic.
+        memory_kind: what of the past is shown, if not a window; see :func:`memory_of`, whose ``turns`` are ``history``.
     """
 
     estimator: type[AdvantageEstimator] = DualDiscountGAE
@@ -89,18 +91,15 @@ class Arm:
     thoughts: int = field(default=0, metadata=LATER)
     unit: float = field(default=1.0, metadata=LATER)
     popart: float | None = field(default=None, metadata=LATER)
+    memory_kind: MemoryKind = field(default="window", metadata=LATER)
 
     def __repr__(self) -> str:
-        """Leave out what came later and is not set: runs are found by this, and earlier ones did not name it."""
-        named = {each.name: getattr(self, each.name) for each in fields(self) if not self._unset(each)}
-        return f"Arm({', '.join(f'{name}={value!r}' for name, value in named.items())})"
-
-    def _unset(self, each: Field[Any]) -> bool:
-        return each.metadata == LATER and getattr(self, each.name) == each.default
+        """Return what runs are found by."""
+        return shown(self)
 
     @property
-    def memory(self) -> WindowMemory:
-        return WindowMemory(self.history, self.thoughts)
+    def memory(self) -> Memory:
+        return memory_of(self.memory_kind, self.history, self.thoughts)
 
 
 class GivenHead(SeparateCritic):

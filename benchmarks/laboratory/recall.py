@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,15 +19,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks.laboratory.cloning import HEADING, PROMPT, TURNS, demonstration
 from benchmarks.laboratory.exact import Array
+from benchmarks.laboratory.later import LATER, shown
+from benchmarks.laboratory.memories import memory_of
 from benchmarks.laboratory.policy import LastWord
 from benchmarks.laboratory.t_maze import ACTIONS, SIDES, Corridors
-from lightning_agentrl.prompts.memory import Memory, PastTurn, WindowMemory
+from lightning_agentrl.prompts.memory import Memory, PastTurn
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput
 
 PAST_REPLY = ("THINK", "ACTION")  # words of the renderer
+NOTE = ("Your", "last", "actions", ",", "oldest", "first")  # words of ActionsOnlyMemory
+WINDOWS = tuple(memory_of("window", turns, thoughts) for turns in (1, 2, 4, 8) for thoughts in (0, 1))
+MEMORIES = {"windows": WINDOWS, "every": (*WINDOWS, memory_of("actions", 8), memory_of("cleared", 8))}
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class MazeStart:
         noise: share of the expert's turns at junctions that are random.
         confusion: probability that it thinks of a random side from a turn on.
         steps: of cloning.
+        memories: that the prompts of the expert are made with: windows, or those without observations and the cleared
+            ones, too.
     """
 
     delay: int = 3
@@ -46,6 +54,11 @@ class MazeStart:
     noise: float = 0.8
     confusion: float = 0.3
     steps: int = 512
+    memories: Literal["windows", "every"] = field(default="windows", metadata=LATER)
+
+    def __repr__(self) -> str:
+        """Return what runs and models are found by."""
+        return shown(self)
 
     @property
     def rules(self) -> Corridors:
@@ -59,7 +72,8 @@ class MazeStart:
     @property
     def words(self) -> list[str]:
         """All that is read or said."""
-        return [*HEADING, *PAST_REPLY, *(f"place{place}" for place in range(self.delay + 2)), *ACTIONS]
+        places = [f"place{place}" for place in range(self.delay + 2)]
+        return [*HEADING, *PAST_REPLY, *places, *ACTIONS, *(NOTE if self.memories == "every" else ())]
 
     @property
     def reply_tokens(self) -> int:
@@ -115,14 +129,12 @@ def prompt_of(renderer: ChatRenderer, memory: Memory, past: Sequence[PastTurn], 
 class ConfusedExpert(Demonstrations):
     """Turns of an expert that thinks of the side of the sign, is confused now and then, and often turns at random.
 
-    Its prompts show the past as each of some windows does, so that the policy can read all of them.
+    Its prompts show the past as each of some memories does, so that the policy can read all of them.
 
     Args:
         start: game and noise.
         turns: to be played.
     """
-
-    windows = tuple(WindowMemory(turns, thoughts) for turns in (1, 2, 4, 8) for thoughts in (0, 1))
 
     def __init__(self, start: MazeStart, turns: int = TURNS) -> None:
         self.start = start
@@ -131,11 +143,11 @@ class ConfusedExpert(Demonstrations):
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Play; each turn counts as an episode, since order does not matter."""
         start, rules, rng = self.start, self.start.rules, np.random.default_rng(0)
-        renderer = ChatRenderer(tokenizer, PROMPT)
+        renderer, memories = ChatRenderer(tokenizer, PROMPT), MEMORIES[start.memories]
         found: list[Demonstration] = []
         while len(found) < self.turns:
             signs = rules.signs[rng.integers(len(rules.signs))]
-            memory = self.windows[rng.integers(len(self.windows))]
+            memory = memories[rng.integers(len(memories))]
             past: list[PastTurn] = []
             for turn in range(rules.turns):
                 text, right = rules.words(turn, signs), rules.right(turn, signs)
@@ -155,22 +167,19 @@ class ConfusedExpert(Demonstrations):
 class MazeReader:
     """What a policy does in each turn of each episode in which it was right until then.
 
-    All replies are gone through, and the thoughts that were shown are kept apart, so nothing is sampled.
+    All replies are gone through, and the thoughts that a prompt can show are kept apart, so nothing is sampled.
 
     Args:
         folder: of the model, for its shape and its tokens.
         rules: of the game.
-        memory: of the policy; it shows one thought at most.
+        memory: of the policy; of all thoughts it may show the newest one.
     """
 
     def __init__(self, folder: Path, rules: Corridors, memory: Memory) -> None:
-        if not isinstance(memory, WindowMemory) or memory.thoughts > 1:
-            raise ValueError(
-                "only a WindowMemory that shows at most one thought can be gone through; set thoughts to 1"
-            )
+        self.rules = rules
+        self._refuse_older_thoughts(memory)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.lm = AutoModelForCausalLM.from_pretrained(folder).eval()  # reads many rows, unlike the one that trains
-        self.rules = rules
         renderer = ChatRenderer(tokenizer, PROMPT)
         self.count = len(tokenizer)  # V
         replies = [
@@ -197,12 +206,22 @@ class MazeReader:
         places = {ids: place for place, ids in enumerate(distinct)}
         self.place_PTK = np.array([places[ids] for ids in rendered]).reshape(-1, rules.turns, len(self.thoughts))
 
-    def _past(self, turn: int, signs: Sequence[str], newest: str) -> list[PastTurn]:
-        """Return the turns before one; only the thought of the newest can matter."""
+    def _past(self, turn: int, signs: Sequence[str], newest: str, older: str = "") -> list[PastTurn]:
+        """Return the turns before one, with the thought of the newest and that of all others, which cannot matter."""
         return [
-            PastTurn(self.rules.words(t, signs), newest if t == turn - 1 else "", self.rules.right(t, signs))
+            PastTurn(self.rules.words(t, signs), newest if t == turn - 1 else older, self.rules.right(t, signs))
             for t in range(turn)
         ]
+
+    def _refuse_older_thoughts(self, memory: Memory) -> None:
+        """Refuse a memory whose prompts depend on other thoughts than the newest."""
+        for turn in range(self.rules.turns):
+            without, with_them = (self._past(turn, self.rules.signs[0], "", older) for older in ("", SIDES[0]))
+            if memory.recall(without) != memory.recall(with_them):
+                raise ValueError(
+                    f"{type(memory).__name__} shows older thoughts than the newest in turn {turn}; at most one "
+                    "thought, the newest, can be gone through: set thoughts to 1, or wrap the memory in Silent"
+                )
 
     @torch.no_grad()
     def table(self, weights: Mapping[str, Tensor] | None = None) -> Array:

@@ -44,10 +44,12 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
   tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
   episode; with *slip* an action is now and then a random one.
-* **T-maze**, in the cell about the past: a sign at the start of a corridor tells a side, which has to be taken at the
+* **T-maze**, in the cells about the past: a sign at the start of a corridor tells a side, which has to be taken at the
   junction at its end, where nothing tells it. The right side pays its share of 1 and leads into the next corridor, the
   wrong one ends the episode. Before a junction there is one thing to do, so actions tell nothing of the sign.
-  A window that is longer than the delay shows the end of the corridor before as well.
+  A window that is longer than the delay shows the end of the corridor before as well. *Actions only* are a line of
+  the last actions without observations; a *cleared* history grows turn by turn, without thoughts, and is emptied at
+  intervals.
 * **Replies** have a fixed number of words: thoughts of four letters each, then the action. In T-maze the thought is a
   side.
 * **Exact success**: after every iteration the policy is read in all states and its success within the limit of turns is
@@ -60,7 +62,8 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
 * **Start**: a Llama of two layers and 32 dimensions, cloned once per cell from 8,192 turns of an expert that
   draws more than half of its moves at random. All arms and seeds begin with the same weights; arms of equal seed have
   equal levels and draws. The expert of T-maze thinks of the side of the sign, and of a random one from a turn on in
-  which it is confused; its prompts show 1 to 8 past turns, so that all arms can read theirs.
+  which it is confused; its prompts show 1 to 8 past turns, in the cell about forgetting also actions only and cleared
+  histories, so that all arms can read theirs.
 * **Training**: `PPOAgent` with 512 turns an iteration in 2 optimizer steps, learning rate 5e-4 for policy and a
   separate critic, dual-discount GAE .99/.95 (1/1 within a turn), no KL, no entropy bonus, 8 turns of 64 environments,
   a value head of zeros, prompts without past turns, unless an arm says otherwise. Environments begin their first
