@@ -285,12 +285,13 @@ CELLS: dict[str, Cell] = {
     ),
     "forgetting": Cell(
         title="What of the past is forgotten, and when",
-        claim="A window forgets the oldest turn only; a history that is cleared can forget what is needed next. Cleared "
-        "every 8 turns it holds 2.9 turns on average over the ten of an episode, the window of four 3.0. At the first "
-        "junction both show the sign; at the second the cleared one shows one turn, and the sign is gone. So it can "
-        "learn one junction and guesses at the other: never above 0.5, about half of the successes of the window once "
-        "both have learned. The last eight actions without observations tell nothing of the sign, so they stay at "
-        "chance, 0.25, as one turn does: *not shown* is what is expected of these two, or a difference below 0.01.",
+        claim="A window forgets the oldest turn only; a history that is cleared can forget what is needed next. "
+        "Cleared every 8 turns it holds 2.9 turns on average over the ten of an episode, the window of four "
+        "3.0. At the first junction both show the sign; at the second the cleared one shows one turn, and the "
+        "sign is gone. So it can learn one junction and guesses at the other: never above 0.5, about half of "
+        "the successes of the window once both have learned. The last eight actions without observations tell "
+        "nothing of the sign, so they stay at chance, 0.25, as one turn does: *not shown* is what is expected "
+        "of these two, or a difference below 0.01.",
         by=f"{VERLOG}, which keeps a short window and says that actions alone and a history cleared every 5 turns were "
         "worse; the numbers are predictions of our own",
         refuted="a cleared history no worse than the window, no better than actions alone, or below 0.4 at the end; "
