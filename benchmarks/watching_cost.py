@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 import lightning_agentrl.agents.agent as agent_module
 from lightning_agentrl.agents import checkpoint_files, checkpoint_io
+from lightning_agentrl.agents.engine_watch import EngineWatch
 from lightning_agentrl.agents.finite import FiniteSteps
 from lightning_agentrl.callbacks import Chain, CriticWarmup, RolloutReport, StageProgress, TurnLog
 from lightning_agentrl.commands.fit import AgentCLI
@@ -81,8 +82,8 @@ def main() -> None:
     timed(agent_module, "describe", "metrics")
     timed(agent_module, "gradients_are_finite", "check: gradients are finite")
     timed(FiniteSteps, "judge", "check: guards")
-    timed(agent_module.Agent, "_judge_gap", "check: proof of the engine")
-    timed(agent_module.Agent, "probe_engine", "check: proof of the engine")
+    timed(EngineWatch, "of_rollout", "check: proof of the engine")
+    timed(EngineWatch, "after_update", "check: proof of the engine")
     timed(checkpoint_io.StraightToDisk, "save_checkpoint", "checkpoint: write")
     timed(checkpoint_files, "seal", "checkpoint: compare with memory, seal")
     timed(checkpoint_files, "sync", "checkpoint: sync")

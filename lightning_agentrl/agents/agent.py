@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -15,8 +14,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from lightning.pytorch.utilities.types import LRSchedulerConfig
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -26,7 +24,6 @@ from lightning_agentrl.agents.checkpoints import (
     KEY,
     accept_checkpoint,
     check_described,
-    check_weights,
     prepare_checkpoint,
     refuse_not_finite,
     rewind,
@@ -41,42 +38,38 @@ from lightning_agentrl.agents.checks import (
     check_vocabulary,
     correction_for,
 )
-from lightning_agentrl.agents.describe import describe, describe_gradient
-from lightning_agentrl.agents.finite import SHOWN, LeftOut, gradients_are_finite
-from lightning_agentrl.agents.hooks import Attempt, RolloutCallback
+from lightning_agentrl.agents.describe import describe, describe_collected, describe_gradient, describe_step
+from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
+from lightning_agentrl.agents.finite import LeftOut, gradients_are_finite
+from lightning_agentrl.agents.hooks import Attempt, watching
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
-from lightning_agentrl.agents.needs import Needs
+from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
-from lightning_agentrl.agents.rates import Rates
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
-from lightning_agentrl.agents.resume import check_changes, versions, weights_checksum
+from lightning_agentrl.agents.resume import check_changes, made_of
 from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
-from lightning_agentrl.agents.update import GAP, CurrentScores, Losses, accumulate_gradients
+from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
+from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
-from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.errors import EngineMismatchError
-from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, row_weights
+from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.rollout import source_numbers
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
 from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
-from lightning_agentrl.models.value_head import popart_head
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
@@ -115,6 +108,7 @@ class Agent(L.LightningModule, ABC):
 
     models: Models  # set in configure_model
     actor: LanguageModel  # registered first, then the critic: the order of the optimizer's groups
+    _engine_watch: EngineWatch  # set in on_fit_start
     aggregation: AggregationMode = "token-mean"  # how the policy loss is averaged over a mini-batch
     norm_tokens: int | None = None  # constant length by which ``seq-mean-token-sum-norm`` divides
 
@@ -164,7 +158,6 @@ class Agent(L.LightningModule, ABC):
         self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
         self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
-        self._proof: EngineProof | None = None  # once the engine was proven
 
     # What a researcher overrides
 
@@ -235,7 +228,9 @@ class Agent(L.LightningModule, ABC):
         rollout = left_out.of(rollout)
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
-        rollout = left_out.of(rollout.union(shaped_rewards=self._shaped_rewards(rollout)))
+        with naming_missing(rollout.scores):
+            shaped = self.shape_rewards(rollout)
+        rollout = left_out.of(rollout.union(shaped_rewards=shaped))
         groups = self.datamodule.groups
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
         advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
@@ -244,11 +239,15 @@ class Agent(L.LightningModule, ABC):
             trained = without_rows(rollout, lost_B).trained_mask
             rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
-            metrics = describe(rollout, self.device, self.ranks.sum) | self._tell_left_out(left_out, rollout)
+            metrics = describe(rollout, self.device, self.ranks.sum)
+            metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
             if collected_now:
-                metrics |= self._describe_collected(rollout)
-        metrics |= self._follow_returns(metrics)
-        self._judge_gap(metrics, rollout)
+                metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.device)
+                metrics |= self.recent_episodes.update(rollout)
+                for callback in watching(self.trainer):
+                    callback.on_rollout(self.trainer, self, rollout)
+        metrics |= follow_returns(self.critic, metrics)
+        self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
         drop_B = left_out.rows(rollout) | (lost_B if self.phase == "train" else False)  # a warm-up takes what is lost
         if drop_B.any():
             rollout = rollout.select(~drop_B)
@@ -264,53 +263,12 @@ class Agent(L.LightningModule, ABC):
     @property
     def _needs_now(self) -> Needs:
         """What is declared; several steps per iteration also need the log-probs from before the first."""
-        bypass = self.correction is not None and self.correction.bypass
-        return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not bypass)
+        return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not self._bypasses)
 
-    def _shaped_rewards(self, rollout: Rollout) -> Tensor:
-        try:
-            return self.shape_rewards(rollout)
-        except (TypeError, AttributeError) as error:
-            missing = [f.name for f in fields(Scores) if getattr(rollout.scores, f.name) is None]
-            error.add_note(f"scores that were not computed: {', '.join(missing)}; declare in `needs` what is read")
-            raise
-
-    def _tell_left_out(self, left_out: LeftOut, rollout: Rollout) -> dict[str, float]:
-        """Say which turns are not trained on since a number is not finite; return how many of all ranks they are.
-
-        Raises:
-            RunStoppedError: none is left.
-        """
-        parts = all_gather((left_out.turns, len(rollout.turns), left_out.names[:SHOWN]))
-        turns, every = sum(part[0] for part in parts), sum(part[1] for part in parts)
-        names = [name for part in parts for name in part[2]]
-        if turns:
-            rank_zero_warn(f"{turns} of {every} turns are not trained on; not finite: {', '.join(names)}")
-        if turns and turns == every:
-            stop_run(self.trainer, f"no turn of the rollout has finite numbers ({', '.join(names)})")
-        return {"guard/turns_left_out": float(turns)}
-
-    def _describe_collected(self, rollout: Rollout) -> dict[str, float]:
-        """Return numbers of a rollout that is seen for the first time, and show it to the callbacks."""
-        metrics: dict[str, float] = {}
-        if self.datamodule.max_staleness:
-            ages = staleness_numbers(rollout.turns, self.policy_version, self.datamodule.steps_per_iteration)
-            metrics |= over_ranks(ages, self.device)
-        if len(self.datamodule.pool.names) > 1:
-            metrics |= over_ranks(source_numbers(rollout.turns, self.datamodule.source_of), self.device)
-        metrics |= self.recent_episodes.update(rollout)
-        for callback in self._callbacks:
-            if isinstance(callback, RolloutCallback):
-                callback.on_rollout(self.trainer, self, rollout)
-        return metrics
-
-    def _follow_returns(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Let a critic that learns in units of the returns follow those of the rollout; return its units."""
-        head, std = popart_head(self.critic), metrics.get("critic/return_std", math.nan)
-        if head is None or not math.isfinite(std):
-            return {}
-        head.follow(metrics["critic/return_mean"], std)
-        return {"critic/popart_mean": float(head.mean), "critic/popart_std": float(head.std)}
+    @property
+    def _bypasses(self) -> bool:
+        """Whether the engine's log-probs are taken as the old ones."""
+        return self.correction is not None and self.correction.bypass
 
     # Iteration, part 2: one optimizer step
 
@@ -324,29 +282,26 @@ class Agent(L.LightningModule, ABC):
             optimizer = cast(Any, self.optimizers())
             if training:
                 rollout = self._ready_for_loss(rollout, first=batch_idx == 0)
-            weights_B = row_weights(
-                rollout.trained_mask,
+            losses = Losses(
+                self.policy_loss if training else None,
+                in_units_of(self.critic, self.value_loss),
+                self.update_metrics,
                 self.aggregation,
-                norm_tokens=self.norm_tokens,
-                groups_B=rollout.groups,
-                gather=self.ranks.gather,
+                self.norm_tokens,
             )
-            losses = Losses(self.policy_loss if training else None, self._value_loss, self.update_metrics)
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
             with without_sync(model), self.cached_precision():
                 metrics, fault = accumulate_gradients(
                     self.models,
                     rollout,
                     losses,
-                    weights_B,
-                    self.temperature,
                     self.reader(),
                     self.ranks,
                     self.clock,
                     self.manual_backward,
                     self._watch.finite if self._watch else lambda: gradients_are_finite(optimizer),
                 )
-            self._judge_gap(metrics, rollout)
+            self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
             before, held = self.trainer.global_step, None if training else "actor"
             norms = step_by_group(
@@ -362,18 +317,13 @@ class Agent(L.LightningModule, ABC):
             skipped = self.trainer.global_step == before
             self.steps.count(held, skipped)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        metrics |= {f"grad_norm/{name}": norm for name, norm in norms.items()}
         not_finite = self.steps.finite.in_a_row > 0
-        if not_finite:
-            metrics = {name: x for name, x in metrics.items() if math.isfinite(x)}
-        metrics["guard/not_finite"] = float(not_finite)
-        metrics["guard/skipped"] = float(skipped)
-        metrics |= batch.metrics
+        metrics = describe_step(metrics, norms, not_finite, skipped) | batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
         if not skipped:
-            self.steps.rates.advance("step", self.trainer.global_step, self._step_scheduler)
+            self.steps.rates.advance("step", self.trainer.global_step, self.lr_scheduler_step, self.monitored)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
         """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
@@ -383,7 +333,7 @@ class Agent(L.LightningModule, ABC):
             first: no step was taken since they were scored.
         """
         current = rollout.scores.old_logps if first else None
-        if self.correction is not None and self.correction.bypass:
+        if self._bypasses:
             rollout = rollout.union(scores=Scores(old_logps=rollout.rollout_logps))
         if not self.needs.mini_batch_logps:
             return rollout
@@ -393,42 +343,6 @@ class Agent(L.LightningModule, ABC):
             torch.clear_autocast_cache()  # weights that were cast without gradients must not be trained on
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
-
-    def _value_loss(self, batch: Rollout, values: Tensor) -> Tensor:
-        """Return the value loss in the units that the critic learns in."""
-        head = popart_head(self.critic)
-        if head is None or batch.scores.values is None or batch.returns is None:
-            return self.value_loss(batch, values)
-        scores = replace(batch.scores, values=head.normalize(batch.scores.values))
-        batch = replace(batch, scores=scores, returns=head.normalize(batch.returns))
-        return self.value_loss(batch, head.normalize(values))
-
-    def _judge_gap(self, numbers: Mapping[str, float], rollout: Rollout) -> None:
-        """Compare the rollout's gap between engine and trainer, if it was measured, with what it may be."""
-        if self._proof is None or GAP not in numbers:
-            return
-        older = self.datamodule.samples_ahead  # where nothing may be, what an engine says of its version does not count
-        if older:
-            older = max_over_ranks(int(any(turn.policy_version != self.policy_version for turn in rollout.turns))) > 0
-        self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
-
-    def _object(self, told: str) -> None:
-        """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
-        if told and self.datamodule.prove == "stop":
-            with raise_once():
-                raise EngineMismatchError(told)
-        if told:
-            rank_zero_warn(told)
-
-    def _step_scheduler(self, config: LRSchedulerConfig) -> None:
-        """Step a scheduler that a subclass has returned; one that follows a metric waits while there is no value."""
-        value: Tensor | None = None
-        if config.reduce_on_plateau:
-            assert config.monitor is not None
-            value = self.monitored(config.monitor, type(config.scheduler).__name__)
-            if value is None:
-                return
-        self.lr_scheduler_step(config.scheduler, value)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         self.monitors.logged(name)
@@ -454,7 +368,7 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
-            self.steps.rates.advance("epoch", self.trainer.current_epoch + 1, self._step_scheduler)
+            self.steps.rates.advance("epoch", self.trainer.current_epoch + 1, self.lr_scheduler_step, self.monitored)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -467,12 +381,12 @@ class Agent(L.LightningModule, ABC):
 
     def play_held_out(self, seeds: Sequence[int]) -> list[EpisodeResult]:
         """Play one whole episode per seed with the current weights, and show some of them to the callbacks."""
-        watching = [callback for callback in self._callbacks if isinstance(callback, RolloutCallback)]
+        callbacks = watching(self.trainer)
         seen: list[WholeEpisode] = []
-        most = max((callback.held_out_watched for callback in watching), default=0)
+        most = max((callback.held_out_watched for callback in callbacks), default=0)
         results = self.datamodule.play_held_out(seeds, seen.append, most)
         seen.sort(key=lambda episode: episode.place)
-        for callback in watching:
+        for callback in callbacks:
             callback.on_held_out(self.trainer, self, seen)
         return results
 
@@ -508,12 +422,10 @@ class Agent(L.LightningModule, ABC):
             check_kernels(self.compute.kernels, on_gpu, sharded)
             self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
             if stage == "fit":
-                weights = weights_checksum(self.model) if self.trainer.is_global_zero else ""
-                self.made_of = {"settings": self.settings(), "weights": weights, "versions": versions()}
+                self.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
-            if not isinstance(self.configure_optimizers, partial):
-                read = partial(_read_by, self.steps.rates, self.configure_optimizers)
-                self.configure_optimizers = read  # type: ignore[method-assign]
+            read = self.steps.rates.reading(self.configure_optimizers)
+            self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
                 self.steps.rates.begin_anew()
             self.monitors.begin_run()
@@ -541,7 +453,9 @@ class Agent(L.LightningModule, ABC):
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
     def on_fit_start(self) -> None:
-        self._proof = None
+        self._engine_watch = EngineWatch(
+            self.engine_proof, self.datamodule.prove, self.datamodule.samples_ahead, self._bypasses
+        )
         self._connect()
 
     def on_validation_start(self) -> None:
@@ -554,10 +468,9 @@ class Agent(L.LightningModule, ABC):
             rank_zero_info(difference)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora)
-        with raise_once():
-            refuse_not_finite(checkpoint, self.trainer)
-        checkpoint[KEY] |= self.made_of | {"undescribed": self._undescribed}
+        described = self.made_of | {"undescribed": self._undescribed}
+        prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora, described)
+        refuse_not_finite(checkpoint, self.trainer)
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint |= self.steps.state_dict()
         if self.datamodule.preparing:
@@ -565,9 +478,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accept_checkpoint(checkpoint, self, self.model, self.lora)
-        if "state_dict" in checkpoint:  # sharded strategies have read the weights already
-            self._saved_weights = checkpoint["state_dict"]
-            check_weights(self._saved_weights, self.state_dict())
+        self._saved_weights = checkpoint.get("state_dict", {})  # sharded strategies have read the weights already
         if self._trainer is None:
             given = {name for name, value in self.hparams.items() if value is not None}
             check_described(checkpoint.get(KEY, {}), given | {*self._undescribed})
@@ -582,7 +493,7 @@ class Agent(L.LightningModule, ABC):
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
         found = arguments(self, "model") | self.datamodule.settings()
-        for callback in self._callbacks:
+        for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, RolloutSource):
                 found |= arguments(callback, f"trainer.callbacks.{type(callback).__name__}")
         return found | {"trainer.precision": str(self.trainer.precision)}
@@ -625,31 +536,15 @@ class Agent(L.LightningModule, ABC):
 
     def prove_engine(self) -> None:
         """Compare engine and policy before the first rollout of a run, with many tokens and with weights moved."""
-        if self._proof is None and self.datamodule.prove != "off":
-            self._proof = self.engine_proof()
-            self._object(self._proof.at_start(self.policy_version))
+        self._engine_watch.at_start(self.policy_version)
 
     def probe_engine(self) -> None:
-        """Compare a few tokens where the gap of the rollout will not tell, because the policy will have moved on or its
-        log-probs are not computed.
-        """
-        hidden = self.datamodule.samples_ahead or (self.correction is not None and self.correction.bypass)
-        if self._proof is not None and hidden:
-            self._object(self._proof.after_update())
+        """Compare a few tokens where the gap of the rollout will not tell."""
+        self._engine_watch.after_update()
 
     def engine_proof(self) -> EngineProof:
         """Return what compares engine and policy."""
-        data = self.datamodule
-        return EngineProof(
-            data.engine,
-            data.policy_handle,
-            data.first_inputs,
-            self.tokenizer,
-            replace(self.reader(), advance=lambda count: None),
-            self.evaluation_mode,
-            derive_seed(data.seed, self.global_rank),
-            data.stopping.look_together,
-        )
+        return proof_of(self.datamodule, self.tokenizer, self.reader(), self.evaluation_mode)
 
     def reader(self) -> Reader:
         lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
@@ -686,15 +581,7 @@ class Agent(L.LightningModule, ABC):
             self.train()
             self.models.release()
 
-    @property
-    def _callbacks(self) -> list[L.Callback]:
-        return cast(list[L.Callback], cast(Any, self.trainer).callbacks)
-
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:
             reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
         self.datamodule.connect(self)
-
-
-def _read_by(rates: Rates, configure: Callable[[], Any]) -> Any:
-    return rates.read(configure())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_agentrl.agents.checkpoint_files import last_good_checkpoint
 from lightning_agentrl.agents.finite import SHOWN, not_finite_in
 from lightning_agentrl.agents.master_weights import MasterWeights
-from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import CheckpointError, ConfigError, RunStoppedError
 from lightning_agentrl.models.lora import LoRA, durable_name, frozen_weights
 
@@ -20,7 +20,12 @@ KEY = "agent"
 
 
 def prepare_checkpoint(
-    checkpoint: dict[str, Any], module: nn.Module, masters: MasterWeights, model: str, lora: LoRA | None
+    checkpoint: dict[str, Any],
+    module: nn.Module,
+    masters: MasterWeights,
+    model: str,
+    lora: LoRA | None,
+    made_of: Mapping[str, Any],
 ) -> None:
     """Add what an export has to know, as plain types; put masters in place of weights; drop what LoRA freezes.
 
@@ -30,16 +35,17 @@ def prepare_checkpoint(
         masters: of its weights of 16 bits.
         model: hub id or folder of the actor.
         lora: its adapters.
+        made_of: what the run is made of.
     """
     checkpoint["state_dict"] = masters.in_place_of(checkpoint["state_dict"])
-    checkpoint[KEY] = {"model": durable_name(model), "lora": lora.settings if lora else None}
+    checkpoint[KEY] = {"model": durable_name(model), "lora": lora.settings if lora else None, **made_of}
     if lora is not None:
         frozen = frozen_weights(module)
         checkpoint["state_dict"] = {k: weight for k, weight in checkpoint["state_dict"].items() if k not in frozen}
 
 
 def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str, lora: LoRA | None) -> None:
-    """Refuse adapters of another kind; add the frozen weights of this run, so that loading stays strict.
+    """Refuse adapters and weights of other models; add the frozen weights of this run, so that loading stays strict.
 
     Args:
         checkpoint: changed in place.
@@ -49,6 +55,7 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
 
     Raises:
         ValueError: the checkpoint and this run do not both have the same LoRA, or both none.
+        CheckpointError: its weights are of another model.
     """
     saved = checkpoint.get(KEY, {})
     settings = lora.settings if lora else None
@@ -57,14 +64,15 @@ def accept_checkpoint(checkpoint: dict[str, Any], module: nn.Module, model: str,
             f"the checkpoint has {_described(saved.get('lora'))}, this run has {_described(settings)}; "
             "give the same model.init_args.lora, or start without --ckpt_path"
         )
-    if lora is None:
-        return
-    if saved["model"] != durable_name(model):
-        rank_zero_warn(
-            f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{model}', "
-            "which is right only if both are the same weights"
-        )
-    checkpoint["state_dict"] |= frozen_weights(module)
+    if lora is not None:
+        if saved["model"] != durable_name(model):
+            rank_zero_warn(
+                f"the adapters of the checkpoint belong to '{saved['model']}', this run puts them on '{model}', "
+                "which is right only if both are the same weights"
+            )
+        checkpoint["state_dict"] |= frozen_weights(module)
+    if "state_dict" in checkpoint:  # sharded strategies have read the weights already
+        check_weights(checkpoint["state_dict"], module.state_dict())
 
 
 def rewind(progress: Mapping[str, dict[str, int]]) -> None:
@@ -129,7 +137,8 @@ def refuse_not_finite(checkpoint: Mapping[str, Any], trainer: L.Trainer) -> None
     names = sorted({name for part in all_gather(list(not_finite_in(held))) for name in part})
     if names:
         reason = f"{len(names)} tensors to be saved are not finite, such as {', '.join(names[:SHOWN])}"
-        raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
+        with raise_once():
+            raise RunStoppedError(f"{reason}; this checkpoint was not written", last_good_checkpoint(trainer))
 
 
 def _described(settings: dict[str, Any] | None) -> str:

@@ -1,9 +1,9 @@
-"""The numbers of a prepared rollout over all ranks, as they are logged."""
+"""The numbers of a prepared rollout and of a step over all ranks, as they are logged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import torch
@@ -13,9 +13,11 @@ from lightning_agentrl.advantages import token_energy, value_statistics, varianc
 from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.rollout import rollout_numbers
+from lightning_agentrl.metrics.rollout import rollout_numbers, source_numbers
+from lightning_agentrl.metrics.staleness import staleness_numbers
 from lightning_agentrl.metrics.text import TextMetrics
 from lightning_agentrl.metrics.tokens import token_numbers
+from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import Rollout
 
 
@@ -39,6 +41,42 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
         kept = rollout.loss_mask.double() if rollout.weights is None else rollout.weights * rollout.loss_mask
         numbers["mismatch/ess"] = effective_share(kept, rollout.action_mask, reduce)
     return numbers
+
+
+def describe_collected(
+    rollout: Rollout, data: RolloutDataModule, version: int, device: torch.device
+) -> dict[str, float]:
+    """Return the numbers of how a rollout was collected by name; every rank must call it.
+
+    Args:
+        rollout: seen for the first time.
+        data: that has collected it.
+        version: of the policy that is trained on it.
+        device: where ranks can exchange tensors.
+    """
+    numbers: dict[str, float] = {}
+    if data.max_staleness:
+        numbers |= over_ranks(staleness_numbers(rollout.turns, version, data.steps_per_iteration), device)
+    if len(data.pool.names) > 1:
+        numbers |= over_ranks(source_numbers(rollout.turns, data.source_of), device)
+    return numbers
+
+
+def describe_step(
+    means: Mapping[str, float], norms: Mapping[str, float], not_finite: bool, skipped: bool
+) -> dict[str, float]:
+    """Return the numbers of a step by name.
+
+    Args:
+        means: of losses and other numbers over the mini-batch.
+        norms: of the gradients before clipping, by group.
+        not_finite: whether one of them, or of the losses, is not finite; then such numbers are not logged.
+        skipped: whether the step was not taken.
+    """
+    numbers = {**means, **{f"grad_norm/{name}": norm for name, norm in norms.items()}}
+    if not_finite:
+        numbers = {name: x for name, x in numbers.items() if math.isfinite(x)}
+    return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(skipped)}
 
 
 def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -52,6 +53,24 @@ class LeftOut:
     def rows(self, rollout: Rollout) -> Tensor:
         """Return the rows [B] (bool) of these episodes. Nothing may read them again: NaN times 0 is NaN."""
         return torch.tensor([episode in self._episodes for episode in rollout.episode.tolist()], dtype=torch.bool)
+
+    def tell(self, turns: int, stop: Callable[[str], None]) -> dict[str, float]:
+        """Warn of the turns that are not trained on; return how many of all ranks they are, for the log.
+
+        Every rank must call it.
+
+        Args:
+            turns: of the rollout on this rank.
+            stop: ends the run for a reason; called if none is left.
+        """
+        parts = all_gather((self.turns, turns, self.names[:SHOWN]))
+        out, every = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        names = [name for part in parts for name in part[2]]
+        if out:
+            rank_zero_warn(f"{out} of {every} turns are not trained on; not finite: {', '.join(names)}")
+        if out and out == every:
+            stop(f"no turn of the rollout has finite numbers ({', '.join(names)})")
+        return {"guard/turns_left_out": float(out)}
 
 
 class FiniteSteps:

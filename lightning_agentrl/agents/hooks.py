@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 
@@ -29,6 +29,11 @@ class RolloutCallback(L.Callback, ABC):
 
         There may be more than this callback wants, if another one wants more.
         """
+
+
+def watching(trainer: L.Trainer) -> list[RolloutCallback]:
+    """Return the callbacks that see rollouts."""
+    return [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RolloutCallback)]
 
 
 class Verdict(IntEnum):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-from lightning_agentrl.types import ForkPlan
+from lightning_agentrl.types import ForkPlan, Scores
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,14 @@ class Needs:
     def policy_pass(self) -> bool:
         """Whether the policy has to be read before the update."""
         return self.old_logps or self.sum_pi_squared or self.mini_batch_logps
+
+
+@contextmanager
+def naming_missing(scores: Scores) -> Iterator[None]:
+    """Add to the errors of what reads scores which of them were not computed."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        missing = [f.name for f in fields(scores) if getattr(scores, f.name) is None]
+        error.add_note(f"scores that were not computed: {', '.join(missing)}; declare in `needs` what is read")
+        raise

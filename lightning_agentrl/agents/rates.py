@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
 
 from lightning_agentrl.agents.schedule import Schedules
 from lightning_agentrl.errors import CheckpointError
@@ -33,6 +35,13 @@ class Rates:
         self._steps: Mapping[str, int | None] = {}  # of the run, by group
         self._scheduled: list[float] = []  # rates that schedulers have set, by the place of the group
         self._saved: dict[str, Any] | None = None
+
+    def reading(self, configure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a ``configure_optimizers`` whose optimizers and schedulers are read; of one that is so, itself."""
+        return configure if isinstance(configure, partial) else partial(self._read_of, configure)
+
+    def _read_of(self, configure: Callable[[], Any]) -> Any:
+        return self.read(configure())
 
     def read(self, returned: Any) -> tuple[list[Any], list[dict[str, Any]]]:
         """Keep rates, decay and schedulers of what ``configure_optimizers`` has returned, before states are loaded.
@@ -122,21 +131,36 @@ class Rates:
             self.taken[name] += name != held
         self.set(self.lowered)
 
-    def advance(self, interval: str, number: int, step: Callable[[LRSchedulerConfig], None]) -> None:
-        """Let the schedulers of a subclass step whose turn it is.
+    def advance(
+        self,
+        interval: str,
+        number: int,
+        step: Callable[[Any, Tensor | None], None],
+        monitored: Callable[[str, str], Tensor | None],
+    ) -> None:
+        """Step the schedulers of a subclass whose turn it is; one that follows a metric waits while that has no value.
 
         Args:
             interval: ``step`` or ``epoch``, which has just ended.
             number: of that, from 1.
-            step: steps one of them; it reads and sets rates that no guard has lowered.
+            step: steps one of them, given its metric if it follows one; it reads and sets rates that no guard has
+                lowered.
+            monitored: gives the value of a metric in this iteration, given its name and who asks.
         """
         for config in self.schedulers:
-            if config.interval == interval and number % config.frequency == 0:
-                for group, rate in zip(self._groups, self._scheduled, strict=True):
-                    group["lr"] = rate
-                step(config)
-                self._scheduled = [float(group["lr"]) for group in self._groups]
-                self.set(self.lowered)
+            if config.interval != interval or number % config.frequency:
+                continue
+            value: Tensor | None = None
+            if config.reduce_on_plateau:
+                assert config.monitor is not None
+                value = monitored(config.monitor, type(config.scheduler).__name__)
+                if value is None:
+                    continue
+            for group, rate in zip(self._groups, self._scheduled, strict=True):
+                group["lr"] = rate
+            step(config.scheduler, value)
+            self._scheduled = [float(group["lr"]) for group in self._groups]
+            self.set(self.lowered)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts and, with schedulers, the rates that they have set; as plain types."""

@@ -16,6 +16,7 @@ from typing import Any
 from huggingface_hub import try_to_load_from_cache
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_agentrl.distributed import rank
 from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.models.language_model import resolve_model
 
@@ -70,6 +71,16 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def made_of(settings: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return what a run is made of, for its checkpoints; the first rank alone reads the weights.
+
+    Args:
+        settings: by key of the config, as plain types.
+        model: hub id or folder.
+    """
+    return {"settings": settings, "weights": "" if rank() else weights_checksum(model), "versions": versions()}
 
 
 def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from lightning_agentrl.agents.finite import fault_of_losses, named
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
 from lightning_agentrl.distributed import Ranks, max_over_ranks
-from lightning_agentrl.losses import aggregate, masked_sum
+from lightning_agentrl.losses import AggregationMode, aggregate, masked_sum, row_weights
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
@@ -37,19 +37,21 @@ class Losses:
         policy: loss of the actor; None: the actor is not trained.
         values: loss of the critic, given the current values.
         metrics: what is logged besides the losses.
+        aggregation: how the policy loss is averaged; in the value loss all tokens count equally.
+        norm_tokens: see :func:`lightning_agentrl.losses.row_weights`.
     """
 
     policy: Callable[[Rollout, CurrentScores], Tensor] | None
     values: Callable[[Rollout, Tensor], Tensor]
     metrics: Callable[[Rollout, CurrentScores], dict[str, Tensor]]
+    aggregation: AggregationMode = "token-mean"
+    norm_tokens: int | None = None
 
 
 def accumulate_gradients(
     models: Models,
     rollout: Rollout,
     losses: Losses,
-    policy_weights_B: Tensor,
-    temperature: float,
     reader: Reader,
     ranks: Ranks,
     clock: StageClock,
@@ -65,9 +67,7 @@ def accumulate_gradients(
         models: those that are trained.
         rollout: the rows of the mini-batch on this rank.
         losses: of its tokens.
-        policy_weights_B: weight of each row's tokens in the policy loss; in the value loss all tokens count equally.
-        temperature: of log-probs.
-        reader: how rows are cut and packed.
+        reader: how rows are cut and packed, and the temperature of log-probs.
         ranks: of the run.
         clock: counts packed tokens and finished rows.
         backward: runs the backward pass of one loss.
@@ -78,6 +78,9 @@ def accumulate_gradients(
         gradient on this rank that is not finite, named with its turn or with its micro-batch, empty if there is none.
     """
     trained = rollout.trained_mask
+    policy_weights_B = row_weights(
+        trained, losses.aggregation, norm_tokens=losses.norm_tokens, groups_B=rollout.groups, gather=ranks.gather
+    )
     tokens = float(ranks.sum(trained.sum().double()))
     value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1.0))
     rows = action_rows(rollout)
@@ -89,7 +92,7 @@ def accumulate_gradients(
         packed = reader.pack([rows[i] for i in index])
         held = sum(len(rows[i].input_ids) for i in index)
         clock.count_packed(held, packed.tokens, packed.padding_tokens if index else packed.tokens)
-        for parts, metrics in micro_batch_losses(models, micro, packed, losses, temperature):
+        for parts, metrics in micro_batch_losses(models, micro, packed, losses, reader.temperature):
             means = [
                 aggregate(x, mask, weights_B[index], float(ranks.count))
                 for x, weights_B in zip(parts, (policy_weights_B, value_weights_B), strict=True)
