@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import comb
 from pathlib import Path
 
 import gymnasium
@@ -12,13 +13,24 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.laboratory import lure, measures
+from benchmarks.laboratory import lure, measures, steadiness
 from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, random_head, rollouts
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, quiet_trainer, random_model
 from benchmarks.laboratory.exact import tables
 from benchmarks.laboratory.gradients import exact_gradient
-from benchmarks.laboratory.key_door import ACTIONS, MOVES, STAY, KeyDoor, Rules, State, best_actions, distances, starts
+from benchmarks.laboratory.key_door import (
+    ACTIONS,
+    MIRE,
+    MOVES,
+    STAY,
+    KeyDoor,
+    Rules,
+    State,
+    best_actions,
+    distances,
+    starts,
+)
 from benchmarks.laboratory.memories import Silent, memory_of
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
@@ -118,6 +130,56 @@ def test_exact_success_and_return_are_those_of_played_episodes():
         here_S = here_S @ np.einsum("sa,sat->st", policy_SA, game.next_SAS)
     assert abs(np.mean(earned) - discounted) < 3 * np.std(earned) / 2000**0.5
     assert discounted < game.start_S @ game.values(policy_SA, 0.9)
+
+
+def test_success_in_a_mire_is_that_after_as_many_actions_as_did_anything():
+    """Whose number is binomial; with slips and a lure, and in the limits of both kinds of episodes."""
+    plain, mixed = tables(SLIPPERY), tables(replace(SLIPPERY, tail=0.3))
+    policy_SA, limit = plain.expert(0.4), SLIPPERY.max_turns
+    chances = [comb(MIRE * limit, k) * (MIRE - 1) ** (MIRE * limit - k) / MIRE ** (MIRE * limit) for k in range(60)]
+    mired = sum(chance * plain.success(policy_SA, k) for k, chance in enumerate(chances))
+    assert sum(chances) == pytest.approx(1)
+    assert abs(mired - plain.success(policy_SA)) > 0.01
+    assert mixed.success(policy_SA) == pytest.approx(0.7 * plain.success(policy_SA) + 0.3 * mired)
+
+
+def test_mired_episodes_are_played_as_they_are_counted():
+    """600 episodes, half of them mired: their limit, and their share and success within three standard errors."""
+    rules, rng = Rules(7, tail=0.5), np.random.default_rng(0)
+    policy_SA = tables(rules).expert(0.6)
+    chances = dict(zip(tables(rules).states, policy_SA.cumsum(1), strict=True))
+    env, won, paces = KeyDoor(7, tail=0.5), [], set()
+    assert env.max_turns == MIRE * rules.max_turns
+    for episode in range(600):
+        env.reset(seed=episode)
+        over, turns = False, 0
+        while not over:
+            action = ACTIONS[int((chances[env.state] < rng.random()).sum())]
+            _, _, terminated, truncated, info = env.step(action)
+            over, turns = terminated or truncated, turns + 1
+        won.append(info["success"])
+        if truncated:
+            paces.add(env.pace)
+            assert turns == env.pace * rules.max_turns
+    assert paces == {1, MIRE}
+    success = tables(rules).success(policy_SA)
+    assert abs(np.mean(won) - success) < 3 * (success * (1 - success) / 600) ** 0.5
+    mired = []
+    for seed in range(4000):
+        env.reset(seed=seed)
+        mired.append(env.pace == MIRE)
+    assert abs(np.mean(mired) - 0.5) < 3 * (0.25 / len(mired)) ** 0.5
+    with pytest.raises(ValueError, match="tail must be at least 0 and below 1, got 1"):
+        Rules(7, tail=1)
+
+
+def test_without_a_tail_an_episode_draws_what_it_drew_before():
+    env = KeyDoor(12)
+    for seed in range(5):
+        env.reset(seed=seed)
+        found = starts(env.rules)
+        assert env.state == found[np.random.default_rng(seed).integers(len(found))]
+        assert env.max_turns == 24
 
 
 def test_the_lure_is_off_every_shortest_way():
@@ -224,6 +286,27 @@ def test_equal_seeds_make_equal_runs_and_the_curve_begins_at_the_start(talking):
     game = tables(start.rules)
     reader = PolicyReader(folder, game.states, PROMPT, start.reply_tokens)
     assert first["curve"][0] == round(ExactCurve(reader, game.success).curve[0], 5)
+    assert (first["iteration_turns"], first["turns_in_sequence"]) == ([512], [2])
+
+
+@pytest.mark.slow
+def test_an_iteration_of_whole_episodes_takes_as_many_turns_in_sequence_as_its_longest(talking, tmp_path):
+    start, folder = replace(talking[0], tail=0.5), talking[1]
+    arm = Arm(group=1, episodes=8)
+    lengths: list[list[int]] = []
+
+    class Lengths(RolloutCallback):
+        def on_rollout(self, trainer, agent, rollout):
+            lengths.append([turn.index + 1 for turn in rollout.turns if turn.done])
+
+    noted = steadiness.Steadiness()
+    agent = agent_of(folder, arm, SeparateCritic())
+    quiet_trainer(tmp_path, 2, [noted, Lengths()]).fit(agent, rollouts(start, arm, 0))
+    turns, in_sequence, seconds = noted.noted.values()
+    assert [len(of_iteration) for of_iteration in lengths] == [arm.envs] * 2
+    assert (turns, in_sequence) == ([sum(each) for each in lengths], [max(each) for each in lengths])
+    assert len(seconds) == 2
+    assert min(seconds) > 0
 
 
 def test_demonstrations_are_those_of_the_expert(talking):
@@ -466,6 +549,9 @@ def test_a_run_is_known_by_all_that_it_was_made_of():
     assert "history" not in repr(Arm())  # runs from before there was one are still found
     assert repr(MazeStart()) == "MazeStart(delay=3, corridors=2, noise=0.8, confusion=0.3, steps=512)"
     assert repr(MazeStart(memories="every")).endswith("steps=512, memories='every')")
+    assert "tail" not in repr(Start())
+    assert repr(Start(tail=0.1)) == f"{repr(Start())[:-1]}, tail=0.1)"
+    assert Start().name == "start-4307c260cad0"  # of the models that are there
     kept = json.loads((RESULTS / "laboratory.json").read_text())
     assert set(kept) <= {each for cell in CELLS.values() for of_arm in keys(cell).values() for each in of_arm}
 
@@ -476,6 +562,29 @@ def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
     save(tmp_path / "of-an-earlier-setting.json", "{}")
     (tmp_path / ".half.json.draft").write_text('{"cur')
     assert load(tmp_path, None, {"turns": cell}) == {key(cell, "8 turns", 0): {"curve": [1]}}
+
+
+def test_steadiness_by_hand():
+    """Of two runs with four environments; an equal share of 100 turns is 25, and of 120 it is 30."""
+    noted = {"iteration_turns": [100, 120], "turns_in_sequence": [50, 30], "collect_seconds": [1.0, 3.0]}
+    steady = noted | {"collect_seconds": [1.0, 1.0]}
+    assert steadiness.row([noted, steady], 4) == ["110 (100 to 120)", "40, at most 50", "1.5", "1.2"]
+
+
+def test_runs_from_before_steadiness_was_noted_still_make_a_page():
+    cell = CELLS["heavy_tail"]
+    earlier = [run | {"seconds": 1.0} for run in runs(0.5, 0.6, 0.4, 0.5, 0.7)]
+    noted = {"iteration_turns": [100, 100], "turns_in_sequence": [10, 20], "collect_seconds": [1.0, 1.0]}
+    by_arm = {arm: of_arm[: len(earlier)] for arm, of_arm in keys(cell).items()}
+
+    def told(extra: dict) -> str:
+        return page(
+            {name: run | extra for of_arm in by_arm.values() for name, run in zip(of_arm, earlier, strict=True)}
+        )
+
+    assert cell.title in told({})
+    assert "turns in sequence |" not in told({})
+    assert "| 64 turns | 100 (100 to 100) | 15, at most 20 | 1.2 | 1.0 |" in told(noted)
 
 
 def test_the_page_of_the_repository_is_that_of_its_records():

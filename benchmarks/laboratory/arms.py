@@ -21,6 +21,7 @@ from benchmarks.laboratory.exact import Array
 from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.memories import MemoryKind, memory_of
 from benchmarks.laboratory.policy import LastWord, Reader
+from benchmarks.laboratory.steadiness import Steadiness
 from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -96,6 +97,11 @@ class Arm:
     def __repr__(self) -> str:
         """Return what runs are found by."""
         return shown(self)
+
+    @property
+    def envs(self) -> int:
+        """Environments that play at a time."""
+        return TURNS // self.turns_per_env if self.group is None else self.episodes
 
     @property
     def memory(self) -> Memory:
@@ -193,19 +199,18 @@ def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig |
     held_out = held_out or ValidationConfig(episodes=0, num_envs=1)
     amount: dict[str, Any]
     if arm.group is None:
-        envs = TURNS // arm.turns_per_env
-        amount = {"num_envs": envs, "turns_per_env": arm.turns_per_env, "mini_batch_turns": TURNS // STEPS}
+        amount = {"turns_per_env": arm.turns_per_env, "mini_batch_turns": TURNS // STEPS}
     else:
-        envs = arm.episodes
-        amount = {"num_envs": envs, "groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
+        amount = {"groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
     return RolloutDataModule(
         env=start.env,
+        num_envs=arm.envs,
         memory=arm.memory,
         prompt=PROMPT,
         interaction=TurnInteraction(
             start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
         ),
-        engine=TransformersEngine(max_batch=max(envs, held_out.num_envs)),
+        engine=TransformersEngine(max_batch=max(arm.envs, held_out.num_envs)),
         validation=held_out,
         max_staleness=arm.max_staleness,
         prove="off",
@@ -270,15 +275,16 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
 
     Returns:
         ``curve``: exact success before and after each iteration; ``turns`` played until then, those of a warm-up
-        included; ``invalid``: share of replies without an action over the states, after each; ``seconds``.
+        included; ``invalid``: share of replies without an action over the states, after each; ``seconds``; and what
+        each collection took, see :class:`Steadiness`.
     """
     reader = start.reader(model, arm.memory)
     critic: Critic | None = None
     if arm.estimator.needs_values:
         critic = random_head(reader, seed) if arm.random_head else SeparateCritic(popart=arm.popart)
     agent = agent_of(model, arm, critic)
-    curve = ExactCurve(reader, start.success)
-    callbacks: list[L.Callback] = [curve, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]
+    curve, steadiness = ExactCurve(reader, start.success), Steadiness()
+    callbacks: list[L.Callback] = [curve, steadiness, *warmup_of(arm), *[Waiting(arm.waits)] * (arm.waits > 0)]
     L.seed_everything(seed, verbose=False)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -290,4 +296,5 @@ def play(start: Solved, model: Path, arm: Arm, iterations: int, seed: int) -> di
         "turns": [0, *(warmup_turns(arm) + played for played in curve.turns[1:])],
         "invalid": np.round(curve.invalid, 5).tolist(),
         "seconds": round(seconds, 2),
+        **steadiness.noted,
     }

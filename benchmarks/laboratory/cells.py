@@ -47,6 +47,7 @@ class Cell:
         comparisons: in the order of the page.
         iterations: of a run.
         seeds: of each arm.
+        steadiness: tell how alike the iterations are.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Cell:
     comparisons: tuple[Comparison, ...]
     iterations: int = 24
     seeds: int = 10
+    steadiness: bool = False
 
 
 LURED = Start(lure=0.5, reply_tokens=8)
@@ -162,6 +164,31 @@ CELLS: dict[str, Cell] = {
         start=Start(),
         arms={"64 turns": Arm(turns_per_env=64), "whole episodes": Arm(group=1, episodes=32)},
         comparisons=(Comparison("64 turns", "whole episodes", "area_per_turn"),),
+    ),
+    "heavy_tail": Cell(
+        title="Fixed turns where lengths have a heavy tail",
+        claim="Where one episode in ten lasts eight times as long, fixed turns learn more from the same number of "
+        "turns than whole episodes and than groups of them, and short cuts more than long ones: a mired episode is a "
+        "64th of an iteration of 8 turns, and an eighth of one of 64. Fixed turns make all iterations alike by "
+        "construction; one of whole episodes waits for its longest, several times the mean. (32 episodes of the start "
+        "have 2.4 times as many turns as a fixed iteration, and as many optimizer steps.)",
+        by=f"{VERLOG}, as the reason for fixed turns, with cuts at 8 and 16; AReaL (arXiv 2505.24298) for the wait, as "
+        "the reason for sampling while training",
+        refuted="whole episodes or groups no worse than 64 turns, 64 turns no worse than 8; a longest episode below "
+        "twice the mean",
+        start=Start(tail=0.1),
+        arms={
+            "8 turns": Arm(),
+            "64 turns": Arm(turns_per_env=64),
+            "whole episodes": Arm(group=1, episodes=32),
+            "groups of 8, GRPO": Arm(GRPO, **GROUPS),
+        },
+        comparisons=(
+            Comparison("64 turns", "whole episodes", "area_per_turn"),
+            Comparison("8 turns", "64 turns", "area_per_turn"),
+            Comparison("64 turns", "groups of 8, GRPO", "area_per_turn"),
+        ),
+        steadiness=True,
     ),
     "staleness": Cell(
         title="Rollouts collected ahead",

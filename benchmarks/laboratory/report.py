@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.laboratory import measures
+from benchmarks.laboratory import measures, steadiness
 from benchmarks.laboratory.cells import CELLS, Cell, Comparison
 from benchmarks.laboratory.measures import GOAL, Estimate, Run
 from benchmarks.laboratory.records import Records, runs_of, save
@@ -44,6 +44,9 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   maps. Taking the shortest way takes as many turns as the *horizon*; twice as many truncate. The goal pays 1. A prompt
   tells the whole state (`x3 y1 none k0 g2`). With a *lure* a cell beside the door, off the way, pays less and ends the
   episode; with *slip* an action is now and then a random one.
+* **Mired episodes**, in the cell about a heavy tail: in one episode of ten an action does anything one time in eight
+  only, and the limit of turns is eight times as far. It is drawn when the episode begins, for all episodes of a group
+  together, and nothing tells the player. Exact success counts both kinds with their shares.
 * **T-maze**, in the cells about the past: a sign at the start of a corridor tells a side, which has to be taken at the
   junction at its end, where nothing tells it. The right side pays its share of 1 and leads into the next corridor, the
   wrong one ends the episode. Before a junction there is one thing to do, so actions tell nothing of the sign.
@@ -120,6 +123,22 @@ def arm_rows(runs: Mapping[str, Sequence[Run]]) -> list[list[str]]:
     return found
 
 
+def steadiness_part(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
+    """Return how alike the iterations of each arm were, if the cell asks for it and its records tell."""
+    if not cell.steadiness or not all(steadiness.is_noted(run) for of_arm in runs.values() for run in of_arm):
+        return ""
+    rows = [[arm, *steadiness.row(of_arm, cell.arms[arm].envs)] for arm, of_arm in runs.items()]
+    head = ["arm", "turns of an iteration", "turns in sequence", "over equal shares", "slowest collection"]
+    return f"""
+Steadiness, over all iterations: mean turns, and from the least to the most; *turns in sequence*, the most that one
+environment played, which more environments cannot shorten; the mean of these *over equal shares*, the same turns spread
+evenly over the environments; and seconds of collecting of the *slowest* iteration over those of the median one, median
+over runs.
+
+{table(rows, head)}
+"""
+
+
 def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
     of_one = next(iter(runs.values()))
     first, seeds = of_one[0]["curve"][0], len(of_one)
@@ -138,7 +157,7 @@ def section(name: str, cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 {table(compared(cell, runs), ["claimed", "by", "difference", "verdict"])}
 
 {arms}
-
+{steadiness_part(cell, runs)}
 ![success over iterations](laboratory_{name}.png)
 """
 
