@@ -182,11 +182,15 @@ CELLS: dict[str, Cell] = {
             "64 turns": Arm(turns_per_env=64),
             "whole episodes": Arm(group=1, episodes=32),
             "groups of 8, GRPO": Arm(GRPO, **GROUPS),
+            "16 whole episodes": Arm(group=1, episodes=16),  # came afterwards: about as many turns as a fixed iteration
         },
         comparisons=(
             Comparison("64 turns", "whole episodes", "area_per_turn"),
             Comparison("8 turns", "64 turns", "area_per_turn"),
             Comparison("64 turns", "groups of 8, GRPO", "area_per_turn"),
+            Comparison("64 turns", "16 whole episodes", "area_per_turn", afterwards=True),
+            Comparison("16 whole episodes", "whole episodes", "area_per_turn", afterwards=True),
+            Comparison("64 turns", "whole episodes", afterwards=True),
         ),
         steadiness=True,
     ),

@@ -133,7 +133,7 @@ def steadiness_part(cell: Cell, runs: Mapping[str, Sequence[Run]]) -> str:
 Steadiness, over all iterations: mean turns, and from the least to the most; *turns in sequence*, the most that one
 environment played, which more environments cannot shorten; the mean of these *over equal shares*, the same turns spread
 evenly over the environments; and seconds of collecting of the *slowest* iteration over those of the median one, median
-over runs.
+over runs. Where turns are fixed that is the noise of a machine with other jobs.
 
 {table(rows, head)}
 """
