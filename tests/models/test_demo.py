@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.models import demo
@@ -49,6 +50,28 @@ def test_config_is_of_a_plain_model(folder: Path) -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert not getattr(model, "is_quantized", False)
     assert getattr(model, "hf_quantizer", None) is None
+
+
+def test_no_step_rounds_many_weights_anew(folder: Path) -> None:
+    """As if each weight were at random between two bfloat16 numbers: a step does what it does without rounding."""
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        for name in ("model.embed_tokens", "model.layers.0.self_attn.q_proj", "model.layers.9.mlp.down_proj"):
+            weight = weights.get_tensor(f"{name}.weight")[:512]
+            weight = weight[weight != 0]
+            step = 1e-6 * torch.sign(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+            spacing = torch.ldexp(torch.ones_like(weight), torch.frexp(weight).exponent - 8)
+            anew = ((weight + step).bfloat16() != weight.bfloat16()).double().mean()
+            assert anew == pytest.approx(float((1e-6 / spacing).clamp(max=1).double().mean()), rel=0.1), name
+
+
+def test_weights_are_moved_within_their_bfloat16_neighbours() -> None:
+    weight = torch.tensor([0.0, 1.0, -1.0 - 2**-8, 3.0, -(2.0**-140)]).repeat(1000)
+    moved = demo.dithered(weight, torch.Generator().manual_seed(0))
+    spacing = torch.tensor([0.0, 2**-7, 2**-7, 2**-6, 2**-133 * 2**-7]).repeat(1000)
+    assert ((moved - weight).abs() <= spacing / 2).all()
+    assert (moved.view(1000, 5)[:, 1:4].mean(0) - weight[1:4]).abs().max() < 2**-10
+    tie = moved.view(1000, 5)[:, 2]
+    assert 400 < int((tie.bfloat16() == -1.0).sum()) < 600  # before, all of them were rounded alike
 
 
 @pytest.mark.slow
