@@ -26,9 +26,7 @@ class Schedule:
 
     Args:
         shape: after the warm-up the rate stays (``constant``), or falls along a line or half a cosine wave.
-        warmup_steps: first steps, in which the rate rises; the one after them is the first at full rate.
-        warmup_power: the rate rises with this power of the step: 1 by equal parts, 2 slowly at first. AdamW's first
-            step has its full length in every weight, so the policy moves further in it than in those that follow.
+        warmup_steps: first steps, in which the rate rises by equal parts; the one after them is the first at full rate.
         steps: the rate has fallen to its end after so many, those of the warm-up among them; null: all of the run,
             by ``trainer.max_epochs`` or ``trainer.max_steps``.
         final: share of the full rate at the end.
@@ -36,7 +34,6 @@ class Schedule:
 
     shape: Shape = "constant"
     warmup_steps: int = 0
-    warmup_power: float = 1.0
     steps: int | None = None
     final: float = 0.0
 
@@ -46,10 +43,6 @@ class Schedule:
             wrong = f"shape must be one of {', '.join(get_args(Shape))}, got '{self.shape}'"
         elif self.warmup_steps < 0:
             wrong = f"warmup_steps must not be negative, got {self.warmup_steps}"
-        elif not 0 < self.warmup_power < math.inf:
-            wrong = f"warmup_power must be above 0, such as 1 or 2, got {self.warmup_power:g}"
-        elif self.warmup_power != 1 and not self.warmup_steps:
-            wrong = f"warmup_power {self.warmup_power:g} says how the rate rises; set warmup_steps, or remove it"
         elif self.shape == "constant" and (self.steps is not None or self.final):
             wrong = "a constant rate has no end; remove steps and final, or set shape to linear or cosine"
         elif self.steps is not None and self.steps <= self.warmup_steps:
@@ -67,7 +60,7 @@ class Schedule:
             run: steps of the whole run; None: not known, and then :attr:`steps` is.
         """
         if taken < self.warmup_steps:
-            return ((taken + 1) / (self.warmup_steps + 1)) ** self.warmup_power
+            return (taken + 1) / (self.warmup_steps + 1)
         if self.shape == "constant":
             return 1.0
         steps = self.steps or run

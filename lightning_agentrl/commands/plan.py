@@ -164,10 +164,7 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
         full: the rate that is configured.
         run: steps that the group takes in the run; None: not known.
     """
-    rises = f"rises over {schedule.warmup_steps} steps"
-    if schedule.warmup_power != 1:
-        rises += f" with the power {schedule.warmup_power:g} of the step"
-    text = f"{rises} to {full:g}" if schedule.warmup_steps else f"{full:g}"
+    text = f"rises over {schedule.warmup_steps} steps to {full:g}" if schedule.warmup_steps else f"{full:g}"
     if schedule.shape == "constant":
         return text
     along = "a line" if schedule.shape == "linear" else "half a cosine wave"

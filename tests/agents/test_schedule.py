@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,9 @@ def shares(schedule: Schedule, run: int) -> list[float]:
     return [schedule.share(taken, run) for taken in range(run + 2)]
 
 
-def test_a_rate_rises_and_falls_along_its_shape() -> None:
+def test_a_rate_rises_in_equal_parts_and_falls_along_its_shape() -> None:
     assert shares(Schedule(), 3) == [1.0] * 5
     assert shares(Schedule(warmup_steps=3), 3) == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert shares(Schedule(warmup_steps=3, warmup_power=2), 3) == [0.0625, 0.25, 0.5625, 1.0, 1.0]
     assert shares(Schedule("linear", warmup_steps=1), 5) == [0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     assert shares(Schedule("linear", steps=2, final=0.5), 5) == [1.0, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5]
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -54,9 +52,6 @@ def test_a_rate_rises_and_falls_along_its_shape() -> None:
     [
         ({"shape": "cosin"}, "constant, linear, cosine"),
         ({"warmup_steps": -1}, "warmup_steps"),
-        ({"warmup_steps": 2, "warmup_power": 0}, "warmup_power must be above 0"),
-        ({"warmup_steps": 2, "warmup_power": math.inf}, "warmup_power must be above 0"),
-        ({"warmup_power": 2}, "set warmup_steps"),
         ({"final": 0.1}, "constant"),
         ({"shape": "linear", "warmup_steps": 9, "steps": 9}, "steps"),
         ({"shape": "linear", "final": 1.5}, "final"),

@@ -110,8 +110,6 @@ def test_the_plays_around_a_run_are_told(settings: dict[str, Any], told: str, tm
 def test_learning_rates_are_told_with_their_schedules() -> None:
     assert rate_text(Schedule(), 5e-6, 24) == "5e-06"
     assert rate_text(Schedule(warmup_steps=3), 5e-6, None) == "rises over 3 steps to 5e-06"
-    slowly = Schedule(warmup_steps=3, warmup_power=2)
-    assert rate_text(slowly, 5e-6, None) == "rises over 3 steps with the power 2 of the step to 5e-06"
     cosine = Schedule("cosine", warmup_steps=3, final=0.1)
     assert (
         rate_text(cosine, 5e-6, 24) == "rises over 3 steps to 5e-06, falls along half a cosine wave to 5e-07 by step 24"
