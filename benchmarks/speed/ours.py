@@ -101,6 +101,8 @@ class GivenData(L.LightningDataModule):
     max_staleness = 0
     interaction = None
     phase = "train"
+    prove = "off"  # there is no engine
+    samples_ahead = False
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
