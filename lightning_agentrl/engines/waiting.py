@@ -40,5 +40,6 @@ def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
             continue
         if isinstance(outcome, Exception):
             waiting.future.set_exception(outcome)
+            waiting.future.exception()  # counts as read: one whose caller is ended by another's error says nothing more
         else:
             waiting.future.set_result(outcome)
