@@ -168,32 +168,49 @@ def contract_error(sentence: str) -> EnvError:
 
 def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
     """Yield names and values of the attributes that are there. A property that raises does not count as absent."""
-    declared = _declared(env)
+    layers = list(_layers(env))
+    places, made_up = _places(tuple([(type(layer), frozenset(_NAMES & vars(layer).keys())) for layer in layers]), begun)
+    for name, place in places:
+        yield name, getattr(layers[place], name)
+    for name in made_up:
+        if env.has_wrapper_attr(name):
+            yield name, env.get_wrapper_attr(name)
+
+
+@lru_cache(maxsize=1024)
+def _places(layers: tuple[tuple[type, frozenset[str]], ...], begun: bool) -> tuple[list[tuple[str, int]], list[str]]:
+    """Look up which layer has which attribute; nearly always it is the same as the turn before.
+
+    Args:
+        layers: class of an environment and of each wrapper, the outermost first, and what they have of their own.
+        begun: whether properties count.
+
+    Returns:
+        Names and the layers that have them, and the names that no layer has, unless they are made up when asked for.
+    """
+    places, rest = [], []
+    makes_up = any(map(_makes_up, (kind for kind, _ in layers)))
     for name in _FORMS:
-        if name not in declared:
-            if env.has_wrapper_attr(name):  # made up as it is asked for
-                yield name, env.get_wrapper_attr(name)
-        elif begun or not isinstance(declared[name][1], property | cached_property):
-            yield name, getattr(declared[name][0], name)
+        for place, (kind, own) in enumerate(layers):
+            attribute = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _ABSENT)
+            of_it = name in own and not isinstance(attribute, property)
+            if of_it or attribute is not _ABSENT:
+                if begun or of_it or not isinstance(attribute, property | cached_property):
+                    places.append((name, place))
+                break
+        else:
+            if makes_up:
+                rest.append(name)
+    return places, rest
 
 
-def _declared(env: gymnasium.Env) -> dict[str, tuple[gymnasium.Env, Any]]:
-    """Return by name which layer has an attribute, and what stands there, without calling it; every turn asks."""
-    declared: dict[str, tuple[gymnasium.Env, Any]] = {}
-    for layer in reversed(list(_layers(env))):
-        of_class, own = _of_class(type(layer)), vars(layer)  # type: ignore[arg-type]
-        of_it = {name: own[name] for name in _FORMS.keys() & own.keys() if not isinstance(of_class.get(name), property)}
-        declared |= {name: (layer, value) for name, value in (of_class | of_it).items()}
-    return declared
-
-
-@lru_cache(maxsize=256)
-def _of_class(kind: type) -> dict[str, Any]:
-    """Return what stands in a class under our names; which ones are there is looked up once."""
-    found: dict[str, Any] = {}
-    for base in map(vars, reversed(kind.__mro__)):
-        found |= {name: base[name] for name in _FORMS.keys() & base.keys()}
-    return found
+def _makes_up(kind: type) -> bool:
+    """Return whether a class may have attributes that stand nowhere."""
+    asks = getattr(kind, "has_wrapper_attr", None)
+    plain = asks in (gymnasium.Env.has_wrapper_attr, gymnasium.Wrapper.has_wrapper_attr)
+    return not plain or any(
+        "__getattr__" in vars(base) or "__getattribute__" in vars(base) for base in kind.__mro__[:-1]
+    )
 
 
 def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
@@ -292,7 +309,9 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+_NAMES = frozenset(_FORMS)
 _NOTHING = Contract()
+_ABSENT = object()
 
 
 def _same(value: Any, checked: Any) -> bool:

@@ -171,12 +171,13 @@ def _bias(block: Block, dtype: torch.dtype) -> Tensor | None:
 
 def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
     """Return [copies, H, length, …] of [H, N, …]."""
-    return x[:, places].unflatten(1, (copies, -1)).transpose(0, 1)
+    x = x[:, places]
+    return x[None] if copies == 1 else x.unflatten(1, (copies, -1)).transpose(0, 1)
 
 
 def _join(x: Tensor) -> Tensor:
     """Return [H, copies * length, …] of [copies, H, length, …]."""
-    return x.transpose(0, 1).flatten(1, 2)
+    return x[0] if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)
 
 
 AttentionInterface.register(TREE, tree_attention_forward)
