@@ -8,7 +8,6 @@ READY := $(VENV)/.installed
 TRL_READY := .venv-trl/.installed
 OPENENV := .venv-openenv/bin/python
 BENCHMARK_ARGS ?=
-ABLATION_ARGS ?=
 LABORATORY_ARGS ?=
 COMMIT ?= HEAD
 SAME_AS_ARGS ?=
@@ -24,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install quickstart seeds table ablations laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
+.PHONY: help install quickstart seeds laboratory same-as test test-rest test-browser test-vllm test-engines test-all test-gpu test-nodes test-openenv test-suites test-wheel sentences chromium docs lint types check format vllm-cpu vllm-gpu benchmarks gpu-report clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,13 +47,7 @@ seeds: install ## the quickstart with three seeds, one after the other, then doc
 	done
 	$(BIN)/python benchmarks/quickstart_seeds.py runs/seed0 runs/seed1 runs/seed2
 
-ablations: install ## repeat the runs of docs/results/ablations.md, with one choice of the recipe taken back in each
-	$(BIN)/python benchmarks/ablations/run.py $(ABLATION_ARGS)
-
-table: install ## every estimator on small tasks, three seeds, and their noise, then docs/results/estimators.md; goes on where it stopped
-	$(BIN)/python benchmarks/estimators/table.py
-
-laboratory: install ## claims about the recipe on a game whose values are known, then docs/results/laboratory.md; goes on where it stopped
+laboratory: install ## claims about the recipe where values are known, and every estimator on small tasks, then docs/results/laboratory.md; goes on where it stopped
 	$(BIN)/python -m benchmarks.laboratory $(LABORATORY_ARGS)
 	$(BIN)/python -m benchmarks.laboratory --report
 

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.laboratory.arms import Arm, agent_of, rollouts
-from benchmarks.laboratory.cloning import PROMPT, quiet_trainer, random_model
+from benchmarks.laboratory.cloning import PROMPT, random_model
+from benchmarks.laboratory.fits import quiet_trainer
 from benchmarks.laboratory.games import GAMES, WAIT
 from benchmarks.laboratory.held_out import HELD_OUT, TASKS, NoisyPlayer, Task
 from benchmarks.laboratory.judge import EVERY, PLAYED, SETTINGS, advice, arms, key, play_held_out

@@ -13,11 +13,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.laboratory import lure, measures, steadiness
+from benchmarks.laboratory import every_estimator, every_estimator_report, lure, measures, steadiness
 from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, random_head, rollouts
 from benchmarks.laboratory.cells import CELLS
-from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, quiet_trainer, random_model
+from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
+from benchmarks.laboratory.every_estimator import BANDIT, SEEDS, TWO_ROOMS
 from benchmarks.laboratory.exact import tables
+from benchmarks.laboratory.fits import quiet_trainer
 from benchmarks.laboratory.gradients import exact_gradient
 from benchmarks.laboratory.key_door import (
     ACTIONS,
@@ -34,7 +36,7 @@ from benchmarks.laboratory.key_door import (
 from benchmarks.laboratory.memories import Silent, memory_of
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
-from benchmarks.laboratory.records import as_text, key, keys, load, save
+from benchmarks.laboratory.records import as_text, key, keys, keys_of, load, save
 from benchmarks.laboratory.report import page
 from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -553,7 +555,7 @@ def test_a_run_is_known_by_all_that_it_was_made_of():
     assert repr(Start(tail=0.1)) == f"{repr(Start())[:-1]}, tail=0.1)"
     assert Start().name == "start-4307c260cad0"  # of the models that are there
     kept = json.loads((RESULTS / "laboratory.json").read_text())
-    assert set(kept) <= {each for cell in CELLS.values() for of_arm in keys(cell).values() for each in of_arm}
+    assert set(kept) <= keys_of(CELLS.values())
 
 
 def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
@@ -561,7 +563,7 @@ def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
     save(tmp_path / f"{key(cell, '8 turns', 0)}.json", json.dumps({"curve": [1]}))
     save(tmp_path / "of-an-earlier-setting.json", "{}")
     (tmp_path / ".half.json.draft").write_text('{"cur')
-    assert load(tmp_path, None, {"turns": cell}) == {key(cell, "8 turns", 0): {"curve": [1]}}
+    assert load(tmp_path, None, keys_of([cell])) == {key(cell, "8 turns", 0): {"curve": [1]}}
 
 
 def test_steadiness_by_hand():
@@ -578,16 +580,53 @@ def test_runs_from_before_steadiness_was_noted_still_make_a_page():
     by_arm = {arm: of_arm[: len(earlier)] for arm, of_arm in keys(cell).items()}
 
     def told(extra: dict) -> str:
-        return page(
-            {name: run | extra for of_arm in by_arm.values() for name, run in zip(of_arm, earlier, strict=True)}
-        )
+        records = {name: run | extra for of_arm in by_arm.values() for name, run in zip(of_arm, earlier, strict=True)}
+        return page(records, {})
 
     assert cell.title in told({})
     assert "turns in sequence |" not in told({})
     assert "| 64 turns | 100 (100 to 100) | 15, at most 20 | 1.2 | 1.0 |" in told(noted)
 
 
+def test_an_estimator_that_has_not_learned_or_not_run_is_told_as_such(tmp_path):
+    """By hand: one seed learned after 7 iterations, one has not, and the third is missing."""
+    found = [{"curve": [0.1, 0.95], "learned": 7, "seconds": 1.0}, {"curve": [0.2, 0.5], "learned": None, "seconds": 2}]
+    records = {every_estimator.key("GRPO", BANDIT, seed): run for seed, run in zip(SEEDS, found, strict=False)}
+    told = every_estimator_report.section(records)
+    assert "| `GRPO` | groups | 7, not (ended at 0.50) | 1.5 |  |  |" in told
+    assert "| `GAE` | turns |  |  |  |  |" in told
+    assert "first iteration\n  has a mean reward of at most 0.20" in told
+    every_estimator_report.draw(records, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_only_runs_of_estimators_that_are_missing_are_made(tmp_path, monkeypatch):
+    """Neither those of the record nor those of the folder; two shares are all."""
+    made = []
+
+    def learn(task, cls, folder, seed):
+        made.append(every_estimator.key(cls.__name__, task, seed))
+        return {"curve": [1.0], "learned": 5, "seconds": 0.1}
+
+    monkeypatch.setattr(every_estimator, "learn", learn)
+    monkeypatch.setattr(every_estimator, "RECORD", tmp_path / "record.json")
+    recorded, there = (every_estimator.key("GRPO", task, 1) for task in (BANDIT, TWO_ROOMS))
+    save(every_estimator.RECORD, as_text({recorded: {"curve": [], "learned": 3}}))
+    save(tmp_path / "runs" / f"{there}.json", json.dumps({"curve": [], "learned": 4}))
+    for part in (1, 2):
+        every_estimator.run(tmp_path / "runs", part, 2)
+    planned = every_estimator.planned().keys()
+    assert sorted([*made, recorded, there]) == sorted(planned)
+    kept = every_estimator.kept(tmp_path / "runs")
+    assert kept.keys() == planned
+    assert (kept[recorded]["learned"], kept[there]["learned"], kept[made[0]]["learned"]) == (3, 4, 5)
+
+
 def test_the_page_of_the_repository_is_that_of_its_records():
-    records = json.loads((RESULTS / "laboratory.json").read_text())
-    assert page(records) == (RESULTS / "laboratory.md").read_text()
+    records, learned = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("laboratory", "every_estimator")
+    )
+    assert page(records, learned) == (RESULTS / "laboratory.md").read_text()
     assert as_text(records) == (RESULTS / "laboratory.json").read_text()
+    assert as_text(learned) == (RESULTS / "every_estimator.json").read_text()
+    assert learned.keys() <= every_estimator.planned().keys()

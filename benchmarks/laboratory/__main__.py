@@ -1,7 +1,7 @@
 """The laboratory: paired runs of small models with exact values.
 
-    make laboratory                                  # all cells, then docs/results/laboratory.md
-    python -m benchmarks.laboratory --cell turns     # one cell
+    make laboratory                                  # all cells and estimators, then docs/results/laboratory.md
+    python -m benchmarks.laboratory --cell turns     # one cell; every_estimator is what each estimator learns
     python -m benchmarks.laboratory --report         # the page from the runs that are there
     python -m benchmarks.laboratory --first-seed 100 # again with other seeds; prints what came out
 
@@ -13,34 +13,31 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import logging
-import os
-import warnings
 from collections.abc import Set
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-import torch
-from transformers.utils import logging as transformers_logging
-
+from benchmarks.laboratory import every_estimator
 from benchmarks.laboratory.arms import play
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import cloned
+from benchmarks.laboratory.fits import quiet
 from benchmarks.laboratory.measures import area, end
-from benchmarks.laboratory.records import as_text, key, load, save
+from benchmarks.laboratory.records import as_text, key, keys_of, load, save
 from benchmarks.laboratory.report import told, write
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs" / "results" / "laboratory.json"
+ESTIMATORS = "every_estimator"  # beside the names of cells
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cell", choices=CELLS, nargs="+", default=list(CELLS), help="cells to run; all by default")
+    names = [*CELLS, ESTIMATORS]
+    parser.add_argument("--cell", choices=names, nargs="+", default=names, help="cells to run; all by default")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page of the runs that are there")
-    parser.add_argument("--first-seed", type=int, default=0, help="seeds begin here; the page has those from 0")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="seeds of cells begin here; the page has those from 0"
+    )
     parser.add_argument("--share", default="1/1", help="of the seeds, for several processes: 1/2 and 2/2")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "laboratory", help="folder of runs and models")
     wanted = parser.parse_args()
@@ -48,24 +45,21 @@ def main() -> None:
     gc.freeze()  # modules stay for as long as the process; to look through them again and again takes time
     if not wanted.report:
         part, parts = map(int, wanted.share.split("/"))
-        made = set(load(wanted.runs, RECORD, CELLS))
+        made = load(wanted.runs, RECORD, keys_of(CELLS.values())).keys()
         for name in wanted.cell:
-            seeds = range(wanted.first_seed, wanted.first_seed + CELLS[name].seeds)[part - 1 :: parts]
-            run(name, wanted.runs, seeds, made)
+            if name in CELLS:
+                seeds = range(wanted.first_seed, wanted.first_seed + CELLS[name].seeds)[part - 1 :: parts]
+                run(name, wanted.runs, seeds, made)
+            else:
+                every_estimator.run(wanted.runs, part, parts)
     if wanted.first_seed:
-        print(told(load(wanted.runs, None, CELLS, wanted.first_seed), wanted.first_seed))
+        print(told(load(wanted.runs, None, keys_of(CELLS.values(), wanted.first_seed)), wanted.first_seed))
     elif wanted.report:
-        records = load(wanted.runs, RECORD, CELLS)
+        records = load(wanted.runs, RECORD, keys_of(CELLS.values()))
+        learned = every_estimator.kept(wanted.runs)
         save(RECORD, as_text(records))
-        write(records, RECORD.with_suffix(".md"))
-
-
-def quiet() -> None:
-    """Say nothing of each of some hundred fits; and one thread, since more are slower with models this small."""
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    torch.set_num_threads(1)
+        save(every_estimator.RECORD, as_text(learned))
+        write(records, learned, RECORD.with_suffix(".md"))
 
 
 def run(name: str, folder: Path, seeds: range, made: Set[str]) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved, quiet_trainer
+from benchmarks.laboratory.cloning import PROMPT, Beginning, Solved
 from benchmarks.laboratory.exact import Array
+from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.memories import MemoryKind, memory_of
 from benchmarks.laboratory.policy import LastWord, Reader
@@ -202,19 +203,19 @@ def rollouts(start: Beginning, arm: Arm, seed: int, held_out: ValidationConfig |
         amount = {"turns_per_env": arm.turns_per_env, "mini_batch_turns": TURNS // STEPS}
     else:
         amount = {"groups": GroupRollout(arm.group, arm.episodes // arm.group, STEPS)}
-    return RolloutDataModule(
-        env=start.env,
+    interaction = TurnInteraction(
+        start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
+    )
+    return data_of(
+        start.env,
+        PROMPT,
+        interaction,
+        seed,
         num_envs=arm.envs,
         memory=arm.memory,
-        prompt=PROMPT,
-        interaction=TurnInteraction(
-            start.reply_tokens, LastWord(), invalid_penalty=arm.invalid_penalty, invalid_mode=arm.invalid_mode
-        ),
         engine=TransformersEngine(max_batch=max(arm.envs, held_out.num_envs)),
         validation=held_out,
         max_staleness=arm.max_staleness,
-        prove="off",
-        seed=seed,
         **amount,
     )
 

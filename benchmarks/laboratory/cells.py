@@ -70,7 +70,7 @@ CELLS: dict[str, Cell] = {
         title="Turns per environment",
         claim="Many turns of few environments beat few turns of many: a short cut leaves the credit of a reward to a "
         "critic that knows nothing yet.",
-        by="the earlier ablations of this repository expected it, and the trial of the laboratory found it; "
+        by="the earlier runs of this repository expected it, and the trial of the laboratory found it; "
         f"{VERLOG} cuts at 8 and 16 turns",
         refuted="no difference, or more area with shorter cuts",
         start=Start(),

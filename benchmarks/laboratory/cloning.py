@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from benchmarks.laboratory.exact import Array, tables
+from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, ROWS, Rules
 from benchmarks.laboratory.later import LATER, shown
 from benchmarks.laboratory.policy import LastWord, PolicyReader, Reader, prompt_ids
@@ -24,14 +25,7 @@ from lightning_agentrl.callbacks import PolicyFolder
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.words import word_model
 from lightning_agentrl.prompts.memory import Memory
-from lightning_agentrl.rollout import (
-    EnvConfig,
-    PromptFormat,
-    RolloutDataModule,
-    TurnInteraction,
-    ValidationConfig,
-    WindowMemory,
-)
+from lightning_agentrl.rollout import EnvConfig, PromptFormat, RolloutDataModule, TurnInteraction
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput, Sample, Segment, SegmentKind, StopReason, Turn
 
@@ -251,41 +245,21 @@ def demonstration(
     return Demonstration((Sample((Segment(SegmentKind.PROMPT, prompt), reply), (turn,)),))
 
 
-def quiet_trainer(folder: Path, epochs: int, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """On the CPU, without files and bars."""
-    return L.Trainer(
-        default_root_dir=folder,
-        max_epochs=epochs,
-        callbacks=list(callbacks),
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
-
-
 def cloned(start: Beginning, folder: Path) -> Path:
     """Return the folder of the model that a game is started with; clone it if it is not below ``folder`` yet."""
     path = folder / start.name
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    data = RolloutDataModule(
-        env=start.env,
+    data = data_of(
+        start.env,
+        PROMPT,
+        TurnInteraction(start.reply_tokens, LastWord()),
+        seed=0,
         num_envs=ROWS_PER_STEP,
         turns_per_env=8,
         mini_batch_turns=ROWS_PER_STEP,
-        memory=WindowMemory(0),
-        prompt=PROMPT,
-        interaction=TurnInteraction(start.reply_tokens, LastWord()),
         engine=TransformersEngine(ROWS_PER_STEP),
-        validation=ValidationConfig(episodes=0),
-        prove="off",
-        seed=0,
     )
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         model = random_model(start, Path(draft) / "random")

@@ -27,8 +27,9 @@ from torchmetrics.functional import spearman_corrcoef
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.laboratory.arms import STEPS
-from benchmarks.laboratory.cloning import PROMPT, Start, cloned, quiet_trainer
+from benchmarks.laboratory.cloning import PROMPT, Start, cloned
 from benchmarks.laboratory.exact import Array, tables
+from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.key_door import ACTIONS, STAY
 from benchmarks.laboratory.policy import LastWord, PolicyReader
 from lightning_agentrl.advantages import GAE, Forked
@@ -36,7 +37,7 @@ from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.rollout import RolloutDataModule, TurnInteraction, ValidationConfig, WindowMemory
+from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.types import Rollout
 
 ROOT = Path(__file__).parents[2]
@@ -137,18 +138,15 @@ def run(start: Start, model: Path, iterations: int, seed: int, turns: int = TURN
         entropy_bonus=0.0,
         optim=optim,
     )
-    data = RolloutDataModule(
-        env=replace(start.env, kwargs={**start.env.kwargs, "limit": LIMIT}),
+    data = data_of(
+        replace(start.env, kwargs={**start.env.kwargs, "limit": LIMIT}),
+        PROMPT,
+        TurnInteraction(start.reply_tokens, LastWord(), invalid_penalty=0.0),
+        seed,
         num_envs=ENVS,
         turns_per_env=turns // ENVS,
         mini_batch_turns=turns // STEPS,
-        memory=WindowMemory(0),
-        prompt=PROMPT,
-        interaction=TurnInteraction(start.reply_tokens, LastWord(), invalid_penalty=0.0),
         engine=TransformersEngine(max_batch=ENVS),
-        validation=ValidationConfig(episodes=0),
-        prove="off",
-        seed=seed,
     )
     L.seed_everything(seed, verbose=False)
     with tempfile.TemporaryDirectory() as folder:

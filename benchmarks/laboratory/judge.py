@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,16 +22,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import lightning as L
 from torch import Tensor
 
-from benchmarks.laboratory.__main__ import quiet
 from benchmarks.laboratory.arms import TURNS, WARMUP_ROUNDS, Arm, agent_of, rollouts, warmup_of, warmup_turns
 from benchmarks.laboratory.cells import DISCOUNTS
-from benchmarks.laboratory.cloning import cloned, quiet_trainer
+from benchmarks.laboratory.cloning import cloned
+from benchmarks.laboratory.fits import quiet, quiet_trainer
 from benchmarks.laboratory.held_out import ROOT, RUNS, TASKS, Task, agent_and_data
 from benchmarks.laboratory.judge_report import page
 from benchmarks.laboratory.records import save

@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.intervals import T_QUANTILES
+from benchmarks.laboratory.markdown import table
 from benchmarks.laboratory.measures import area_per_turn
-from benchmarks.laboratory.report import table
 
 Scores = Mapping[str, Sequence[float]]  # of one task by setting, paired by seed
 

@@ -17,14 +17,13 @@ from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from benchmarks.laboratory.__main__ import quiet
 from benchmarks.laboratory.arms import Arm, play
 from benchmarks.laboratory.cloning import Start, cloned
+from benchmarks.laboratory.fits import quiet
+from benchmarks.laboratory.markdown import table
 from benchmarks.laboratory.measures import Run
-from benchmarks.laboratory.records import Records, as_text, save
-from benchmarks.laboratory.report import table
+from benchmarks.laboratory.records import Records, as_text, load, save
 from lightning_agentrl.advantages import GAE
 
 ROOT = Path(__file__).parents[2]
@@ -86,17 +85,14 @@ def key(place: Place, seed: int) -> str:
     return f"lure-{hashlib.sha256(settings.encode()).hexdigest()[:12]}-{seed}"
 
 
-def load(folder: Path) -> Records:
-    """Return the runs of the record and of the files of a folder, which win."""
-    wanted = {key(place, seed) for place in places() for seed in range(SEEDS)}
-    kept: Records = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("lure-*.json")}
-    return {name: run for name, run in (kept | found).items() if name in wanted}
+def kept(folder: Path) -> Records:
+    """Return the runs of the record and of a folder."""
+    return load(folder, RECORD, {key(place, seed) for place in places() for seed in range(SEEDS)})
 
 
 def run(folder: Path, part: int, parts: int) -> None:
     """Make the runs of a share that are not there, all places with one seed before the next."""
-    made = load(folder)
+    made = kept(folder)
     for seed, place in list(product(range(SEEDS), places()))[part - 1 :: parts]:
         name = key(place, seed)
         if name in made or (folder / f"{name}.json").exists():
@@ -228,7 +224,7 @@ def main() -> None:
     if not given.report:
         run(given.runs, *map(int, given.share.split("/")))
     if given.report or given.share == "1/1":
-        records: dict[str, Any] = load(given.runs)
+        records = kept(given.runs)
         save(RECORD, as_text(records))
         save(RECORD.with_suffix(".md"), page(records))
         draw(records, RECORD.with_suffix(".png"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ def keys(cell: Cell, first_seed: int = 0) -> dict[str, list[str]]:
     return {arm: [key(cell, arm, seed) for seed in seeds] for arm in cell.arms}
 
 
+def keys_of(cells: Iterable[Cell], first_seed: int = 0) -> set[str]:
+    """Return the keys of the runs of all these cells."""
+    return {each for cell in cells for of_arm in keys(cell, first_seed).values() for each in of_arm}
+
+
 def runs_of(cell: Cell, records: Records, first_seed: int = 0) -> dict[str, list[Run]] | None:
     """Return the runs of a cell by arm, of the seeds that every arm has; None: of fewer than half of its seeds."""
     by_seed = zip(*keys(cell, first_seed).values(), strict=True)
@@ -45,10 +50,9 @@ def save(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def load(folder: Path, record: Path | None, cells: Mapping[str, Cell], first_seed: int = 0) -> Records:
-    """Return the runs of cells, from the record, if any, and from the files of a folder, which win."""
+def load(folder: Path, record: Path | None, wanted: Set[str]) -> Records:
+    """Return the runs with these keys, from the record, if any, and from the files of a folder, which win."""
     kept: Records = json.loads(record.read_text()) if record is not None and record.exists() else {}
-    wanted = {each for cell in cells.values() for of_arm in keys(cell, first_seed).values() for each in of_arm}
     found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json")) if path.stem in wanted}
     return {name: run for name, run in (kept | found).items() if name in wanted}
 

@@ -1,4 +1,4 @@
-"""The page of the laboratory, made from the records of its runs; no number or verdict in it is written by hand."""
+"""The page of the laboratory, made from the records of its runs; no number or verdict of them is written by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.laboratory import measures, steadiness
+from benchmarks.laboratory import every_estimator_report, measures, steadiness
 from benchmarks.laboratory.cells import CELLS, Cell, Comparison
+from benchmarks.laboratory.markdown import table
 from benchmarks.laboratory.measures import GOAL, Estimate, Run
 from benchmarks.laboratory.records import Records, runs_of, save
 
@@ -15,9 +16,13 @@ HEAD = """\
 # Laboratory
 
 Choices of the recipe on games whose values are known exactly, with models of 0.02 million parameters and paired seeds.
-Written by `python -m benchmarks.laboratory --report` from `laboratory.json`; `make laboratory` makes the runs that are
-missing. What is compared, and what would refute it, was written down in `benchmarks/laboratory/cells.py` before the
-runs.
+Written by `python -m benchmarks.laboratory --report` from `laboratory.json` and `every_estimator.json`; what is missing
+there, `make laboratory` runs. What is compared, and what would refute it, was written down in
+`benchmarks/laboratory/cells.py` before the runs.
+
+Two questions have pages of their own: how noisy and how biased [gradients](gradients.md) are, and where a near reward
+wins over a far one, [the lure](lure.md). Below the cells stand what [every estimator](#every-estimator-learns) learns
+and what [earlier runs](#the-published-ablations-repeated) with a model of 135 million parameters could not show.
 
 ## What came out
 
@@ -72,11 +77,26 @@ Where the interval of the first {half} seeds excluded 0, the same difference of 
   a value head of zeros, prompts without past turns, unless an arm says otherwise. Environments begin their first
   episodes together, so with short cuts the first iterations see no end of an episode.
 """
+# Of runs whose records are kept in the history only, so the numbers stand here.
+ABLATIONS = """
+## The published ablations, repeated
 
-
-def table(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+Before there was a laboratory, six choices of the published recipe were each taken back alone: the demo model with 135
+million parameters, `agentrl_envs:BabyAIText-GoToObjS6-v0`, 6 iterations of 128 turns, three seeds, 64 held-out episodes
+before and after; 21 runs with those of the base, whose success rose from 0.318 to 0.823. From the base's, success after
+training differed by -1.6 points (95 % interval -14.6 to +11.5) with a single discount in place of the dual one, by +5.7
+(-14.3 to +25.8) without critic warm-up, whose two iterations went to the actor, by -3.1 (-14.8 to +8.6) with a KL of
+weight 1e-9 in place of 0.001, by -2.6 (-17.9 to +12.7) with a weight of 1 in place of 3 for the first token, by -4.2
+(-35.3 to +27.0) with a separate critic in place of a shared one, and by +0.5 (-33.2 to +34.2) with 8 environments of 16
+turns in place of 32 of 4. None of these intervals excluded 0, nor did any of the area under the reward per turn. They
+reached 12 to 34 points to each side, so a smaller effect could not be seen, whether it is there or not: the runs speak
+neither for nor against the recipe. That cell was too small for what is claimed. In replies of two or three tokens a
+discount per token differs from one per turn by that factor only; six iterations leave a policy little time to drift; a
+value head that begins with zeros has no noise that a warm-up could keep from the actor; and an episode of at most
+twelve turns is over within a few cuts. So the cells above were made, in which an effect would show where the reason
+that is given for it holds. The page of these runs: `git show 47539c3bbd60:docs/results/ablations.md`, and
+`ablations.json` beside it.
+"""
 
 
 def interval(x: Estimate) -> str:
@@ -201,7 +221,8 @@ def told(records: Records, first_seed: int) -> str:
     return table(summary(complete(records, first_seed)), ["cell", "claimed", "by", "difference", "verdict"])
 
 
-def page(records: Records) -> str:
+def page(records: Records, learned: Records) -> str:
+    """Return the page of the runs of cells, and of those in which every estimator learned."""
     done = complete(records)
     missing = [f"`{name}`" for name in CELLS if name not in done]
     again = repeated(done)
@@ -215,12 +236,14 @@ def page(records: Records) -> str:
         cells=len(CELLS),
         missing=f"; these have not been run:\n{', '.join(missing)}" if missing else "",
     )
-    return text + "".join(section(name, CELLS[name], runs) for name, runs in done.items())
+    cells = "".join(section(name, CELLS[name], runs) for name, runs in done.items())
+    return text + cells + every_estimator_report.section(learned) + ABLATIONS
 
 
-def write(records: Records, path: Path) -> None:
+def write(records: Records, learned: Records, path: Path) -> None:
     """Write the page and its pictures."""
-    save(path, page(records))
+    save(path, page(records, learned))
+    every_estimator_report.draw(learned, path.with_name("laboratory_every_estimator.png"))
     for name, runs in complete(records).items():
         draw(CELLS[name], runs, path.with_name(f"laboratory_{name}.png"))
 

@@ -65,7 +65,7 @@ class OptimalTokenBaseline(GroupEstimator):
     ratio that stands for weights under ``Bypass`` is not counted. Returns are the rewards to go.
 
     That its gradient is less noisy than that of a leave-one-out baseline has not been shown here; see
-    ``docs/results/estimators.md``.
+    ``docs/results/gradients.md``.
 
     Args:
         zero_tail: no baseline where only the longest episode of a group is left; off: the advantage there is about 0.

@@ -13,7 +13,7 @@ import lightning as L
 import pytest
 import torch
 
-from benchmarks.estimators.learn import BANDIT
+from benchmarks.laboratory.every_estimator import BANDIT
 from lightning_agentrl.advantages import GRPO, DualDiscountGAE
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.estimators.learn import BANDIT, TWO_ROOMS, estimators, learn
-from benchmarks.estimators.report import IN_ROOMS
+from benchmarks.laboratory.every_estimator import BANDIT, IN_ROOMS, TWO_ROOMS, estimators, learn
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.models.critic import SharedCritic
 
@@ -17,17 +16,17 @@ NAMES = [pytest.param(name, marks=MARKS.get(name, pytest.mark.long)) for name in
 @pytest.mark.parametrize("name", NAMES)
 def test_a_contextual_bandit(tmp_path, name):
     """A random word pays in one of nine cases, and always the same word in one of three: the goal needs the context."""
-    outcome = learn(BANDIT, estimators()[name], tmp_path, seed=0)
-    assert outcome.curve[0] < 0.4
-    assert outcome.learned is not None
-    assert outcome.learned <= 150
+    run = learn(BANDIT, estimators()[name], tmp_path, seed=0)
+    assert run["curve"][0] < 0.4
+    assert run["learned"] is not None
+    assert run["learned"] <= 150
 
 
 @pytest.mark.slow
 def test_a_shared_critic(tmp_path):
-    outcome = learn(BANDIT, DualDiscountGAE, tmp_path, seed=0, critic=SharedCritic())
-    assert outcome.curve[0] < 0.4
-    assert outcome.learned is not None
+    run = learn(BANDIT, DualDiscountGAE, tmp_path, seed=0, critic=SharedCritic())
+    assert run["curve"][0] < 0.4
+    assert run["learned"] is not None
 
 
 @pytest.mark.parametrize(
@@ -35,6 +34,6 @@ def test_a_shared_critic(tmp_path):
 )
 def test_two_rooms(tmp_path, name):
     """Several turns: the reward comes at the end, behind a door."""
-    outcome = learn(TWO_ROOMS, estimators()[name], tmp_path, seed=0)
-    assert outcome.curve[0] < 0.4
-    assert outcome.learned is not None
+    run = learn(TWO_ROOMS, estimators()[name], tmp_path, seed=0)
+    assert run["curve"][0] < 0.4
+    assert run["learned"] is not None

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.estimators.learn import estimators
+from benchmarks.laboratory.every_estimator import estimators
 from lightning_agentrl.advantages import Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
 from lightning_agentrl.agents.selection import corrected, filtered, token_noise

@@ -1,4 +1,4 @@
-"""The table of estimators: its numbers by hand, and that nothing in it was written by hand."""
+"""Noise of gradients: its numbers by hand, what is read in them, and a page that is of its records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.estimators.noise import bootstrap, cosine, mean_product, relative_variance
-from benchmarks.estimators.report import BASELINE, KEPT, NOT_KEPT, page, reading, write
+from benchmarks.laboratory.gradients import page, reading
+from benchmarks.laboratory.noise import bootstrap, cosine, mean_product, relative_variance
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -49,19 +49,15 @@ def test_the_variance_of_known_gradients_lies_in_its_interval() -> None:
 
 
 def test_what_is_read_follows_from_the_intervals() -> None:
-    def row(value: float, low: float, high: float) -> dict[str, dict[str, float]]:
-        return {"variance": {"value": value}, "ratio": {"value": value, "low": low, "high": high}}
+    def row(low: float, high: float, cosine_high: float) -> dict[str, dict[str, float]]:
+        return {"ratio": {"low": low, "high": high}, "exact": {"high": cosine_high}}
 
-    rows = {"RLOO": row(1, 1, 1), "a": row(0.5, 0.4, 0.6), "b": row(0.7, 0.4, 1.2), "c": row(2, 1.5, 3)}
+    rows = {"RLOO": row(1, 1, 1), "a": row(0.4, 0.6, 0.9), "b": row(0.4, 1.2, 1.01), "c": row(1.5, 3, 1)}
     told = reading(rows).replace("\n", " ")
-    assert told.startswith("*a* has the lowest relative variance.")
-    assert "*a* is below RLOO and *c* is above it." in told
-    assert told.endswith(NOT_KEPT)
-    assert reading({**rows, BASELINE: row(0.6, 0.5, 0.7)}).replace("\n", " ").endswith(KEPT)
+    assert "*a* has a lower relative variance than RLOO, and *c* a higher one." in told
+    assert told.endswith("Away from the exact direction points *a*.")
 
 
-def test_the_page_of_the_repository_is_that_of_its_records(tmp_path: Path) -> None:
-    records = json.loads((RESULTS / "estimators.json").read_text())
-    assert page(records) == (RESULTS / "estimators.md").read_text()
-    write(records, tmp_path / "estimators.json")
-    assert json.loads((tmp_path / "estimators.json").read_text()) == records
+def test_the_page_of_the_repository_is_that_of_its_records() -> None:
+    records = json.loads((RESULTS / "gradients.json").read_text())
+    assert page(records) == (RESULTS / "gradients.md").read_text()

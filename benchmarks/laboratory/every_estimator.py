@@ -1,10 +1,14 @@
-"""Training on small tasks until they are learned: one recipe for every estimator."""
+"""Every estimator trains a random model on small tasks until they are learned: one recipe, three seeds.
+
+`make laboratory` makes the runs that are missing, and `docs/results/laboratory.md` tells of them.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
+import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,27 +16,24 @@ from typing import Any
 import lightning as L
 
 import lightning_agentrl.advantages as advantages
+from benchmarks.laboratory.fits import data_of, quiet_trainer
+from benchmarks.laboratory.records import Records, load, save
 from lightning_agentrl.advantages import GAE, AdvantageEstimator, PassAtK
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.words import word_model
-from lightning_agentrl.rollout import (
-    EnvConfig,
-    GroupRollout,
-    PromptFormat,
-    RolloutDataModule,
-    TurnInteraction,
-    ValidationConfig,
-    WindowMemory,
-)
+from lightning_agentrl.rollout import EnvConfig, GroupRollout, PromptFormat, RolloutDataModule, TurnInteraction
 from lightning_agentrl.types import Rollout
 
+RECORD = Path(__file__).parents[2] / "docs" / "results" / "every_estimator.json"
+SEEDS = (0, 1, 2)
 ITERATIONS = 150  # at most
 RECENT = 5  # iterations whose mean reward has to reach the goal
 GOAL = 0.9  # of the reward of a perfect policy, which is 1 in all tasks here
 LEARNING_RATE = 3e-3
 MINI_BATCHES, UPDATE_EPOCHS = 2, 2
+PROMPT = PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64)
 
 # What some need beside what their class declares. Pass@k learns from groups with a single best episode, of which there
 # are few in groups of four once most episodes succeed. With the discount of 1 that GAE has by default, waiting costs
@@ -48,11 +49,10 @@ class Task:
     Args:
         name: for tables.
         env: id for gymnasium.
-        words: of its observations and actions.
+        words: of its observations and actions; a reply is one of them.
         episodes: of an iteration in groups.
         num_envs: without groups.
         turns_per_env: without groups.
-        max_reply_tokens: of a reply.
     """
 
     name: str
@@ -61,7 +61,6 @@ class Task:
     episodes: int
     num_envs: int
     turns_per_env: int
-    max_reply_tokens: int = 1
 
 
 BANDIT = Task(
@@ -74,31 +73,17 @@ BANDIT = Task(
 )
 TWO_ROOMS = Task(
     "two rooms",
-    "benchmarks.estimators.two_rooms:TwoRooms-v0",
+    "benchmarks.laboratory.two_rooms:TwoRooms-v0",
     ("west", "east", "north", "south", "wait"),
     episodes=32,
     num_envs=16,
     turns_per_env=12,
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run went.
-
-    Args:
-        curve: mean reward of the episodes that ended in each iteration.
-        learned: iterations until it reached the goal; None: it never did.
-        seconds: of the fit.
-    """
-
-    curve: Sequence[float]
-    learned: int | None
-    seconds: float
+IN_ROOMS = ("GAE", "DualDiscountGAE", "GRPO", "OptimalTokenBaseline")
 
 
 def estimators() -> dict[str, type[AdvantageEstimator]]:
-    """Every estimator of the package, by name."""
+    """Return every estimator of the package by name."""
     found = map(advantages.__dict__.__getitem__, sorted(advantages.__all__))
     return {
         cls.__name__: cls
@@ -108,15 +93,14 @@ def estimators() -> dict[str, type[AdvantageEstimator]]:
 
 
 def in_groups(estimator: AdvantageEstimator | type[AdvantageEstimator]) -> bool:
-    """Whether it asks for whole episodes that are compared with others from their start."""
+    """Return whether it asks for whole episodes that are compared with others from their start."""
     return estimator.needs_groups or estimator.needs_greedy_baseline
 
 
 class UntilLearned(RolloutCallback):
     """Notes the reward of each iteration and ends the run when it is good enough."""
 
-    def __init__(self, goal: float) -> None:
-        self.goal = goal
+    def __init__(self) -> None:
         self.curve: list[float] = []
         self.learned: int | None = None
         self._running: dict[tuple[int, int], float] = {}  # rewards of episodes that go on, by environment and number
@@ -130,27 +114,13 @@ class UntilLearned(RolloutCallback):
                 ended.append(self._running.pop(episode))
         self.curve.append(sum(ended) / max(len(ended), 1))
         recent = self.curve[-RECENT:]
-        if len(recent) == RECENT and sum(recent) / RECENT >= self.goal:
+        if len(recent) == RECENT and sum(recent) / RECENT >= GOAL:
             self.learned = len(self.curve)
             trainer.should_stop = True
 
 
-def make_agent(model: Path, estimator: AdvantageEstimator, critic: Critic | None = None) -> PPOAgent:
-    """PPO's clipped loss without a KL. The critic is a separate one if none is given and values are needed."""
-    return PPOAgent(
-        str(model),
-        critic=SeparateCritic() if critic is None and estimator.needs_values else critic,
-        advantage=estimator,
-        kl=KL(reward=0.0),
-        entropy_bonus=0.01,
-        optim=Optim(lr_actor=LEARNING_RATE, lr_critic=LEARNING_RATE),
-    )
-
-
-def make_data(
-    task: Task, estimator: AdvantageEstimator, seed: int, update_epochs: int = UPDATE_EPOCHS
-) -> RolloutDataModule:
-    """Groups or a fixed number of turns, as the estimator declares. Replies that name no action pay nothing."""
+def played(task: Task, estimator: AdvantageEstimator, seed: int) -> RolloutDataModule:
+    """Return groups or a fixed number of turns, as the estimator declares. Words that are no action pay nothing."""
     amount: dict[str, Any]
     if in_groups(estimator):
         size = GROUP_SIZES.get(type(estimator), 4)
@@ -159,37 +129,14 @@ def make_data(
     else:
         turns = task.num_envs * task.turns_per_env // MINI_BATCHES
         amount = {"num_envs": task.num_envs, "turns_per_env": task.turns_per_env, "mini_batch_turns": turns}
-    return RolloutDataModule(
-        env=EnvConfig(task.env),
-        memory=WindowMemory(0),
-        prompt=PromptFormat(think=False, instruction="", system="", examples=False, max_prompt_tokens=64),
-        interaction=TurnInteraction(task.max_reply_tokens, invalid_penalty=0.0, invalid_mode="replace"),
-        validation=ValidationConfig(episodes=0),
-        update_epochs=update_epochs,
-        seed=seed,
-        **amount,
-    )
+    interaction = TurnInteraction(1, invalid_penalty=0.0, invalid_mode="replace")
+    return data_of(EnvConfig(task.env), PROMPT, interaction, seed, update_epochs=UPDATE_EPOCHS, **amount)
 
 
-def make_trainer(folder: Path, iterations: int, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """Quiet, on the CPU."""
-    return L.Trainer(
-        default_root_dir=folder,
-        max_epochs=iterations,
-        callbacks=list(callbacks),
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
-
-
-def learn(task: Task, cls: type[AdvantageEstimator], folder: Path, seed: int, critic: Critic | None = None) -> Outcome:
-    """Train a random model until it has learned a task.
+def learn(
+    task: Task, cls: type[AdvantageEstimator], folder: Path, seed: int, critic: Critic | None = None
+) -> dict[str, Any]:
+    """Train a random model with PPO's clipped loss and no KL until it has learned a task.
 
     Args:
         task: what to learn.
@@ -197,10 +144,51 @@ def learn(task: Task, cls: type[AdvantageEstimator], folder: Path, seed: int, cr
         folder: for the model and the run.
         seed: of the model, the episodes and the sampling.
         critic: in the place of a separate one.
+
+    Returns:
+        ``curve``: mean reward of the episodes that ended in each iteration; ``learned``: iterations until it reached
+        the goal, None if it never did; ``seconds`` of the fit.
     """
     estimator = cls(**ARGUMENTS.get(cls, {}))
-    agent = make_agent(word_model(task.words, folder / "model", seed), estimator, critic)
-    until = UntilLearned(GOAL)
+    agent = PPOAgent(
+        str(word_model(task.words, folder / "model", seed)),
+        critic=SeparateCritic() if critic is None and estimator.needs_values else critic,
+        advantage=estimator,
+        kl=KL(reward=0.0),
+        entropy_bonus=0.01,
+        optim=Optim(lr_actor=LEARNING_RATE, lr_critic=LEARNING_RATE),
+    )
+    until = UntilLearned()
     started = time.perf_counter()
-    make_trainer(folder, ITERATIONS, [until]).fit(agent, make_data(task, estimator, seed))
-    return Outcome(until.curve, until.learned, time.perf_counter() - started)
+    quiet_trainer(folder, ITERATIONS, [until]).fit(agent, played(task, estimator, seed))
+    seconds = round(time.perf_counter() - started, 2)
+    return {"curve": [round(x, 3) for x in until.curve], "learned": until.learned, "seconds": seconds}
+
+
+def key(name: str, task: Task, seed: int) -> str:
+    return f"{name}-{task.name.replace(' ', '_')}-{seed}"
+
+
+def planned() -> dict[str, tuple[str, Task, int]]:
+    """Return estimator, task and seed of every run by its key: all of them learn the bandit, some the rooms."""
+    every = [(name, task) for task, names in ((BANDIT, estimators()), (TWO_ROOMS, IN_ROOMS)) for name in names]
+    return {key(name, task, seed): (name, task, seed) for name, task in every for seed in SEEDS}
+
+
+def kept(folder: Path) -> Records:
+    """Return the runs of the record and of a folder."""
+    return load(folder, RECORD, planned().keys())
+
+
+def run(folder: Path, part: int, parts: int) -> None:
+    """Make the runs of a share that neither the record nor the folder has."""
+    made = kept(folder)
+    for place, (name, task, seed) in list(planned().items())[part - 1 :: parts]:
+        path = folder / f"{place}.json"
+        if place in made or path.exists():
+            continue
+        with tempfile.TemporaryDirectory() as draft:
+            done = learn(task, estimators()[name], Path(draft), seed)
+        save(path, json.dumps(done))
+        told = f"after {done['learned']} iterations" if done["learned"] else "not learned"
+        print(f"{name}, {task.name}, seed {seed}: {told}, {done['seconds']:.0f} s", flush=True)
