@@ -39,7 +39,7 @@ class Recipe:
     entropy_bonus: float = 0.001
     value_clip: float = 0.5  # how far a value may move
     first_token_weight: float = 3.0  # in the loss of values
-    lr_actor: float = 5e-6
+    lr_actor: float = 1e-5
     lr_critic: float = 1e-4
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0

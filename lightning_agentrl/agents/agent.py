@@ -37,6 +37,7 @@ from lightning_agentrl.agents.checks import (
     check_trainer,
     check_vocabulary,
     correction_for,
+    tell_of_slow_precision,
 )
 from lightning_agentrl.agents.describe import describe, describe_collected, describe_gradient, describe_step
 from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
@@ -421,6 +422,7 @@ class Agent(L.LightningModule, ABC):
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
             self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
+            tell_of_slow_precision(self.trainer)
             if stage == "fit":
                 self.made_of = made_of(self.settings(), self.model)
         if stage == "fit":

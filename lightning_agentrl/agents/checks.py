@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import lightning as L
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
+from lightning_agentrl.models.bfloat16 import told_of_bfloat16
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import READERS
 from lightning_agentrl.models.language_model import load_tokenizer, read_config
@@ -62,6 +64,12 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
             "trainer.max_time would stop inside an iteration; remove it and add the callback "
             "{class_path: Timer, init_args: {duration: ..., interval: epoch}}"
         )
+
+
+def tell_of_slow_precision(trainer: L.Trainer) -> None:
+    """Warn where a run on the CPU would be faster in float32."""
+    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := told_of_bfloat16(trainer.precision)):
+        rank_zero_warn(slow)
 
 
 def check_tower(train_tower: bool, model: str, lora: bool) -> None:

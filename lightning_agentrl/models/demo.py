@@ -105,13 +105,18 @@ def convert(gguf_file: Path, folder: Path) -> None:
         del model.config.quantization_config
     vars(model.config).pop("_model_name_or_path", None)  # the working title of the weights
 
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:  # others are not quantized
-                weight.copy_(dithered(weight, generator))
+    dither(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def dither(model: torch.nn.Module) -> None:
+    """Replace all matrices of a model by :func:`dithered` ones, always the same; vectors are not quantized."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            weight.copy_(dithered(weight, generator))
 
 
 def dithered(weight: Tensor, generator: torch.Generator) -> Tensor:
