@@ -124,7 +124,7 @@ def plot(runs: Sequence[Run], rivals: Sequence[Baseline], path: Path) -> None:
             successes, episodes = run.successes(when)
             low, high = wilson_interval(successes, episodes)
             share = successes / episodes
-            bars = [[share - low], [high - share]]
+            bars = [[max(share - low, 0.0)], [max(high - share, 0.0)]]  # at 0 and 1 a bound may round past the share
             axes[0].errorbar(x + shift, share, yerr=bars, fmt="o", color=colour, capsize=2, markersize=4)
     for rival, style in zip(rivals, ("--", ":"), strict=True):
         what = "random agent" if rival.agent == "random" else f"always '{rival.agent}'"
