@@ -104,7 +104,7 @@ LONG = Cited(LABORATORY, "Turns per environment", "64 turns over 8: +0.052 (+0.0
 SHORT = Cited(LABORATORY, "Turns per environment", "8 turns over 2: +0.105 (+0.098 to +0.117), horizon 12")
 DUAL = Cited(LABORATORY, "Dual discount with a lure", "over one pair: +0.125 (+0.094 to +0.156), replies of 8 words")
 NO_LURE = Cited(
-    LABORATORY, "Dual discount without a lure", "over one pair: -0.074 (-0.125 to -0.049), replies of 4 words"
+    LABORATORY, "Dual discount without a lure", "over one pair: -0.087 (-0.132 to -0.058), replies of 4 words"
 )
 WARM = Cited(
     LABORATORY, "Critic warm-up, cut at 2 turns", "random head, warm-up over random head: +0.259 (+0.074 to +0.383)"
