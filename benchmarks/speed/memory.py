@@ -49,7 +49,8 @@ The largest tensor of logits is that of {reads} read-outs, whatever the prompts 
 
 {plans}
 
-Peaks of whole processes: program, models, sampling and update.
+Peaks of whole processes: program, models, sampling and update. A plan takes micro-batches that fill their budget and
+replies of full length; where the turns of a step have fewer tokens than that, a run needs less.
 """
 
 

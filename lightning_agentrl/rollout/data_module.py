@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -241,6 +242,9 @@ class RolloutDataModule(L.LightningDataModule):
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         if self.trainer is not None:
             resume_between_epochs(self.trainer.fit_loop)
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()  # packages and models stay while a run lasts; to look through them each time takes long
         return self.stream
 
     def val_dataloader(self) -> EpisodeSeeds:
@@ -256,6 +260,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
+        gc.unfreeze()
         if self._loop is not None:
             if self.preparing:
                 self._background.cancel()
@@ -274,6 +279,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """End what is collected in the background."""
+        gc.unfreeze()  # so that models of a run that failed can be freed
         self._background.cancel()
 
     def state_dict(self) -> dict[str, Any]:

@@ -150,7 +150,12 @@ class ModelInput:
     def join(parts: Iterable[ModelInput]) -> ModelInput:
         """Return the concatenation of the parts."""
         parts = list(parts)
-        return parts[0] if len(parts) == 1 else ModelInput(tuple([chunk for part in parts for chunk in part.chunks]))
+        if len(parts) == 1:
+            return parts[0]
+        chunks = [chunk for part in parts for chunk in part.chunks]
+        if all(type(chunk) is TextChunk for chunk in chunks):
+            return ModelInput.of_ids(_joined([chunk.ids for chunk in chunks]))
+        return ModelInput(tuple(chunks))
 
     @property
     def engine_ids(self) -> tuple[int, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import gymnasium
+import lightning as L
 import pytest
 import torch
 from hypothesis import given
@@ -231,6 +234,27 @@ def test_a_fit_makes_no_environment_twice(tiny_folder, tmp_path):
     trainer = make_trainer(tmp_path, 2, limit_val_batches=1.0, check_val_every_n_epoch=2)
     trainer.fit(make_agent(tiny_folder), make_data(**settings))
     assert MADE["only"] == 4 + 3  # num_envs, and validation.num_envs
+
+
+class Frozen(L.Callback):
+    """Counts the objects that the garbage collector leaves out while a run is trained, which may fail."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.count = fails, 0
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+        self.count = gc.get_freeze_count()
+        if self.fails:
+            raise RuntimeError("as it should")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails):
+    callback = Frozen(fails)
+    with pytest.raises(RuntimeError, match="as it should") if fails else nullcontext():
+        make_trainer(tmp_path, 1, callbacks=[callback]).fit(make_agent(tiny_folder), make_data())
+    assert callback.count > 100_000  # packages
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_folder, tmp_path, monkeypatch):
