@@ -25,6 +25,8 @@ from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
 REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
+REMEMBERED_RULES, REMEMBERED_RULES_CHARS = 64, 1 << 14  # texts of rules, and what they are made of
+Pairs = tuple[tuple[str, str], ...]  # of a mapping, which can be remembered
 _PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
 
 
@@ -117,12 +119,14 @@ class ChatRenderer:
         most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
         self._remembered = lru_cache(REMEMBERED)(self._of_texts)  # states recur
+        self._rules = lru_cache(REMEMBERED_RULES)(self._rules_text)  # the same at every turn, or nearly
 
     @cached_property
     def free_text(self) -> ChatRenderer:
         """A renderer for environments that take the whole reply: it asks for no thought and adds no headings."""
         other = copy(self)
         other.format, other._heading = replace(self.format, think=False), ""
+        other._rules = lru_cache(REMEMBERED_RULES)(other._rules_text)
         return other
 
     # What sessions ask for
@@ -312,13 +316,17 @@ class ChatRenderer:
     # Messages
 
     def _system(self, system: str, actions: Mapping[str, str], places: Mapping[str, str] | None) -> list[Message]:
-        if self.format.system is not None:
-            told = {**(places or {}), "actions": "\n".join(_listed(actions))}
-            text = _PLACE.sub(lambda place: self._safe(told.get(place[1], "")), self.format.system)
-        else:
-            listed = _listed({name: text for name, text in actions.items() if text and text not in system})
-            text = self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
+        told = tuple(actions.items()), tuple((places or {}).items())
+        long = len(system) + sum(len(text) for pairs in told for _, text in pairs) > REMEMBERED_RULES_CHARS
+        text = (self._rules_text if long else self._rules)(system, *told)
         return [self.message("system", text)] if text else []
+
+    def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:
+        if self.format.system is not None:
+            told = {**dict(places), "actions": "\n".join(_listed(dict(actions)))}
+            return _PLACE.sub(lambda place: self._safe(told.get(place[1], "")), self.format.system)
+        listed = _listed({name: text for name, text in actions if text and text not in system})
+        return self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
 
     def _turns(self, turns: Iterable[PastTurn]) -> list[Message]:
         messages = []

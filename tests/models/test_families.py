@@ -151,7 +151,8 @@ def test_the_engine_reads_prompts_of_the_family(family, plain, policy):
     prefill = (TreePrefill if policy.shares_prefixes else PaddedPrefill)(policy.eval())
     expected = torch.stack([alone(plain, row)[-PROMPT_ENDS - 1 : -1] for row in ROWS])
     for _ in range(2):
-        first, rows = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
+        first, rows_of = prefill([text(*row.ids[:-PROMPT_ENDS]) for row in ROWS])
+        rows = rows_of(range(len(ROWS)))
         hidden = [first, *(rows.read_on(policy, [row.ids[-k] for row in ROWS]) for k in range(PROMPT_ENDS, 1, -1))]
         assert error(torch.stack(hidden, 1), expected) < 1e-5
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_agentrl.engines.base import SamplingRequest
 from lightning_agentrl.engines.transformers.admission import Asked
-from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
+from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, RowsOf, TreePrefill
 from lightning_agentrl.engines.transformers.rows import Rows
 
 SAMPLED_AT_ONCE = 2**20  # probabilities, which bounds the memory of sampling
@@ -82,18 +82,15 @@ class Batch:
 
     def step(self, new: Sequence[Asked]) -> list[Draft]:
         """Sample the first token of new replies, or where there are none the next one of all; return what is done."""
+        before, rows_of = self.drafts, None
         if new:
-            beside = [draft.request.prompt for draft in self.drafts]
             sampled = [Draft(asked) for asked in new]
-            self.drafts = [*self.drafts, *sampled]
-            hidden, rows = self.prefill([draft.request.prompt for draft in sampled], beside)
-            if self._rows is None:
-                self._rows = rows
-            else:
-                self._rows.join(rows)
+            self.drafts = [*before, *sampled]
+            prompts = [draft.request.prompt for draft in sampled]
+            hidden, rows_of = self.prefill(prompts, [draft.request.prompt for draft in before])
         else:
             assert self._rows is not None
-            sampled = self.drafts
+            sampled = before
             hidden = self._rows.read_on(self.prefill.policy, [0 if draft.over else draft.ids[-1] for draft in sampled])
         logits = cast(nn.Module, self.prefill.policy.lm.get_output_embeddings())(hidden)
         goes_on = [i for i, draft in enumerate(sampled) if not draft.over]
@@ -101,14 +98,30 @@ class Batch:
         sample(going, logits if len(going) == len(sampled) else logits[goes_on])
         for draft in going:
             draft.done = draft.ids[-1] in self.stop_token_ids or len(draft.ids) >= draft.request.max_tokens
-        self._let_go()
+        self.drafts = self._let_go(before)
+        if rows_of is not None:
+            self.drafts = [*self.drafts, *self._take_in(sampled, rows_of)]
         return [draft for draft in going if draft.done]
 
-    def _let_go(self) -> None:
-        """Drop the rows of replies that are over."""
-        left = [i for i, draft in enumerate(self.drafts) if not draft.over]
+    def _let_go(self, drafts: list[Draft]) -> list[Draft]:
+        """Drop the rows of replies that are over, and return those that are left."""
+        left = [i for i, draft in enumerate(drafts) if not draft.over]
         if not left:
-            self.drafts, self._rows = [], None
-        elif self.prefill.whole_rows and len(left) < len(self.drafts):
-            cast(Rows, self._rows).keep(left)
-            self.drafts = [self.drafts[i] for i in left]
+            self._rows = None
+            return []
+        if not self.prefill.whole_rows or len(left) == len(drafts):
+            return drafts
+        cast(Rows, self._rows).keep(left)
+        return [drafts[i] for i in left]
+
+    def _take_in(self, drafts: list[Draft], rows_of: RowsOf) -> list[Draft]:
+        """Add the rows of new replies that go on behind their first token, and return these."""
+        left = [i for i, draft in enumerate(drafts) if not draft.over]
+        if not left:
+            return []
+        rows = rows_of(left)
+        if self._rows is None:
+            self._rows = rows
+        else:
+            self._rows.join(rows)
+        return [drafts[i] for i in left] if self.prefill.whole_rows else drafts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,6 +17,8 @@ from lightning_agentrl.models.last_layer import UNIQUE_POSITIONS
 from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay_out
 from lightning_agentrl.models.tree_attention import no_mask
 from lightning_agentrl.types.model_input import ModelInput, check_text_only
+
+RowsOf = Callable[[Sequence[int]], Rows]  # makes the rows of the prompts of these numbers, once it is clear who goes on
 
 
 def check_prompt(policy: LanguageModel, prompt: ModelInput) -> None:
@@ -51,7 +53,7 @@ class TreePrefill:
         # The cache holds whole rows, even if layers have windows: a tree is not a row.
         self._prefix, self._next, self._prefix_cache = (), 0, DynamicCache()
 
-    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, RowsOf]:
         """Read prompts.
 
         Args:
@@ -59,13 +61,12 @@ class TreePrefill:
             beside: those of the replies that are being sampled meanwhile, whose prefix is worth keeping too.
 
         Returns:
-            Hidden states [B, H] of their last tokens, and the rows.
+            Hidden states [B, H] of their last tokens, and what makes the rows of some of them.
         """
         self.keep_common_prefix([*prompts, *beside])
         past, device = len(self._prefix), self.policy.lm.device
         layout = lay_out([prompt.keys[past:] for prompt in prompts], device)
-        places = [layout.places(k) for k in range(len(prompts))]
-        ends = [of_prompt[-1] for of_prompt in places]
+        ends = [layout.find(k, (len(prompt) - past - 1,))[0] for k, prompt in enumerate(prompts)]
         cache = _branched(self._prefix_cache)  # since the model appends to it
         positions, images = self._next + layout.tree.positions, (prompt.images for prompt in prompts)
         tokens = find_tokens(layout.keys, positions, layout.tree.ends, images, self.policy.image_reader)
@@ -79,13 +80,18 @@ class TreePrefill:
             tree=layout.tree,
             **{UNIQUE_POSITIONS: integers(sorted(set(ends)), device)},
         )[0]
-        prefix = [*range(past)]
-        columns_BL = _left_padded([prefix + [past + p for p in of_prompt] for of_prompt in places], device)
-        rows = DynamicCache()
-        for index, layer in enumerate(cache.layers):
-            keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
-            rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
-        return hidden_N[ends], Rows(rows, _seen(prompts, device), _last(tokens.positions)[ends][:, None])
+        last_N1 = _last(tokens.positions)[:, None]
+
+        def rows_of(numbers: Sequence[int]) -> Rows:
+            prefix = [*range(past)]
+            columns_BL = _left_padded([prefix + [past + p for p in layout.places(k)] for k in numbers], device)
+            rows = DynamicCache()
+            for index, layer in enumerate(cache.layers):
+                keys, values = cast(Any, layer).keys[0], cast(Any, layer).values[0]
+                rows.update(keys[:, columns_BL].transpose(0, 1), values[:, columns_BL].transpose(0, 1), index)
+            return Rows(rows, _seen([prompts[k] for k in numbers], device), last_N1[[ends[k] for k in numbers]])
+
+        return hidden_N[ends], rows_of
 
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
@@ -147,8 +153,8 @@ class PaddedPrefill:
     def forget(self) -> None:
         """Do nothing: no prefix is kept."""
 
-    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, Rows]:
-        """Read prompts; see :class:`TreePrefill`."""
+    def __call__(self, prompts: Sequence[ModelInput], beside: Sequence[ModelInput] = ()) -> tuple[Tensor, RowsOf]:
+        """Read prompts; see :class:`TreePrefill`. Rows cannot leave, so they are those of all prompts in any case."""
         device, cache = self.policy.lm.device, DynamicCache(config=self.policy.lm.config)
         seen = _seen(prompts, device)
         width = seen.shape[1]
@@ -159,4 +165,5 @@ class PaddedPrefill:
         tokens = find_tokens(keys, positions.flatten(), ends, images, reader)
         ids, positions = tokens.ids.view(seen.shape), tokens.positions.unflatten(-1, seen.shape)
         hidden = read(self.policy, ids, positions, tokens.images, attention_mask=seen, past_key_values=cache)
-        return hidden[:, -1], Rows(cache, seen, _last(tokens.positions).view(seen.shape)[:, -1:])
+        rows = Rows(cache, seen, _last(tokens.positions).view(seen.shape)[:, -1:])
+        return hidden[:, -1], lambda numbers: rows
