@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 from benchmarks.laboratory import every_estimator_report, measures, steadiness
@@ -256,9 +257,10 @@ def draw(cell: Cell, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
     per_turn = any(each.measure == "area_per_turn" for each in cell.comparisons)
-    for colour, (arm, of_arm) in zip(plt.rcParams["axes.prop_cycle"].by_key()["color"], runs.items(), strict=False):
+    colours = cycle(plt.rcParams["axes.prop_cycle"].by_key()["color"])
+    for colour, (arm, of_arm) in zip(colours, runs.items(), strict=False):
         turns = np.array([run["turns"] for run in of_arm])
         curves = np.array([run["curve"] for run in of_arm])
         places = turns if per_turn else np.broadcast_to(np.arange(curves.shape[1]), curves.shape)
@@ -266,6 +268,6 @@ def draw(cell: Cell, runs: Mapping[str, Sequence[Run]], path: Path) -> None:
         axes.plot(places.mean(0), measures.quartile_mean(curves.T), color=colour, linewidth=2, label=arm)
     axes.axhline(GOAL, color="grey", linewidth=0.6, linestyle=":")
     axes.set(xlabel="turns" if per_turn else "iteration", ylabel="exact success", ylim=(0, 1.02), title=cell.title)
-    axes.legend(fontsize=8, frameon=False)
+    figure.legend(fontsize=8, frameon=False, loc="outside right upper")  # beside the curves, which end anywhere
     figure.savefig(path, dpi=80)
     plt.close(figure)
