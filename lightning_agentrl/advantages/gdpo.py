@@ -30,7 +30,8 @@ class GDPO(GroupEstimator):
 
     Args:
         weights: weight of each dimension by name: ``reward``, the sum of an episode's rewards, and what the
-            environment reports in ``info`` at the episode's last turn; None: ``reward`` alone.
+            environment reports last in an episode, as ``info["progression"]`` or in ``info["metrics"]``; None:
+            ``reward`` alone.
         eps: added to the standard deviations.
         whiten: see :class:`AdvantageEstimator`.
         group_of_one: see :class:`GroupEstimator`.
@@ -64,18 +65,22 @@ class GDPO(GroupEstimator):
 
     def _scores(self, rollout: Rollout, episodes: Episodes) -> Tensor:
         """[N, D]"""
-        lasts = [turns[-1] for turns in turns_of(rollout, episodes.layout)]
+        of_episodes = turns_of(rollout, episodes.layout)
         columns = []
         for name in self.weights:
             if name == REWARD:
                 columns.append(episodes.scores_N)
                 continue
-            for turn in lasts:
-                if name not in turn.metrics:
+            told = []
+            for turns in of_episodes:
+                last = next((turn for turn in reversed(turns) if name in turn.metrics), None)
+                if last is None:
+                    turn = turns[-1]
                     known = ", ".join([REWARD, *turn.metrics])
                     raise ValueError(
-                        f"GDPO: episode {turn.episode} of environment {turn.env} reports no '{name}' in its last turn "
-                        f"{turn.index}, only {known}; change {KEY}"
+                        f"GDPO: episode {turn.episode} of environment {turn.env} reports no '{name}' up to its last "
+                        f"turn {turn.index}, only {known}; change {KEY}"
                     )
-            columns.append(episodes.scores_N.new_tensor([turn.metrics[name] for turn in lasts]))
+                told.append(last.metrics[name])
+            columns.append(episodes.scores_N.new_tensor(told))
         return torch.stack(columns, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-6  # relative to the largest score: sums of float32 rewards in another order differ by less
+from lightning_agentrl.types.rounding import ROUNDING
 
 
 class Groups:

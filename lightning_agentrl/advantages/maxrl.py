@@ -10,6 +10,7 @@ from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEst
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred
 from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.types.rounding import ROUNDING
 
 
 def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
@@ -18,12 +19,13 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
     Raises:
         ValueError: a score is negative, so the mean is not a measure of success.
     """
-    if (scores_N < 0).any():
+    if len(scores_N) and scores_N.min() < -ROUNDING * scores_N.abs().max().clamp_min(1):
         raise ValueError(
             f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
             "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "
             "model.init_args.advantage"
         )
+    scores_N = scores_N.clamp_min(0)  # rewards that add up to 0 may miss it by their rounding
     return centred(scores_N, groups) / (groups.mean(scores_N) + eps)
 
 

@@ -20,7 +20,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, Forked
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
-from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
 from lightning_agentrl.commands.replay import checkpoint_before, config_of
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import Agreement, agreement, noise_of_means
@@ -136,8 +136,7 @@ class AuditCLI(AgentCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        for key in ("ckpt_path", "weights_only"):  # those of the run; another checkpoint is read
-            parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
+        take_keys_of_fit(parser, "ckpt_path", "weights_only")
 
     def before_instantiate_classes(self) -> None:
         """Play on one device, for one rollout more than the run had, and write nothing into its folder."""

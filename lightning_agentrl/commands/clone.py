@@ -15,7 +15,7 @@ from lightning_agentrl.agents import Agent, CloneAgent
 from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
-from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
 from lightning_agentrl.rollout.expert import EPISODES
@@ -35,6 +35,7 @@ class CloneCLI(AgentCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        take_keys_of_fit(parser, "ckpt_path", "weights_only")
         add = parser.add_argument
         add("--out", type=str | None, default=None, help="Folder to write the model to; must be empty or not exist.")
         add(

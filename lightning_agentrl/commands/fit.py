@@ -277,6 +277,12 @@ class AgentCLI(LightningCLI):
         return None
 
 
+def take_keys_of_fit(parser: LightningArgumentParser, *keys: str) -> None:
+    """Take keys of `fit` that the config of a run holds and another command has no use for."""
+    for key in keys:
+        parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
+
+
 class VerifyCLI(AgentCLI):
     """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
 
@@ -288,6 +294,7 @@ class VerifyCLI(AgentCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        take_keys_of_fit(parser, "ckpt_path", "weights_only")
         parser.add_argument(
             "--bound",
             type=float | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
+from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -67,6 +69,7 @@ class LookCLI(AgentCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        take_keys_of_fit(parser, "weights_only")
         parser.add_argument("--episodes", type=int, default=self.episodes, help=self.episodes_help)
         parser.add_argument(
             "--out",
@@ -78,13 +81,15 @@ class LookCLI(AgentCLI):
             "--ckpt_path",
             type=str | None,
             default=None,
-            help="Checkpoint of the policy; the untrained one if not given.",
+            help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
+        if "ckpt_path" not in {name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])}:
+            config.ckpt_path = None  # that which a run went on from stands in its config
         devices, nodes = config.trainer.devices, config.trainer.num_nodes
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"

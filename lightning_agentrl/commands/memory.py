@@ -26,7 +26,8 @@ from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
-PROBE_TOKENS = (128, 256, 512)  # lengths at which micro-batches are measured
+PROBE_TOKENS = 512  # the longest micro-batch that is measured, where the model can read so many
+HOLES = 0.2  # of the activations, 0 to 0.35 were measured (docs/results/memory.md)
 
 
 Rows = list[tuple[str, str]]
@@ -41,13 +42,14 @@ class MemoryPlan:
     gradients: int
     optimizer: int  # two moments of every trained parameter; under ZeRO a share of them and of a copy of the weights
     activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
+    holes: int  # on a CPU only: freed memory between blocks in use, which the next block does not fit into
     engine: int  # what it holds all the time
     sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
 
     @property
     def peak(self) -> int:
         always = self.program + self.weights + self.optimizer + self.engine
-        return always + max(self.gradients + self.activations, self.sampling)
+        return always + max(self.gradients + self.activations + self.holes, self.sampling)
 
     def lines(self) -> Rows:
         rows = [(f"{name}", _size(getattr(self, name))) for name in self.__dataclass_fields__ if getattr(self, name)]
@@ -73,13 +75,14 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
     window = data.prompt.max_prompt_tokens + data.interaction.max_reply_tokens
     handle = replace(agent.policy_handle(()), max_model_len=window, trained_meanwhile=data.max_staleness > 0)
     engine = data.engine.memory(handle, data.at_a_time)
-    activations = activation_bytes(agent, longest, reads)
+    activations, on_cpu = activation_bytes(agent, longest, reads), agent.device.type == "cpu"
     return MemoryPlan(
-        program=program_bytes(agent) if agent.device.type == "cpu" else 0,  # with what libraries keep once models ran
+        program=program_bytes(agent) if on_cpu else 0,  # with what libraries keep once models ran
         weights=_bytes(every),
         gradients=gradients * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=optimizer,
         activations=activations,
+        holes=int(HOLES * activations) if on_cpu else 0,
         engine=engine.resident,
         sampling=engine.sampling
         + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
@@ -131,8 +134,10 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """
     kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
     share = min(kept / tokens, 1.0)
-    measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in PROBE_TOKENS]
-    return int(np.polynomial.Polynomial.fit(PROBE_TOKENS, measured, deg=2)(tokens))
+    longest = min(PROBE_TOKENS, agent.actor.context_length)
+    lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
+    measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in lengths]
+    return int(np.polynomial.Polynomial.fit(lengths, measured, deg=2)(tokens))
 
 
 def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import lightning as L
@@ -20,7 +21,7 @@ from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.packing import Row
-from lightning_agentrl.models.prefix_tree import common_prefix_length
+from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import Message
@@ -195,18 +196,31 @@ def step_rows(trainer: L.Trainer, data: RolloutDataModule, prompts: Sequence[Mod
 def example_rows(prompts: Sequence[ModelInput], turns: int, data: RolloutDataModule) -> list[Row]:
     """Return ``turns`` different rows with the given prompts and replies of full length.
 
-    Where there are more rows than prompts, text prompts part where the given ones do, since no two turns are alike.
+    Where there are more rows than prompts, text prompts part where a given one parts from the most similar of the
+    others, since later turns are about as similar.
     """
     reply = data.interaction.max_reply_tokens
-    common = common_prefix_length([prompt.keys for prompt in prompts])
+    partings = _partings([prompt.keys for prompt in prompts])
     rows = []
     for i in range(turns):
-        prompt = prompts[i % len(prompts)]
-        if i >= len(prompts) > 1 and not prompt.images and len(prompt) > common:
-            prompt = prompt.head(common) + ModelInput.of_ids((i, *([0] * (len(prompt) - common - 1))))
+        prompt, parting = prompts[i % len(prompts)], partings[i % len(prompts)]
+        if i >= len(prompts) > 1 and not prompt.images and len(prompt) > parting:
+            prompt = prompt.head(parting) + ModelInput.of_ids((i, *([0] * (len(prompt) - parting - 1))))
         row = prompt + ModelInput.of_ids((i, *([0] * (reply - 1))))
         rows.append(Row(row, tuple(range(len(prompt) - 1, len(row) - 1))))
     return rows
+
+
+def _partings(rows: Sequence[Keys]) -> list[int]:
+    """Return for each row how long a prefix it shares with the most similar of the different ones.
+
+    Where all are equal, that is all of it: nothing tells where they part.
+    """
+    different = sorted(set(rows))  # the most similar one is a neighbour
+    shared = [shared_length(*pair) for pair in pairwise(different)]
+    longest = [max(sides) for sides in zip([0, *shared], [*shared, 0], strict=True)]
+    partings = dict(zip(different, longest, strict=True)) if shared else {}
+    return [partings.get(row, len(row)) for row in rows]
 
 
 def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:

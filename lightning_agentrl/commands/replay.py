@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import chain_of, first_difference, time_limit_struck, told_struck
+from lightning_agentrl.errors import one_line
 
 # Callbacks that only write files, which a replay must not do in the folder of the run.
 _WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"}
@@ -73,15 +76,25 @@ def config_of(run: Path) -> Path:
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
     """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it."""
     files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
-    done = {path: _iterations(torch.load(path, map_location="cpu", weights_only=True, mmap=True)) for path in files}
+    done = {path: count for path in files if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     return newest, 0 if newest is None else before[newest]
 
 
-def _iterations(checkpoint: dict[str, Any]) -> int:
-    """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one."""
-    return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
+def _iterations(path: Path) -> int | None:
+    """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one.
+
+    None, and a warning, for a file that is damaged or is no checkpoint of a run: there may be others.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
+    except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(
+            f"'{path}' is damaged or no checkpoint of a run, and is left out: {one_line(str(error))}", stacklevel=2
+        )
+        return None
 
 
 def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, Any]:

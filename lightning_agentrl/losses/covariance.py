@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_agentrl.losses.policy import PolicyLoss, counted
 from lightning_agentrl.losses.ppo import PPOClip
-from lightning_agentrl.losses.precision import log_ratio
+from lightning_agentrl.losses.precision import count_of, log_ratio
 from lightning_agentrl.losses.ranks import Gather, alone
 
 
@@ -120,7 +120,7 @@ class ClipCov(PPOClip):
         cov, tokens = covariances(logps, advantages, mask, gather)
         clipped, dual_clipped = self.clipped(logps, old_logps, advantages)
         candidates = mask & (cov > self.cov_low) & (cov < self.cov_high) & ~clipped & ~dual_clipped
-        return largest(torch.zeros_like(cov), noise_BA, candidates, max(1, int(self.share * tokens)), gather)
+        return largest(torch.zeros_like(cov), noise_BA, candidates, count_of(self.share, tokens), gather)
 
     def __call__(
         self,
@@ -168,7 +168,7 @@ class KLCov(PolicyLoss):
         """Pick the share with the highest covariance."""
         logps, _, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
         cov, tokens = covariances(logps, advantages, mask, gather)
-        return largest(cov, noise_BA, mask, max(1, int(self.share * tokens)), gather)
+        return largest(cov, noise_BA, mask, count_of(self.share, tokens), gather)
 
     def __call__(
         self,

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.precision import check_shapes
+from lightning_agentrl.losses.precision import check_shapes, count_of
 from lightning_agentrl.losses.ranks import Gather, alone
+from lightning_agentrl.types.rounding import all_equal
 
 
 def group_scores(
@@ -44,18 +45,21 @@ def group_scores(
 
 
 def spread_of(scores: list[float]) -> float:
-    """Return the standard deviation (n - 1) of the scores of a group, exactly 0 for equal scores or a single one."""
-    return 0.0 if min(scores) == max(scores) else statistics.stdev(scores)
+    """Return the standard deviation (n - 1) of the scores of a group, exactly 0 for equal scores or a single one.
+
+    Scores that differ only by rounding are equal, as they are to estimators.
+    """
+    return 0.0 if all_equal(scores) else statistics.stdev(scores)
 
 
 def varied_groups(scores: Mapping[int, list[float]]) -> set[int]:
     """Return the groups whose scores are not all equal."""
-    return {group for group, of_group in scores.items() if min(of_group) < max(of_group)}
+    return {group for group, of_group in scores.items() if not all_equal(of_group)}
 
 
 def widest_groups(scores: Mapping[int, list[float]], share: float) -> set[int]:
     """Return the ``max(1, floor(share * G))`` of G groups with the widest spread; smaller labels win ties."""
-    return set(_by_spread(scores)[: max(1, int(share * len(scores)))])
+    return set(_by_spread(scores)[: count_of(share, len(scores))])
 
 
 def covering_groups(scores: Mapping[int, list[float]], share: float, of: Literal["std", "variance"]) -> set[int]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.types import Turn
+from lightning_agentrl.types.rounding import all_equal
 
-ROUNDING = 1e-6  # of sums of rewards
 DRAWS = 1000  # of a bootstrap
 LEAST_STARTS = 4  # below which a bootstrap says nothing
 K = TypeVar("K", bound=Hashable)
@@ -158,7 +158,7 @@ def measure(
     replies = [tokens for one in episodes for tokens in one.reply_tokens]
     between, within = variances([[sum(one.rewards) for one in several] for several in starts.values()])
     commonest = Counter(reward for one in episodes for reward in one.rewards).most_common(1)[0][0]
-    above = sum(each > min(returns) + ROUNDING for each in returns)
+    above = sum(not all_equal((each, min(returns))) for each in returns)
     lasts = [one.turns[-1] for one in episodes]
     return Facts(
         episodes=len(episodes),
@@ -177,7 +177,7 @@ def measure(
         above_least=share(above, len(returns)),
         between=between,
         within=within,
-        mixed=share(sum(not _equal([sum(one.rewards) for one in several]) for several in shared), len(shared)),
+        mixed=share(sum(not all_equal([sum(one.rewards) for one in several]) for several in shared), len(shared)),
         rewarded=ratio(_counted(starts, lambda one: (sum(r != 0 for r in one.rewards), len(one.turns)))),
         told_apart=ratio(_counted(starts, lambda one: (sum(r != commonest for r in one.rewards), len(one.turns)))),
         on_the_way=ratio(
@@ -277,10 +277,6 @@ def uncertain(episodes: Sequence[Sequence[Turn]]) -> tuple[int, int]:
 
 def _states(episode: MeasuredEpisode) -> list[Hashable]:
     return [turn.state for turn in episode.turns]
-
-
-def _equal(numbers: Sequence[float]) -> bool:
-    return max(numbers) - min(numbers) <= ROUNDING
 
 
 def _by(items: Sequence[V], key: Callable[[V], Hashable]) -> dict[Hashable, list[V]]:

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lightning_agentrl.metrics.numbers import Mean, Number
 from lightning_agentrl.types import Rollout
-
-ROUNDING = 1e-6  # of sums of rewards in float32
+from lightning_agentrl.types.rounding import all_equal
 
 
 def group_numbers(rollout: Rollout) -> dict[str, Number]:
@@ -24,7 +23,7 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
     versions = [turn.policy_version for turn in rollout.turns]
     newest = max(versions, default=0)
     return {
-        "rollout/equal_groups": Mean(sum(max(g) - min(g) <= ROUNDING for g in groups), len(groups)),
+        "rollout/equal_groups": Mean(sum(map(all_equal, groups)), len(groups)),
         "rollout/group_std": Mean(sum(statistics.stdev(g) for g in groups if len(g) > 1), len(groups)),
         "rollout/policy_lag": Mean(sum(newest - version for version in versions), len(versions)),
     }

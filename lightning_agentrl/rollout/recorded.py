@@ -42,7 +42,7 @@ class Recorded(Demonstrations):
         episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
         for turn in turns:
             episodes.setdefault((turn.get("group"), turn["env"], turn["episode"]), []).append(turn)
-        whole = [own for own in episodes.values() if own[0]["turn"] == 0 and _ended(own[-1])]
+        whole = [own for own in episodes.values() if _is_whole(own)]
         return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: ranks()]]
 
 
@@ -71,8 +71,10 @@ def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase
             )
 
 
-def _ended(turn: LoggedTurn) -> bool:
-    return bool(turn["terminated"] or turn["truncated"])
+def _is_whole(turns: Sequence[LoggedTurn]) -> bool:
+    """Return whether all turns of an episode are there; a log may hold those of some iterations only."""
+    ended = bool(turns[-1]["terminated"] or turns[-1]["truncated"])
+    return ended and [turn["turn"] for turn in turns] == list(range(len(turns)))
 
 
 def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:

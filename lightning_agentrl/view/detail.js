@@ -202,7 +202,7 @@ function numbers(turn) {
   if (turn.env_reward !== turn.reward) number("of the environment", turn.env_reward);
   number("return so far", turn.episode_return);
   const branches = turn.branch_returns ?? [];
-  if (branches.length) add("forks returned", branches.map(formatNumber).join(", "));
+  if (branches.length) add("forks returned", branches.map((x) => formatNumber(x)).join(", "));
   number("environment took", turn.env_seconds, " s");
   number("engine took", turn.engine_seconds, " s");
   for (const [name, x] of Object.entries(turn.metrics ?? {})) number(name, x);

@@ -24,6 +24,7 @@ from lightning_agentrl.advantages import (
     ReMax,
     TurnLeaveOneOut,
     anchor_states,
+    backward_sum,
     best_minus_second,
     bilevel_gae,
     centred,
@@ -119,6 +120,29 @@ def test_a_dimension_that_is_not_reported_is_named():
 def test_negative_scores_are_refused_where_they_have_no_meaning():
     with pytest.raises(ValueError, match=r"MaxRL.*0.*-0\.1.*data\.init_args\.inter"):
         MaxRL().estimate(build(simple(1.0, -0.1)).rollout)
+
+
+def test_rewards_that_add_up_to_zero_may_miss_it_by_rounding():
+    """In float32 the first episode earns -2e-8."""
+    progress = Episode(0, tuple(Visit(k, (Token(reward=r),)) for k, r in enumerate((0.1, 0.7, -0.8))))
+    built = build([progress, *simple(1.0)])
+    advantages, _ = MaxRL().estimate(built.rollout)
+    assert built.read(advantages)[0] == pytest.approx([-1.0] * 3, abs=1e-5)
+
+
+def test_a_dimension_may_be_reported_before_the_last_turn():
+    """A reply that is asked for again ends an episode where the budget of tokens is used up, and reports nothing."""
+    early = Episode(0, (Visit(0, (Token(),), metrics={"format": 3.0}), Visit(1, (Token(),), metrics={})))
+    built = build([early, *simple(0.0)])
+    _, returns = GDPO({"format": 1.0}).estimate(built.rollout)
+    assert built.read(returns) == [[3.0, 3.0], [1.0]]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_recursion_leaves_its_argument_as_it_is(rows: int):
+    x = torch.ones(rows, 4)
+    assert backward_sum(x).tolist() == [[4.0, 3.0, 2.0, 1.0]] * rows
+    assert x.eq(1).all()
 
 
 def test_reward_to_go_skips_observations():

@@ -43,3 +43,9 @@ def test_wrong_input_is_answered_in_a_sentence(
     arguments: tuple[str, ...], part: str, signs: Config, agentrl: Command
 ) -> None:
     assert part in sentence(agentrl(*arguments, config=signs, command="clone"))
+
+
+def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
+    """It holds keys of `fit` that cloning has no use for."""
+    saved = signs | {"ckpt_path": "last", "weights_only": None}
+    assert "--out" in sentence(agentrl(config=saved, command="clone"))

@@ -12,15 +12,18 @@ import torch
 
 from lightning_agentrl.agents import PPOAgent, Schedule
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
+from lightning_agentrl.commands import memory
 from lightning_agentrl.commands.memory import LiveBytes, activation_bytes, memory_plan, micro_batch_bytes
 from lightning_agentrl.commands.plan import DryRun, PlanShown, example_rows, held_out_plays, rate_text, step_rows
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
 from lightning_agentrl.models.packing import Row, plan_micro_batches
+from lightning_agentrl.models.prefix_tree import shared_length
 from lightning_agentrl.rollout import RolloutDataModule
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
+from tests.inputs import text
 
 
 @pytest.fixture
@@ -133,7 +136,7 @@ def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path
     assert plan.weights == trained + reference
     assert plan.gradients == trained
     assert plan.optimizer == 2 * trained
-    assert plan.peak == plan.program + plan.weights + 3 * trained + plan.activations
+    assert plan.peak == plan.program + plan.weights + 3 * trained + plan.activations + plan.holes
     rows = example_rows(data.first_prompts(), 8, data)
     assert len({row.ids for row in rows}) == 8
     assert plan_micro_batches(rows, agent.compute.max_tokens_per_micro_batch)
@@ -182,3 +185,25 @@ def test_activations_of_a_length_that_was_not_measured_are_foretold(
     more = activation_bytes(agent, tokens, 4 * LOGITS_PER_CHUNK)  # in chunks, each of which is computed again
     assert (more == activation_bytes(agent, tokens, LOGITS_PER_CHUNK)) is recompute
     data.teardown("fit")
+
+
+def test_no_longer_row_is_measured_than_the_model_reads(tiny_folder, tmp_path, monkeypatch) -> None:
+    agent, data = make_agent(tiny_folder), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    agent.actor.lm.config.max_position_embeddings = 100
+    lengths: list[int] = []
+    monkeypatch.setattr(memory, "micro_batch_bytes", lambda agent, tokens, reads: lengths.append(tokens) or tokens**2)
+    assert activation_bytes(agent, 300, 10) == pytest.approx(90_000, abs=2)
+    assert lengths == [25, 50, 100]
+    data.teardown("fit")
+
+
+def test_further_rows_part_where_the_given_ones_do(tiny_folder) -> None:
+    """The first two prompts share three tokens, the third shares one with them; the fourth is the first again."""
+    prompts = [text(*ids) for ids in ((11, 12, 13, 14), (11, 12, 13, 16), (11, 18, 19), (11, 12, 13, 14))]
+    rows = [row.ids for row in example_rows(prompts, 8, make_data())]
+    given, further = rows[:4], rows[4:]
+    shared = [max(shared_length(row, other) for other in given) for row in further]
+    assert shared == [3, 3, 1, 3]
+    assert len(set(rows)) == 8

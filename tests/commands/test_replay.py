@@ -19,6 +19,7 @@ import yaml
 from lightning_agentrl.callbacks import Chain
 from lightning_agentrl.callbacks.chain import link_path, read_link
 from lightning_agentrl.commands.bisect import bisect_runs
+from lightning_agentrl.commands.replay import checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import TurnInteraction
@@ -240,3 +241,19 @@ def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kin
     agentrl("fit", "--config", "config.yaml")
     for iteration in random.Random(kind).sample(range(1, 13), 5):
         assert f"to {iteration}" in agentrl("replay", "run", "--iteration", str(iteration))
+
+
+def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
+    def saved(name: str, iterations: int) -> Path:
+        loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}
+        torch.save({"loops": loops}, tmp_path / name)
+        return tmp_path / name
+
+    saved("first.ckpt", 2)
+    newest = saved("second.ckpt", 4)
+    (tmp_path / "third.ckpt").write_bytes(newest.read_bytes()[:-100])
+    (tmp_path / "other.ckpt").write_bytes(random.Random(0).randbytes(3000))
+    torch.save({"weights": 1}, tmp_path / "foreign.ckpt")
+    with pytest.warns(UserWarning, match="is damaged or no checkpoint") as told:
+        assert checkpoint_before(tmp_path, None) == (newest, 4)
+    assert len(told) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -457,3 +458,19 @@ def test_requests_wait_for_company_only_briefly(policy):
 def test_a_batch_has_room_for_someone():
     with pytest.raises(ValueError, match=r"max_batch.*1.*0"):
         TransformersEngine(max_batch=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whoever_waits_is_told_that_sampling_has_ended(engine, monkeypatch):
+    """Such as by a warning that counts as an error, in the thread that samples."""
+
+    def fails(room: int, running: bool) -> None:
+        while not engine._desk._queue:
+            time.sleep(0.01)
+        raise UserWarning("an environment asked for nothing")
+
+    serve(engine, MIXED[:1])
+    monkeypatch.setattr(engine._desk, "_seconds_to_wait", fails)
+    for reason in ("sampling has ended: UserWarning: an environment", "the engine was stopped"):
+        with pytest.raises(RuntimeError, match=reason):
+            serve(engine, MIXED[:1])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lightning_agentrl.advantages import Groups, standardised
 from lightning_agentrl.losses import DropEqualScores, GroupFilter, KeepCovering, KeepWidest, group_scores, spread_of
 from tests.losses.ranks import on_ranks
 
@@ -89,3 +90,19 @@ def test_wrong_settings_are_refused():
         KeepCovering(0.5, "range")
     with pytest.raises(ValueError, match=r"groups \[11\], scores \[2\]"):
         DropEqualScores()(GROUPS, SCORES[:2])
+
+
+def test_scores_that_differ_by_rounding_are_equal():
+    """As to estimators: such a group has no advantage."""
+    scores = torch.tensor([0.59999999, 0.60000002, 0.0, 1.0], dtype=torch.float64)
+    groups = torch.tensor([1, 1, 2, 2])
+    assert standardised(scores, Groups(groups))[:2].tolist() == [0.0, 0.0]
+    assert DropEqualScores()(groups, scores).tolist() == [False, False, True, True]
+    assert spread_of(scores[:2].tolist()) == 0.0
+
+
+@pytest.mark.parametrize("percent", range(1, 101))
+def test_a_share_of_a_hundred_groups_is_that_many(percent):
+    groups = torch.arange(100).repeat_interleave(2)
+    scores = torch.arange(200.0) ** 2
+    assert KeepWidest(percent / 100)(groups, scores).sum() == 2 * percent

@@ -652,3 +652,10 @@ def test_of_ten_thousand_turns_only_what_is_seen_is_drawn(browser, tmp_path):
     page.fill("#search", turns[5000]["thought"].split()[-1])
     expect(page.locator("#count")).to_have_text(re.compile("of [0-9,]+ episodes"), timeout=5000)
     page.close()
+
+
+def test_an_episode_with_forks_shows_what_they_returned(opened, tmp_path):
+    turns = [make_turn(turn=0, branch_returns=[1.0, 0.5, None, 0.123456]), make_turn(turn=1, stop="env_done")]
+    page = opened(build_page(write_run(tmp_path / "run", turns)))
+    page.locator("#rows .row").first.click()
+    expect(page.get_by_text("1, 0.5, –, 0.1235", exact=True)).to_be_visible()

@@ -140,6 +140,14 @@ class TransformersEngine(Engine):
     @torch.no_grad()
     def _serve(self) -> None:
         desk, handle, _ = self._started()
+        try:
+            self._sample_all(desk, handle)
+        except BaseException as error:  # such as a warning that counts as an error
+            for asked in desk.close():  # and what comes later is refused
+                asked.waiting.tell(RuntimeError(f"sampling has ended: {type(error).__name__}: {error}"))
+            raise
+
+    def _sample_all(self, desk: Admission, handle: PolicyHandle) -> None:
         # Leaving autocast drops the weights that it has cast, of all threads: also those that are trained on meanwhile.
         with handle.precision() if self.holds_copy else nullcontext():
             while (first := desk.next(self.max_batch, running=False)) is not None:
