@@ -26,8 +26,8 @@ from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import ModelInput
 
-PROBE_TOKENS = 512  # the longest micro-batch that is measured, where the model can read so many
-HOLES = 0.2  # of the activations, 0 to 0.35 were measured (docs/results/memory.md)
+PROBE_TOKENS = 1024  # the longest micro-batch that is measured
+HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/memory.md)
 
 
 Rows = list[tuple[str, str]]
@@ -42,7 +42,7 @@ class MemoryPlan:
     gradients: int
     optimizer: int  # two moments of every trained parameter; under ZeRO a share of them and of a copy of the weights
     activations: int  # of one micro-batch at its token budget, with copies of weights that autocast makes
-    holes: int  # on a CPU only: freed memory between blocks in use, which the next block does not fit into
+    holes: int  # on a CPU: freed memory between the gradients of earlier micro-batches, too small for the next one
     engine: int  # what it holds all the time
     sampling: int  # of the engine while it samples, with what is gathered of a sharded policy; not in the update
 
@@ -82,7 +82,7 @@ def memory_plan(agent: Agent, data: RolloutDataModule, rows: Sequence[Row]) -> M
         gradients=gradients * (2 if _copies_gradients(agent.trainer) else 1),
         optimizer=optimizer,
         activations=activations,
-        holes=int(HOLES * activations) if on_cpu else 0,
+        holes=int(HOLES * activations) if on_cpu and len(plans) > 1 else 0,
         engine=engine.resident,
         sampling=engine.sampling
         + gathered_bytes(agent.actor, data.engine.sends_layers and not has_adapters(agent.actor.lm)),
@@ -128,14 +128,15 @@ def _copies_gradients(trainer: L.Trainer) -> bool:
 def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     """Return the most bytes that the update needs for one micro-batch, gradients of weights not counted.
 
-    A parabola through three measurements has a constant (weights cast by autocast), a part that grows with the tokens,
-    and one that grows with their square (attention, where it is dense). They have the same share of logit positions as
-    the micro-batch, up to one chunk of them if logits are recomputed.
+    A micro-batch of up to PROBE_TOKENS is measured. Beyond that, a parabola through three measurements has a constant
+    (weights cast by autocast), a part that grows with the tokens, and one that grows with their square (attention,
+    where it is dense). They have the same share of logit positions as the micro-batch, up to one chunk of them if
+    logits are recomputed.
     """
     kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
     share = min(kept / tokens, 1.0)
-    longest = min(PROBE_TOKENS, agent.actor.context_length)
-    lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
+    longest = max(min(PROBE_TOKENS, agent.actor.context_length, tokens), 3)
+    lengths = [max(longest // 4, 1), longest // 2 + longest % 2, longest]
     measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in lengths]
     return int(np.polynomial.Polynomial.fit(lengths, measured, deg=2)(tokens))
 

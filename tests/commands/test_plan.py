@@ -166,10 +166,10 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
 @pytest.mark.parametrize(
     ("tokens", "reads", "recompute"),
     [
-        (1000, 100, True),
+        (2000, 200, True),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in ((1500, 1024, True), (500, 30, True), (1500, 1400, False))
+            for case in ((3000, 1024, True), (900, 30, True), (3000, 1400, False))
         ),
     ],
 )
