@@ -91,6 +91,7 @@ def plan(size: str, gpus: int, strategy: str, tokens: int = 16384) -> MemoryPlan
         gradients=gradients * (2 if strategy.endswith("ddp") and gpus > 1 else 1),  # in buckets too
         optimizer=optimizer,
         activations=int(activations(SIZES[size], tokens)) + copied,
+        holes=0,
         engine=0,
         sampling=2 * counted.all if shards > 1 else 0,  # the policy in bfloat16
     )

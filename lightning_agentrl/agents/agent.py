@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ class Agent(L.LightningModule, ABC):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
-        if temperature <= 0:
+        if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         self._undescribed = keep_arguments(self)
         self.model = model
@@ -401,6 +402,8 @@ class Agent(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
         with raise_once():
+            if cast(Any, self.trainer).datamodule is None:
+                raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
             guard_checkpoints(self.trainer)
             if stage == "fit":
                 check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)

@@ -106,6 +106,11 @@ class PPOAgent(Agent):
         self.kl_coefficient = FixedKL(self.kl.reward) if isinstance(self.kl.reward, int | float) else self.kl.reward
         self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus
+        if value_clip is not None and not value_clip > 0:
+            raise ValueError(f"{KEYS}.value_clip must be above 0, or null for no clip, got {value_clip}")
+        for name, weight in (("entropy_bonus", entropy_bonus), ("first_token_weight", first_token_weight)):
+            if not math.isfinite(weight):
+                raise ValueError(f"{KEYS}.{name} must be finite, got {weight}")
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
 

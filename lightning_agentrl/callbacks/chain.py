@@ -50,9 +50,11 @@ class Chain(RolloutCallback):
         self.keep = keep
         self._folder = Path()
         self._link: Link = {}
+        self._alone = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
+        self._alone = False  # no file of a run that was in this folder before is left
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self._link |= rollout_fields(rollout)
@@ -66,6 +68,9 @@ class Chain(RolloutCallback):
         ]  # Lightning tells them after a validation
         write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
         self._path(trainer, self.keep).unlink(missing_ok=True)
+        if not self._alone:
+            drop_links(self._folder, trainer.current_epoch + 1, trainer.global_rank)
+            self._alone = True
         self._link = {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -96,6 +101,14 @@ def write_link(path: Path, link: Link) -> None:
 
 def link_path(folder: Path, iteration: int, rank: int) -> Path:
     return folder / f"{iteration:06d}-rank{rank}.npz"
+
+
+def drop_links(folder: Path, behind: int, rank: int) -> None:
+    """Remove the files of a rank for iterations behind this one: they are of another run, which was here before."""
+    for path in folder.glob(f"*-rank{rank}.npz"):
+        number = path.stem.split("-")[0]
+        if number.isdecimal() and int(number) > behind:
+            path.unlink(missing_ok=True)
 
 
 def read_links(folder: Path) -> dict[int, dict[int, Path]]:

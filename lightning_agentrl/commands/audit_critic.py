@@ -177,6 +177,8 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     Returns:
         What was found, for a terminal.
     """
+    if out is not None and out.is_dir():
+        raise ConfigError(f"'{out}' is a folder; name the file to write (argument --out)")
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
     report = audit_report(found, f"Audit of {cli.checkpoint}", branches)

@@ -35,6 +35,8 @@ def check_environment(
     for file in (json_file, html_file):
         if file is not None and not file.parent.is_dir():
             raise ValueError(f"'{file}' cannot be written: the folder '{file.parent}' does not exist")
+        if file is not None and file.is_dir():
+            raise ValueError(f"'{file}' is a folder; name the file to write")
     told = certify(env, kwargs, seconds, cap, most_tokens)
     if train and told.passed and told.texts is not None:
         from lightning_agentrl.commands.check_train import Texts

@@ -64,8 +64,13 @@ class CloneCLI(AgentCLI):
         out = Path(config.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"'{out}' exists and is not an empty folder; name another one (argument --out)")
-        if config.steps < 1:
-            raise ConfigError(f"--steps must be at least 1, got {config.steps}")
+        for name in ("steps", "episodes"):
+            if config[name] < 1:
+                raise ConfigError(f"--{name} must be at least 1, got {config[name]}")
+        if not 0 < config.lr < math.inf:
+            raise ConfigError(f"--lr must be above 0, got {config.lr}")
+        if not 0 < config.action_share <= 1:
+            raise ConfigError(f"--action_share must be above 0 and at most 1, got {config.action_share}")
         config.trainer.default_root_dir = str(out)
 
     def clone(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -40,6 +41,7 @@ from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
+from lightning_agentrl.commands.empty_keys import empty_keys
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
@@ -132,6 +134,11 @@ class AgentCLI(LightningCLI):
             super().parse_arguments(parser, args)
         parsed = cast(Any, self.config)
         settings = parsed.get(parsed.get("subcommand"), parsed)
+        if "trainer" in settings and settings.trainer is None:
+            raise ConfigError(Problem("trainer has no keys; give it some, or leave it out", key="trainer"))
+        for key, default in empty_keys(settings.as_dict()):
+            left = "" if default is inspect.Parameter.empty else f", or leave the key out (it is {default!r} then)"
+            raise ConfigError(Problem(f"{key.rpartition('.')[2]} has no value; write one{left}", key=key))
         seed = settings.get("seed_everything")
         if type(seed) is int and not 0 <= seed < 2**32:
             what = f"seed_everything cannot be used: it must be from 0 to {2**32 - 1}, got {seed}"
@@ -168,6 +175,8 @@ class AgentCLI(LightningCLI):
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
+        if checkpoint == "":
+            raise ConfigError("ckpt_path is empty; name a checkpoint, last or best, or leave it out (key ckpt_path)")
         if checkpoint and checkpoint not in WORDS and not exists(Path(checkpoint)):
             raise ConfigError(f"there is no checkpoint '{checkpoint}' (key ckpt_path)")
 

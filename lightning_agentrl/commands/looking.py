@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +87,7 @@ class LookCLI(AgentCLI):
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        if "ckpt_path" not in {name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])}:
+        if "ckpt_path" not in {name for name, _ in options(self.given)}:
             config.ckpt_path = None  # that which a run went on from stands in its config
         devices, nodes = config.trainer.devices, config.trainer.num_nodes
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
@@ -105,6 +104,11 @@ class LookCLI(AgentCLI):
         given = cast(Any, self.config)[argument]
         if given is not None and Path(given).is_dir():
             raise ConfigError(f"'{given}' is a folder; name the file to write (argument --{argument})")
+        configs = {Path(value).resolve() for name, value in options(self.given) if name in ("c", "config")}
+        if given is not None and Path(given).resolve() in configs:
+            raise ConfigError(
+                f"'{given}' is the config that is read; name another file to write (argument --{argument})"
+            )
 
     def look(self, what: Callable[[Agent], Found]) -> Found | None:
         """Return what is found with the connected agent; None: a signal ended it."""

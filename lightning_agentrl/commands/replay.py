@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,11 @@ from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import chain_of, first_difference, time_limit_struck, told_struck
 from lightning_agentrl.errors import one_line
 
-# Callbacks that only write files, which a replay must not do in the folder of the run.
-_WRITERS = {"Chain", "ModelCheckpoint", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress", "TurnLog"}
+# Callbacks that only write files, which a replay must not do in the folder of the run, or need a logger.
+_WRITERS = {
+    *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
+    *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
+}
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
@@ -79,7 +84,27 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     done = {path: count for path in files if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
-    return newest, 0 if newest is None else before[newest]
+    if newest is not None:
+        return newest, before[newest]
+    continued = _continued(run)
+    if continued is None or iteration is None:
+        return None, 0
+    count = _iterations(continued) if continued.exists() else None
+    if count is None:
+        raise ValueError(
+            f"the run in '{run}' went on from '{continued}', which is gone or damaged, and has no checkpoint of its "
+            f"own before iteration {iteration}, so it cannot be replayed"
+        )
+    return continued, count
+
+
+def _continued(run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from; None if it began anew."""
+    for file in run.glob("**/run.json"):
+        with suppress(OSError, ValueError):
+            path = json.loads(file.read_text()).get("continues")
+            return Path(path) if path else None
+    return None
 
 
 def _iterations(path: Path) -> int | None:

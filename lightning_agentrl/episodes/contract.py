@@ -6,6 +6,7 @@ The processes of environments import this file, so it imports nothing but gymnas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import index, is_
@@ -157,8 +158,11 @@ def read_flag(what: str, value: Any) -> bool:
     """
     if isinstance(value, bool):  # nearly always, and a protocol takes long to ask
         return value
-    if type(value).__name__ == "bool_" or (isinstance(value, SupportsIndex) and index(value) in (0, 1)):
+    if type(value).__name__ in ("bool", "bool_"):  # numpy's, in version 2 and before
         return bool(value)
+    with suppress(TypeError):  # an array of numpy has the method, and raises where it is no single integer
+        if isinstance(value, SupportsIndex) and index(value) in (0, 1):
+            return bool(value)
     raise contract_error(f"the environment gave {what} = {_shown(value)}; it must be true or false")
 
 

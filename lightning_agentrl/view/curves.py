@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -135,11 +136,19 @@ def _from_table(path: Path) -> Curves:
 
 
 def _by_iteration(by_step: dict[str, Points]) -> Curves:
-    """Replace steps by iterations, if the epoch of each is known."""
+    """Replace steps by iterations, if epochs are known; that of a step is the one that is noted next, or last.
+
+    Some callbacks log at steps of their own, such as a monitor of learning rates.
+    """
     epochs = by_step.pop(_EPOCH, {})
-    if not epochs or not all(step in epochs for points in by_step.values() for step in points):
+    if not epochs:
         return Curves("step", by_step)
+    noted = sorted(epochs)
+
+    def iteration(step: float) -> int:
+        return round(epochs[noted[min(bisect_left(noted, step), len(noted) - 1)]]) + 1
+
     return Curves(
         "iteration",
-        {name: {round(epochs[s]) + 1: y for s, y in sorted(points.items())} for name, points in by_step.items()},
+        {name: {iteration(s): y for s, y in sorted(points.items())} for name, points in by_step.items()},
     )

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import (
 
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
-from tests.agents.harness import make_trainer
+from tests.agents.harness import make_agent, make_trainer
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fast_dev_run": True}, "trainer.fast_dev_run"),
@@ -67,3 +67,9 @@ def test_every_key_of_the_trainer_is_in_the_docs() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "configuration.md").read_text()
     lacking = [key for key in inspect.signature(L.Trainer).parameters if f"`trainer.{key}`" not in page]
     assert not lacking
+
+
+@pytest.mark.parametrize("data", [{}, {"train_dataloaders": [1, 2]}])
+def test_an_agent_without_its_data_module_says_so(tiny_folder, tmp_path, data) -> None:
+    with pytest.raises(ValueError, match=r"learns from a RolloutDataModule.*trainer\.fit\(agent, data\)"):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), **data)

@@ -160,6 +160,7 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
         (["--most_turns", "0"], "--most_turns"),
         (["--out", "pages"], "--out"),
         (["--json", "pages"], "--json"),
+        (["--out", "given.yaml"], "'given.yaml' is the config that is read"),
     ):
         assert part in sentence(agentrl(*arguments, config=config, command="advise"))
     broken = changed(config, "data.init_args.env", {"id": ENDLESS, "kwargs": {"broken": True}, "retries": 0})

@@ -12,7 +12,8 @@ import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
-from lightning_agentrl.commands.audit_critic import audit, audit_report, worst_turns
+from lightning_agentrl.commands.audit_critic import audit, audit_report, audit_run, worst_turns
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import agreement, noise_of_means
 from lightning_agentrl.types import ForkPlan
 from tests.advantages.cases import build, draw_episodes
@@ -88,3 +89,8 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
     assert "DualDiscountGAE (of the run)" in page
     for arguments, part in ((["--branches", "0"], "at least 1"), (["--checkpoint", "none.ckpt"], "none.ckpt")):
         assert part in sentence(agentrl("run", *arguments, command="audit-critic"))
+
+
+def test_a_folder_in_place_of_the_page_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder.*--out"):
+        audit_run(tmp_path, None, 4, 1, tmp_path)

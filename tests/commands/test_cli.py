@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -214,6 +215,13 @@ WRONG = {
     "folder elsewhere": ("trainer.default_root_dir", "s3://mine/run", ["trainer.default_root_dir", "s3://mine/run"]),
     "checkpoint": ("ckpt_path", "nowhere.ckpt", ["nowhere.ckpt"]),
     "no checkpoint": ("ckpt_path", "given.yaml", ["given.yaml'", "agentrl fit"]),
+    "key without a value": ("data.init_args.turns_per_env", None, ["turns_per_env has no value", "it is 8 then"]),
+    "setting without a value": ("model.init_args.optim", {"lr_actor": None}, ["optim.lr_actor", "has no value"]),
+    "weight without a value": ("model.init_args.entropy_bonus", None, ["entropy_bonus has no value"]),
+    "trainer without keys": ("trainer", None, ["trainer has no keys"]),
+    "no clip": ("model.init_args.value_clip", 0, ["model.init_args.value_clip", "above 0"]),
+    "weight that is no number": ("model.init_args.entropy_bonus", math.nan, ["entropy_bonus", "finite", "nan"]),
+    "empty checkpoint": ("ckpt_path", "", ["ckpt_path is empty"]),
     "file for a folder": ("trainer.default_root_dir", "given.yaml/run", ["given.yaml/run"]),
 }
 
@@ -248,6 +256,7 @@ AGAIN = {
     ),
     *("scheduler of Lightning", "no tokens", "validation without a key", "no best checkpoint", "folder elsewhere"),
     *("images below 0", "mode of a callback"),
+    *("weight without a value", "weight that is no number", "no clip", "trainer without keys"),
     *("shape of a schedule", "negative temperature", "no checkpoint yet", "folder that cannot be made"),
     *("tasks of an earlier version", "critic class", "no class_path", "nested constructor", "seed"),
     *("mini-batches", "negative rate", "validation inside an iteration", "environment argument"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -17,7 +18,7 @@ import torch
 import yaml
 
 from lightning_agentrl.callbacks import Chain
-from lightning_agentrl.callbacks.chain import link_path, read_link
+from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link
 from lightning_agentrl.commands.bisect import bisect_runs
 from lightning_agentrl.commands.replay import checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
@@ -257,3 +258,26 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is damaged or no checkpoint") as told:
         assert checkpoint_before(tmp_path, None) == (newest, 4)
     assert len(told) == 3
+
+
+def test_a_run_that_went_on_is_replayed_from_where_it_did(tmp_path: Path) -> None:
+    run, before = tmp_path / "run", tmp_path / "before.ckpt"
+    run.mkdir()
+    loops = {"fit_loop": {"epoch_progress": {"current": {"ready": 2}}}}
+    torch.save({"loops": loops}, before)
+    (run / "run.json").write_text(json.dumps({"continues": str(before)}))
+    assert checkpoint_before(run, 3) == (before, 2)
+    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 4}}}}}, run / "own.ckpt")
+    assert checkpoint_before(run, 6) == (run / "own.ckpt", 4)
+    before.unlink()
+    with pytest.raises(ValueError, match=r"went on from .*before\.ckpt'.*before iteration 3"):
+        checkpoint_before(run, 3)
+
+
+def test_links_of_a_longer_run_in_the_same_folder_are_dropped(tmp_path: Path) -> None:
+    """Those of other ranks are theirs to drop, and what has another name is not of a chain."""
+    for name in ("000001-rank0.npz", "000002-rank0.npz", "000003-rank0.npz", "000003-rank1.npz", "notes-rank0.npz"):
+        (tmp_path / name).touch()
+    drop_links(tmp_path, 2, 0)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["000001-rank0.npz", "000002-rank0.npz", "000003-rank1.npz", "notes-rank0.npz"]

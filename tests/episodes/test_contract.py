@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from lightning_agentrl.episodes.contract import PLACES, Contract, read_contract, read_metrics
+from lightning_agentrl.episodes.contract import PLACES, Contract, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
@@ -248,3 +248,15 @@ def test_the_documentation_lists_the_attributes():
     table = page[page.index("| attribute |") :].split("\n\n")[0]
     listed = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert listed == [one.name for one in fields(Contract)]
+
+
+@pytest.mark.parametrize("value", [True, 1, np.bool_(True), np.int64(1)])
+def test_truth_values_may_be_numpys(value: Any) -> None:
+    assert read_flag("terminated", value) is True
+    assert read_flag("terminated", type(value)(0)) is False
+
+
+@pytest.mark.parametrize("value", [None, 2, 1.0, "True", np.array(True), np.array([0, 1]), np.float64(1)])
+def test_what_is_no_truth_value_is_named(value: Any) -> None:
+    with pytest.raises(EnvError, match=r"gave terminated = .*; it must be true or false"):
+        read_flag("terminated", value)

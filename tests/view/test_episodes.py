@@ -214,3 +214,12 @@ def test_each_validation_has_its_own_held_out_episodes():
         *((True, 0, 2), (False, 5, 1), (True, 5, 1)),
     ]
     assert episodes[-1].last["reply"] == "again"
+
+
+def test_a_curve_at_steps_of_its_own_has_iterations_too(tmp_path):
+    """A monitor of learning rates logs before the steps at whose end the epoch is noted."""
+    log = tmp_path / "metrics.csv"
+    log.write_text("epoch,step,rollout/success,lr\n,0,,0.1\n0,1,0.25,\n,2,,0.2\n1,3,0.5,\n,4,,0.3\n")
+    curves, _ = read_curves(None, [log])
+    assert curves.x == "iteration"
+    assert curves.points == {"rollout/success": {1: 0.25, 2: 0.5}, "lr": {1: 0.1, 2: 0.3}}
