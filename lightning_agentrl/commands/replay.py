@@ -73,7 +73,7 @@ def config_of(run: Path) -> Path:
         ValueError: the folder is not that of one run.
     """
     if not run.is_dir():
-        raise ValueError(f"there is no folder '{run}'; name the folder of a run")
+        raise ValueError(f"the folder '{run}' does not exist; name that of a run")
     found = sorted(run.glob("**/config.yaml"))
     if len(found) != 1:
         raise ValueError(f"the folder '{run}' has {len(found)} files config.yaml; name the folder of one run")
