@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from lightning_agentrl.models.integers import integers
+from lightning_agentrl.models.tiles import Tiles, lay_tiles
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
 
@@ -114,6 +115,16 @@ class PrefixTree:
 
     @cached_property
     def _block_masks(self) -> dict[int | None, BlockMask]:
+        return {}
+
+    def tiles(self, past: int = 0) -> Tiles:
+        """Return the tokens as tiles, behind the P tokens of a common past."""
+        if past not in self._tiles:
+            self._tiles[past] = lay_tiles(self.ends, self.positions, past)
+        return self._tiles[past]
+
+    @cached_property
+    def _tiles(self) -> dict[int, Tiles]:
         return {}
 
     @cached_property

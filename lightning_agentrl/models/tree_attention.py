@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
+from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention
 
 TREE = "tree"  # name of the attention implementation in transformers
 GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
@@ -62,8 +63,11 @@ def tree_attention_forward(
     window = sliding_window if sliding_window is not None and sliding_window < past + tree.depth else None
     if query.device.type == "cpu" and window is None and not dropout:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = cast(Tensor, _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale))
-        return out.transpose(0, 1)[None], None
+        if past + tree.depth <= TILED_DEPTH:
+            out = TiledAttention.apply(query[0], key[0], value[0], tree.tiles(past), scale)
+        else:
+            out = _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale)
+        return cast(Tensor, out).transpose(0, 1)[None], None
     if query.device.type == "cuda" and not past and not dropout and _fits_flex(query):
         return _flex(query, key, value, tree.block_mask(window), scaling), None
     return sdpa_attention_forward(module, query, key, value, tree.mask(window, past)[None, None], dropout, scaling)

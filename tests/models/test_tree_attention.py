@@ -47,9 +47,17 @@ def dense(x: list[torch.Tensor], mask: torch.Tensor, scale: float) -> torch.Tens
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)
 
 
+@pytest.mark.parametrize("tiled_depth", [0, tree_attention.TILED_DEPTH])
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 40), st.sampled_from([None, 3]))
-def test_equals_dense_attention(seed, rows, longest, window):
+def test_equals_dense_attention(tiled_depth, seed, rows, longest, window):
+    """By a call for each branch, and in tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+        compare_with_dense_attention(seed, rows, longest, window)
+
+
+def compare_with_dense_attention(seed: int, rows: int, longest: int, window: int | None) -> None:
     tree = random_tree(seed, rows, longest)
     ours, theirs = qkv(tree, seed), qkv(tree, seed)
     out, _ = tree_attention_forward(MODULE, *ours, None, scaling=0.3, tree=tree, sliding_window=window)
@@ -62,10 +70,38 @@ def test_equals_dense_attention(seed, rows, longest, window):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-11, atol=1e-11)
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 60), st.integers(0, 5))
+def test_tiles_show_what_the_tree_shows(seed, rows, longest, past):
+    tree = random_tree(seed, rows, longest)
+    tiles = tree.tiles(past)
+    shown = torch.zeros(len(tiles.keys) * tiles.bias.shape[2], past + len(tree.ends))
+    seen = (tiles.bias[:, 0] == 0).float()
+    for tile, keys in enumerate(tiles.keys):  # each key once at most
+        shown[tile * seen.shape[1] : (tile + 1) * seen.shape[1]].index_add_(1, keys, seen[tile])
+    assert torch.equal(shown[: len(tree.ends)], tree.mask(past=past).float())
+
+
+@pytest.mark.parametrize("past", [0, 5])
+def test_a_common_past_is_seen_by_all(past):
+    """As keys before those of the tree; both ways of computing it."""
+    tree = random_tree(1, 9, 30)
+    q, _, _ = (x.detach() for x in qkv(tree, 0))
+    generator = torch.Generator().manual_seed(3)
+    k, v = (torch.randn(1, 2, past + len(tree.ends), 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    expected = dense([q, k, v], tree.mask(past=past), 0.3)
+    for tiled_depth in (0, tree_attention.TILED_DEPTH):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tree_attention, "TILED_DEPTH", tiled_depth)
+            out, _ = tree_attention_forward(MODULE, q, k, v, None, scaling=0.3, tree=tree)
+        torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [700, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_rows_in_lower_precision(dtype):
-    """Longer than the kernel's blocks; the dtype of the values goes out, as models expect."""
-    shared = tuple(range(700))
+def test_rows_in_lower_precision(dtype, length):
+    """Longer than the kernel's blocks, and short; the dtype of the values goes out, as models expect."""
+    shared = tuple(range(length))
     tree = lay_out([(*shared, *(1000 * k + j for j in range(60 + 7 * (k % 3)))) for k in range(1, 7)]).tree
     x = [t.detach().to(dtype).requires_grad_() for t in qkv(tree, 0)]
     exact = [t.detach().double().requires_grad_() for t in x]

@@ -18,6 +18,8 @@ from lightning_agentrl.models.prefix_tree import Keys, common_prefix_length, lay
 from lightning_agentrl.models.tree_attention import no_mask
 from lightning_agentrl.types.model_input import ModelInput, check_text_only
 
+LEAST_PREFIX = 8  # tokens; reading fewer again costs less than keeping them apart
+
 RowsOf = Callable[[Sequence[int]], Rows]  # makes the rows of the prompts of these numbers, once it is clear who goes on
 
 
@@ -96,13 +98,15 @@ class TreePrefill:
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
 
-        At least one token of each prompt is left out, since its hidden state is needed.
+        At least one token of each prompt is left out, since its hidden state is needed. A prefix of a few tokens is none.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
         common = len(prompts[0].head(common))
+        if common < LEAST_PREFIX:
+            common = 0
         kept = self._prefix
-        if kept and common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
+        if common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):
             return
         self.forget()
         if common:
