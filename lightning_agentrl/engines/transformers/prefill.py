@@ -98,7 +98,7 @@ class TreePrefill:
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
 
-        At least one token of each prompt is left out, since its hidden state is needed. A prefix of a few tokens is none.
+        At least one token of each prompt is left out, since its hidden state is needed. A few tokens are not kept.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
