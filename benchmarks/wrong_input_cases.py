@@ -516,6 +516,29 @@ CASES: tuple[Case, ...] = (
         says=["gave 4 values; it must give (observation, reward, terminated, truncated, info)"],
     ),
     Case("environment whose reward is text", {_ENV + ".id": "my_games:TextReward-v0"}, says=["must be a number"]),
+    # Keys without a value, and values that are none
+    *(
+        Case(f"`{text}` in a second file", configs=("given.yaml", "more.yaml"), files={"more.yaml": text}, says=says)
+        for text, says in (
+            ("data: {init_args: {turns_per_env: }}", ["turns_per_env has no value", "it is 8 then"]),
+            ("model: {init_args: {optim: {lr_actor: }}}", ["optim.lr_actor", "has no value"]),
+            ("model: {init_args: {entropy_bonus: }}", ["entropy_bonus has no value"]),
+            ("trainer:", ["trainer has no keys"]),
+        )
+    ),
+    Case("clip of 0 for values", {"model.init_args.value_clip": 0}, says=["model.init_args.value_clip", "above 0"]),
+    Case(
+        "entropy bonus that is not a number",
+        {"model.init_args.entropy_bonus": float("nan")},
+        says=["entropy_bonus", "finite", "nan"],
+    ),
+    Case("`ckpt_path` that is empty", {"ckpt_path": ""}, says=["ckpt_path is empty"]),
+    Case(
+        "schedule of the actor as a word",
+        {"model.init_args.optim": {"schedule": {"actor": "cosine"}}},
+        says=["optim.schedule.actor takes keys of its own, got 'cosine'"],
+    ),
+    Case("environments as 4.0", {"data.init_args.num_envs": 4.0}, says=["num_envs must be a whole number"]),
     # Images and messages
     Case("image for a model that reads text", shown("{folder}/llama"), says=["reads text only", "observation: text"]),
     Case(

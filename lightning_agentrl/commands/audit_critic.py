@@ -127,6 +127,8 @@ class AuditCLI(AgentCLI):
         self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
         config = config_of(run)
         path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
+        if checkpoint and not Path(checkpoint).exists():
+            raise ConfigError(f"there is no checkpoint '{checkpoint}'; name one that is there (argument --checkpoint)")
         if path is None:
             raise ConfigError(
                 f"the run '{run}' has no checkpoint, so there is no critic to audit; name one (--checkpoint)"

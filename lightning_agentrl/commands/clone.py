@@ -15,7 +15,7 @@ from lightning_agentrl.agents import Agent, CloneAgent
 from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
-from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
+from lightning_agentrl.commands.fit import AgentCLI, make_folder, take_keys_of_fit
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
 from lightning_agentrl.rollout.expert import EPISODES
@@ -71,6 +71,7 @@ class CloneCLI(AgentCLI):
             raise ConfigError(f"--lr must be above 0, got {config.lr}")
         if not 0 < config.action_share <= 1:
             raise ConfigError(f"--action_share must be above 0 and at most 1, got {config.action_share}")
+        make_folder(out, "--out")
         config.trainer.default_root_dir = str(out)
 
     def clone(self) -> None:

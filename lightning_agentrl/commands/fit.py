@@ -171,7 +171,7 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         _refuse_foreign_knobs(self.settings.trainer)
-        _make_root(self.settings.trainer.get("default_root_dir"))
+        make_folder(self.settings.trainer.get("default_root_dir"), "trainer.default_root_dir")
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
@@ -385,8 +385,12 @@ def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
             )
 
 
-def _make_root(folder: str | os.PathLike[str] | None) -> None:
-    """Make the folder of the run, which takes hours before it would be needed.
+def make_folder(folder: str | os.PathLike[str] | None, key: str) -> None:
+    """Make a folder at the start, since hours may pass before it is needed.
+
+    Args:
+        folder: None: nothing is to be made.
+        key: that names it.
 
     Raises:
         ConfigError: it cannot be made.
@@ -395,15 +399,13 @@ def _make_root(folder: str | os.PathLike[str] | None) -> None:
         return
     path = os.path.expanduser(os.fspath(folder))
     if "://" in path:
-        raise ConfigError(
-            f"trainer.default_root_dir '{path}' is not a folder of this machine; give one, and copy from there"
-        )
+        raise ConfigError(f"{key} '{path}' is not a folder of this machine; give one, and copy from there")
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or one_line(str(error))
         what = f"the folder '{path}' cannot be made: {why}"
-        raise ConfigError(Problem(what, key="trainer.default_root_dir", fix="give another one")) from error
+        raise ConfigError(Problem(what, key=key, fix="give another one")) from error
 
 
 def _refuse_no_end(trainer: Any) -> None:

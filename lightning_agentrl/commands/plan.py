@@ -166,6 +166,8 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
         run: steps that the group takes in the run; None: not known.
     """
     text = f"rises over {schedule.warmup_steps} steps to {full:g}" if schedule.warmup_steps else f"{full:g}"
+    if run is not None and 0 < run <= schedule.warmup_steps:
+        return f"{text}, and the run ends after {run}"
     if schedule.shape == "constant":
         return text
     along = "a line" if schedule.shape == "linear" else "half a cosine wave"

@@ -89,7 +89,7 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
         return unknown_class(match[1], key, _classes(union))
     if re.match(r"Expected an instantiatable class|Not a valid subclass of", fault):
         return no_class(key, _classes(union))
-    if match := re.match(r'Parser key "(\w+)": Unable to load config "([^"]*)"', fault):
+    if match := re.match(r'Parser key "([\w.]+)": Unable to load config "([^"]*)"', fault):
         key = key.removesuffix(f".{match[1]}") if key.endswith(f".{match[1]}.{match[1]}") else key
         return Problem(f"{key} takes keys of its own, got '{match[2]}'", key=key)
     if match := re.match(r"Expected an? (.+?)\. Got value: (.*)", fault, re.DOTALL):

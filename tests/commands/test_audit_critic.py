@@ -87,7 +87,10 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
     page = Path("run/audit.html").read_text()
     assert "8 of 8 turns, 2 branches each" in page
     assert "DualDiscountGAE (of the run)" in page
-    for arguments, part in ((["--branches", "0"], "at least 1"), (["--checkpoint", "none.ckpt"], "none.ckpt")):
+    for arguments, part in (
+        (["--branches", "0"], "at least 1"),
+        (["--checkpoint", "none.ckpt"], "argument --checkpoint"),
+    ):
         assert part in sentence(agentrl("run", *arguments, command="audit-critic"))
 
 

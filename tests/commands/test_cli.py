@@ -183,6 +183,11 @@ WRONG = {
         {"shape": "cosine"},
         ["model.init_args.optim.schedule", "shape", "actor, critic"],
     ),
+    "schedule as a word": (
+        "model.init_args.optim.schedule",
+        {"actor": "cosine"},
+        ["optim.schedule.actor takes keys of its own, got 'cosine'"],
+    ),
     "schedule of warm-up alone": (
         "model.init_args.optim.schedule",
         {"critic": {"shape": "linear", "warmup_steps": 9, "steps": 9}},

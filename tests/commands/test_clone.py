@@ -32,6 +32,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
     ("arguments", "part"),
     [
         ((), "--out"),
+        (("--out", "/proc/x"), "key --out"),
         (("--out", "x", "--steps", "0"), "--steps"),
         (("--out", "x", "--episodes", "0"), "--episodes"),
         (("--out", "x", "--lr", "-1"), "--lr must be above 0, got -1"),

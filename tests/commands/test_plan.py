@@ -121,6 +121,8 @@ def test_learning_rates_are_told_with_their_schedules() -> None:
         rate_text(Schedule("linear", steps=9), 1e-3, 24)
         == "0.001, falls along a line to 0 by step 9, and the run has 24"
     )
+    long = Schedule("cosine", warmup_steps=400)
+    assert rate_text(long, 1e-6, 6) == "rises over 400 steps to 1e-06, and the run ends after 6"
 
 
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
