@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,12 @@ def test_a_recorded_run_is_cloned_token_by_token(memory, folder, tmp_path):
         for sample in episode.samples:
             assert sample.action_positions == played[sample.ids].action_positions
             assert [t.reply for t in sample.turns] == [t.reply for t in played[sample.ids].turns]
+    log = next((tmp_path / "run" / "turns").glob("rank*.jsonl"))
+    lines = log.read_text().splitlines(keepends=True)
+    lines.remove(next(line for line in lines if json.loads(line)["turn"] == 1))
+    log.write_text("".join(lines))
+    left = demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
+    assert len(left) == ends - 1  # an episode with a hole is none
 
 
 @pytest.mark.slow

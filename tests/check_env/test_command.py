@@ -48,3 +48,12 @@ def test_what_cannot_be_checked_is_refused(
 ) -> None:
     assert run_command(monkeypatch, "check-env", *given) == 2
     assert capsys.readouterr().err.startswith("agentrl: ")
+
+
+def test_a_folder_in_place_of_a_page_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "check-env", QUESTION, "--html", str(tmp_path)) == 2
+    answer = capsys.readouterr()
+    assert f"'{tmp_path}' is a folder" in answer.err
+    assert not answer.out
