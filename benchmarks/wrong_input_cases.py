@@ -524,6 +524,7 @@ CASES: tuple[Case, ...] = (
             ("model: {init_args: {optim: {lr_actor: }}}", ["optim.lr_actor", "has no value"]),
             ("model: {init_args: {entropy_bonus: }}", ["entropy_bonus has no value"]),
             ("trainer:", ["trainer has no keys"]),
+            ("data:", ["data has no keys"]),
         )
     ),
     Case("clip of 0 for values", {"model.init_args.value_clip": 0}, says=["model.init_args.value_clip", "above 0"]),

@@ -85,6 +85,11 @@ def check_file(path: Path) -> set[str]:
     for key, _ in root.value:
         if str(key.value) not in (*TOP_KEYS, *_FURTHER_KEYS):
             raise ConfigError(unknown_top_key(str(key.value), Place(f"{path}, line {key.start_mark.line + 1}")))
+    if root.value and all(value.tag == "tag:yaml.org,2002:null" for _, value in root.value):
+        (key, _), *_ = root.value  # the parser would take the file for a text
+        what, place = str(key.value), Place(f"{path}, line {key.start_mark.line + 1}", str(key.value))
+        lacks = "has no keys; give it some" if what in ("model", "data", "trainer") else "has no value; write one"
+        raise ConfigError(Problem(f"{what} {lacks}, or leave it out", key=what, place=place))
     return {str(key.value) for key, _ in root.value}
 
 

@@ -30,6 +30,8 @@ from tests.cli import Write
         ("think: true\n", ["no key 'think'", "a.yaml, line 1", "mean data.init_args.prompt.think?"]),
         ("trainer.max_epochs: 3\n", ["did you mean trainer: {max_epochs: ...}?"]),
         ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
+        ("# later\ntrainer:\n", ["trainer has no keys; give it some, or leave it out (a.yaml, line 2)"]),
+        ("seed_everything:\n", ["seed_everything has no value", "a.yaml, line 1"]),
     ],
 )
 def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Write) -> None:
