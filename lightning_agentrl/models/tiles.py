@@ -15,9 +15,10 @@ from torch.nn.functional import pad
 
 TILE = 32  # queries
 TILED_DEPTH = 160  # longest rows, with their past, of which tiles are no slower than a call for each branch
+TILES_AT_A_TIME = 64  # while paths are looked for
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,9 @@ def lay_tiles(ends: Tensor, positions: Tensor, past: int) -> Tiles:
     depths_T1 = positions[firsts_T1]  # lengths of the paths
     depth = int(depths_T1.max())
     path_TD = firsts_T1.new_zeros(len(firsts_T1), depth)
-    tile, place = ((order < firsts_T1) & (ends > firsts_T1)).nonzero(as_tuple=True)
-    path_TD[tile, positions[place]] = place
+    for paths, firsts in zip(path_TD.split(TILES_AT_A_TIME), firsts_T1.split(TILES_AT_A_TIME), strict=True):
+        tile, place = ((order < firsts) & (ends > firsts)).nonzero(as_tuple=True)
+        paths[tile, positions[place]] = place
     keys_TK = torch.cat([path_TD, queries_TL.clamp_max(count - 1)], 1)
     there_TK = torch.cat([torch.arange(depth, device=device) < depths_T1, queries_TL < count], 1)[:, None]
     seen_TLK = (keys_TK[:, None] <= queries_TL[..., None]) & (queries_TL[..., None] < ends[keys_TK][:, None]) & there_TK
@@ -88,7 +90,7 @@ class TiledAttention(torch.autograd.Function):
             for part, x in ((tiles.cut, query_HND), (tiles.gather, key_GND), (tiles.gather, value_GND))
         )
         bias = tiles.bias.to(dtype)
-        out, lse = _flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+        out, lse = flash(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         ctx.save_for_backward(query_HND, key_GND, value_GND, out, lse)
         ctx.tiles, ctx.scale, ctx.dtype = tiles, scale, dtype
         return join(out)[:, : query_HND.shape[1]].to(value_GND.dtype)
@@ -99,7 +101,7 @@ class TiledAttention(torch.autograd.Function):
         tiles, count = ctx.tiles, key.shape[1]
         grad, q = (tiles.cut(x.to(ctx.dtype)) for x in (grads[0], query))
         k, v = (tiles.gather(x.to(ctx.dtype)) for x in (key, value))
-        dq, dk, dv = _flash_backward(
+        dq, dk, dv = flash_backward(
             grad, q, k, v, out, lse, 0.0, False, attn_mask=tiles.bias.to(ctx.dtype), scale=ctx.scale
         )
         at_queries = join(dq)[:, : query.shape[1]]

@@ -18,14 +18,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from lightning_agentrl.models.prefix_tree import Block, PrefixTree
-from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention
+from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention, flash, flash_backward, join
 
 TREE = "tree"  # name of the attention implementation in transformers
 GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
 _NO_MASK_SHAPE = (0, 0, 0, 0)
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def no_mask(device: torch.device) -> Tensor:
@@ -116,20 +113,20 @@ class _TreeAttention(torch.autograd.Function):
         q, k, v = query_HND.to(dtype), key_GND.to(dtype), value_GND.to(dtype)
         past = k.shape[1] - q.shape[1]
         if past:
-            out, lse = (x[0] for x in _flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale))
+            out, lse = (x[0] for x in flash(q[None], k[None, :, :past], v[None, :, :past], 0.0, False, scale=scale))
             k, v = k[:, past:], v[:, past:]
         else:
             out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
         for block in blocks:
             queries, keys, n = slice(block.start, block.end), slice(block.start, block.stop), block.copies
-            part, part_lse = _flash(
+            part, part_lse = flash(
                 *(_cut(x, places, n) for x, places in ((q, queries), (k, keys), (v, keys))),
                 0.0,
                 block.bias is None,
                 attn_mask=_bias(block, dtype),
                 scale=scale,
             )
-            part, part_lse = _join(part), _join(part_lse)
+            part, part_lse = join(part), join(part_lse)
             if block.root and not past:
                 out[:, queries], lse[:, queries] = part, part_lse
             else:
@@ -154,7 +151,7 @@ class _TreeAttention(torch.autograd.Function):
             at_queries = [_cut(x, queries, n) for x in (grad, q)]
             at_keys = [_cut(x, keys, n) for x in (k, v)]
             merged = [_cut(x, queries, n) for x in (out, lse)]
-            part, *at_own = _flash_backward(
+            part, *at_own = flash_backward(
                 *(*at_queries, *at_keys, *merged),
                 0.0,
                 block.bias is None,
@@ -162,10 +159,10 @@ class _TreeAttention(torch.autograd.Function):
                 scale=ctx.scale,
             )
             if block.root:
-                dq[:, queries] = _join(part)
+                dq[:, queries] = join(part)
             else:
-                dq[:, queries] += _join(part)
-            dk[:, keys], dv[:, keys] = (_join(x) for x in at_own)
+                dq[:, queries] += join(part)
+            dk[:, keys], dv[:, keys] = (join(x) for x in at_own)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
 
 
@@ -177,11 +174,6 @@ def _cut(x: Tensor, places: slice, copies: int) -> Tensor:
     """Return [copies, H, length, …] of [H, N, …]."""
     x = x[:, places]
     return x[None] if copies == 1 else x.unflatten(1, (copies, -1)).transpose(0, 1)
-
-
-def _join(x: Tensor) -> Tensor:
-    """Return [H, copies * length, …] of [copies, H, length, …]."""
-    return x[0] if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)
 
 
 AttentionInterface.register(TREE, tree_attention_forward)

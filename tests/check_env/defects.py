@@ -49,13 +49,13 @@ class Mine(TextEnv):
         rng: Any = self.np_random
         if self.defect == "seed ignored":
             rng = np.random.default_rng()
-        if self.defect == "seed 0 is none" and not seed:
-            rng = np.random.default_rng()
         if self.defect == "global generator":
             random.seed(seed)
             rng = np.random.default_rng(random.randrange(10**6))
         self.games += 1
         self.place, self.last = int(rng.integers(9)), ""
+        if self.defect == "seed 0 is none" and not seed:
+            self.place = self.games % 9  # what no seed gives, but never twice the same by chance
         if self.defect != "prompt of the first episode" or self.games == 1:
             self.gold = int(rng.integers(9))
         self.hints = 0

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
+from lightning_agentrl.engines.transformers.prefill import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from tests.inputs import image, text
@@ -224,6 +225,13 @@ def test_a_kept_prefix_is_not_computed_again(engine, policy):
         second = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
     assert shapes == [(1, 9)]
     assert_same(first, second)
+
+
+@pytest.mark.parametrize("shared", [LEAST_PREFIX - 1, LEAST_PREFIX])
+def test_a_few_tokens_in_common_are_read_with_each_batch(engine, policy, shared):
+    with batches_of(policy) as shapes:
+        serve(engine, [request(PREFIX[:shared] + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+    assert shapes == ([(1, shared), (1, 9)] if shared >= LEAST_PREFIX else [(1, shared + 9)])
 
 
 def test_a_kept_prefix_serves_only_those_who_share_it(engine):
