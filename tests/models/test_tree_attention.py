@@ -77,6 +77,7 @@ def test_tiles_show_what_the_tree_shows(seed, rows, longest, past):
     tiles = tree.tiles(past)
     shown = torch.zeros(len(tiles.keys) * tiles.bias.shape[2], past + len(tree.ends))
     seen = (tiles.bias[:, 0] == 0).float()
+    assert seen.any(-1).all()  # of no key at all there is no softmax
     for tile, keys in enumerate(tiles.keys):  # each key once at most
         shown[tile * seen.shape[1] : (tile + 1) * seen.shape[1]].index_add_(1, keys, seen[tile])
     assert torch.equal(shown[: len(tree.ends)], tree.mask(past=past).float())
