@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 TILE = 32  # queries
-TILED_DEPTH = 160  # longest rows, with their past, of which tiles are no slower than a call for each branch
+TILED_DEPTH = 160  # longest rows, with their past, of which tiles are clearly faster than a call for each branch
 TILES_AT_A_TIME = 64  # while paths are looked for
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -63,7 +63,7 @@ def tree_attention_forward(
         if past + tree.depth <= TILED_DEPTH:
             out = TiledAttention.apply(query[0], key[0], value[0], tree.tiles(past), scale)
         else:
-            out = _TreeAttention.apply(query[0], key[0], value[0], tree.blocks, scale)
+            out = BranchedAttention.apply(query[0], key[0], value[0], tree.blocks, scale)
         return cast(Tensor, out).transpose(0, 1)[None], None
     if query.device.type == "cuda" and not past and not dropout and _fits_flex(query):
         return _flex(query, key, value, tree.block_mask(window), scaling), None
@@ -94,7 +94,7 @@ def _fits_flex(query: Tensor) -> bool:
     return query.dtype != torch.float64 and query.shape[-1] >= 16
 
 
-class _TreeAttention(torch.autograd.Function):
+class BranchedAttention(torch.autograd.Function):
     """One call of torch's CPU kernel per block of keys, for all queries that see it, merged by their log-sum-exps.
 
     A branch's own queries see it causally, those further below see all of it, which is what ``is_causal`` means where
