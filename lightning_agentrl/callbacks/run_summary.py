@@ -78,7 +78,7 @@ class RunSummary(L.Callback):
         path = callback.last_model_path or callback.best_model_path
         if self._saved_at != trainer.global_step or not path:
             path = str(Path(callback.dirpath) / "final.ckpt")
-            trainer.save_checkpoint(path)
+            trainer.save_checkpoint(path, weights_only=False)
         return os.path.relpath(path)
 
     def state_dict(self) -> dict[str, Any]:

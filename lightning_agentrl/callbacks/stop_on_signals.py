@@ -132,7 +132,7 @@ class StopOnSignals(L.Callback):
         if for_slurm:  # where the job that is started again looks for it
             root = trainer.default_root_dir
             path = trainer.strategy.broadcast(cast(Any, trainer)._checkpoint_connector.hpc_save_path(root))
-        trainer.save_checkpoint(path)
+        trainer.save_checkpoint(path, weights_only=False)
         if for_slurm and trainer.is_global_zero:
             for old in sorted(Path(path).parent.glob(SLURM_SAVED), key=age)[:-SLURM_KEPT]:
                 remove(old)

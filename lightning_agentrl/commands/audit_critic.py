@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,8 @@ from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
 from lightning_agentrl.commands.replay import checkpoint_before, config_of
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.credit import Agreement, agreement, noise_of_means
-from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
+from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
 from lightning_agentrl.view import Entry, Report, Table, build_report
 
@@ -45,6 +46,7 @@ class Audit:
         forked: advantages by forks.
         values: of the critic against forks, at the states that were forked; None: the run has no critic.
         noise: mean squared error of the forks' values by themselves.
+        explainable: share of the variance of returns that exact values would explain.
         credit: advantages of estimators against those of forks, by the estimator's name.
         rollout: with its scores and forks.
     """
@@ -52,6 +54,7 @@ class Audit:
     forked: Tensor
     values: Agreement | None
     noise: float
+    explainable: float
     credit: dict[str, Agreement]
     rollout: Rollout
 
@@ -76,6 +79,12 @@ class AuditCritic(RolloutCallback):
                 f"episodes that {name} plays cannot be played on from a turn, so no value can be measured"
             )
         agent.further_needs = Needs(forks=self.forked.needs_forks)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Have a rollout played, also where a warm-up would go on with those that it has."""
+        stream = cast(Agent, pl_module).datamodule.stream
+        assert stream is not None
+        stream.source = stream.usual_source
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self.found = audit(rollout, self.forked, agent.advantage)
@@ -106,8 +115,8 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     values = None
     if rollout.scores.values is not None:
         values = agreement(rollout.scores.values[at_states], rollout.state_values[at_states])
-    noise = noise_of_means([turn.branch_returns for turn in rollout.turns])
-    return Audit(truth_BA, values, noise, credit, rollout)
+    returns = [turn.branch_returns for turn in rollout.turns]
+    return Audit(truth_BA, values, noise_of_means(returns), explained_by_exact_values(returns), credit, rollout)
 
 
 def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
@@ -144,7 +153,7 @@ class AuditCLI(AgentCLI):
         """Play on one device, for one rollout more than the run had, and write nothing into its folder."""
         trainer = self.settings.trainer
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
-        trainer.logger, trainer.enable_checkpointing = False, False
+        trainer.logger = False
         trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
         trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
@@ -158,8 +167,9 @@ class AuditCLI(AgentCLI):
         )
         forked = Forked(self.plan.branches, self.plan.every, agent.advantage.turn_discount, whiten=False)
         callback = AuditCritic(forked)
-        bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
-        trainer.callbacks, trainer.loggers = [*bars, callback], []
+        kept = [each for each in trainer.callbacks if isinstance(each, ProgressBar | RolloutSource)]
+        trainer.callbacks, trainer.loggers = [*kept, callback], []
+        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
 
         def run() -> None:
             try:
@@ -218,6 +228,7 @@ def audit_report(found: Audit, title: str, branches: int) -> Report:
         Entry("states", f"{forked} of {len(rollout.turns)} turns, {branches} branches each", brief=True),
         Entry("turns played for them", f"{played}, {played / max(len(rollout.turns), 1):.1f} for each recorded turn"),
         Entry("squared error of the measured values", f"{found.noise:.4g}, by their own spread", brief=True),
+        Entry("returns explained by exact values", f"{found.explainable:.2f} of their variance", brief=True),
     ]
     tables = [Table("Forks", how)]
     if found.values is not None:

@@ -14,7 +14,7 @@ _WARNINGS = (
     r".*It is recommended to use `self\.log.*sync_dist=True.*",  # what is logged is summed over ranks already
     r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
 )
-_LOG_LINES = ("litlogger", "litmodels", "`weights_only` was not set")
+_LOG_LINES = ("litlogger", "litmodels")
 
 
 class _NoNoise(logging.Filter):

@@ -48,3 +48,23 @@ def noise_of_means(returns: Sequence[Sequence[float]]) -> float:
     """
     each = [float(torch.tensor(one, dtype=torch.float64).var()) / len(one) for one in returns if len(one) > 1]
     return sum(each) / len(each) if each else math.nan
+
+
+def explained_by_exact_values(returns: Sequence[Sequence[float]]) -> float:
+    """Return the share of the variance of returns that the exact values of their states explain: what a critic can.
+
+    The rest is chance, of the policy and of the environment. By a one-way analysis of variance: the variance of the
+    states' means, less what it owes to the spread within states. Below 0 if chance alone is seen.
+
+    Args:
+        returns: independent ones from each state. States with fewer than two are left out.
+
+    Returns:
+        The share; NaN with fewer than two states, or where all returns are equal.
+    """
+    known = [torch.tensor(one, dtype=torch.float64) for one in returns if len(one) > 1]
+    if len(known) < 2:
+        return math.nan
+    within = sum(float(one.var()) for one in known) / len(known)
+    between = float(torch.stack([one.mean() for one in known]).var()) - noise_of_means(returns)
+    return between / (between + within) if between + within > 0 else math.nan

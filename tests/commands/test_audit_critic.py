@@ -14,7 +14,7 @@ from lightning_agentrl.advantages import DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.commands.audit_critic import audit, audit_report, audit_run, worst_turns
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.metrics.credit import agreement, noise_of_means
+from lightning_agentrl.metrics.credit import agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.types import ForkPlan
 from tests.advantages.cases import build, draw_episodes
 from tests.cli import Command, Config, changed, sentence, three_iterations
@@ -31,6 +31,17 @@ def test_agreement_by_hand():
     assert flat.explained == pytest.approx(0.0)
     assert all(math.isnan(x) for x in vars(agreement(torch.zeros(0), torch.zeros(0))).values())
     assert noise_of_means([[1.0, 3.0], [5.0], [2.0, 2.0, 5.0]]) == pytest.approx((2 / 2 + 3 / 3) / 2)
+
+
+def test_what_exact_values_explain_of_returns():
+    # By hand: means 1 and 5, variances 2 within, 8 between, of which 2 / 2 by chance.
+    assert explained_by_exact_values([[0.0, 2.0], [4.0, 6.0], [7.0]]) == pytest.approx(7 / 9)
+    assert explained_by_exact_values([[1.0, 1.0], [2.0, 2.0]]) == pytest.approx(1.0)
+    assert all(math.isnan(explained_by_exact_values(of)) for of in ([], [[1.0, 2.0]], [[3.0, 3.0], [3.0, 3.0]]))
+    rng = torch.Generator().manual_seed(0)
+    values = torch.randn(4_000, 1, dtype=torch.float64, generator=rng)
+    drawn = values + 2 * torch.randn(4_000, 3, dtype=torch.float64, generator=rng)
+    assert explained_by_exact_values(drawn.tolist()) == pytest.approx(1 / 5, abs=0.03)
 
 
 def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_first():
@@ -92,6 +103,27 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
         (["--checkpoint", "none.ckpt"], "argument --checkpoint"),
     ):
         assert part in sentence(agentrl("run", *arguments, command="audit-critic"))
+
+
+@pytest.mark.slow
+def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middle_of_both(
+    agentrl: Command, config: Config
+):
+    config = changed(three_iterations(config), "trainer.default_root_dir", "run")
+    config["trainer"]["callbacks"] = [
+        {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": 2, "fraction": 0.5}},
+        {"class_path": "RunCheckpoints", "init_args": {"keep": 3}},
+        {"class_path": "RunSummary"},
+    ]
+    code, told = agentrl(config=config)
+    assert code == 0, told
+    saved = {path.stem: path for path in Path("run").rglob("iteration-*.ckpt")}
+    assert len(saved) == 3
+    for name, path in saved.items():  # of the first two, the warm-up would go on with turns that it has
+        page = f"{name}.html"
+        code, told = agentrl("run", "--branches", "2", "--checkpoint", str(path), "--out", page, command="audit-critic")
+        assert code == 0, told
+        assert "8 of 8 turns, 2 branches each" in Path(page).read_text()
 
 
 def test_a_folder_in_place_of_the_page_is_refused_before_anything_is_played(tmp_path: Path) -> None:
