@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -77,8 +78,11 @@ class RunSummary(L.Callback):
             return ""
         path = callback.last_model_path or callback.best_model_path
         if self._saved_at != trainer.global_step or not path:
-            path = str(Path(callback.dirpath) / "final.ckpt")
-            trainer.save_checkpoint(path, weights_only=False)
+            if isinstance(callback, RunCheckpoints):
+                path = callback.save(trainer, name="final")  # and last.ckpt names it
+            else:
+                path = str(Path(callback.dirpath) / "final.ckpt")
+                trainer.save_checkpoint(path, weights_only=False)
         return os.path.relpath(path)
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
-from lightning_agentrl.commands.replay import checkpoint_before, config_of
+from lightning_agentrl.commands.one_run import one_run
+from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
@@ -134,7 +135,6 @@ class AuditCLI(AgentCLI):
 
     def __init__(self, run: Path, checkpoint: str | None, branches: int, every: int) -> None:
         self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
-        config = config_of(run)
         path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
         if checkpoint and not Path(checkpoint).exists():
             raise ConfigError(f"there is no checkpoint '{checkpoint}'; name one that is there (argument --checkpoint)")
@@ -143,7 +143,7 @@ class AuditCLI(AgentCLI):
                 f"the run '{run}' has no checkpoint, so there is no critic to audit; name one (--checkpoint)"
             )
         self.checkpoint = path
-        super().__init__(["--config", str(config)], run=False)
+        super().__init__(["--config", str(run / CONFIG)], run=False)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
@@ -191,6 +191,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     """
     if out is not None and out.is_dir():
         raise ConfigError(f"'{out}' is a folder; name the file to write (argument --out)")
+    run = one_run(run, CONFIG)
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
     report = audit_report(found, f"Audit of {cli.checkpoint}", branches)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_agentrl.callbacks.chain import FOLDER, Link, read_link, read_links
+from lightning_agentrl.commands.one_run import one_run
 
 STAGES = ("rollout", "scores", "update", "weights", "validation")  # in the order of an iteration
 _WORDS = {  # stand for texts or names, so their gaps mean nothing
@@ -36,7 +37,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     """Say where two runs part.
 
     Args:
-        first: folder of a run.
+        first: folder of a run; of several versions the newest is taken.
         second: folder of another one.
         tolerance: largest gap of numbers that does not count as beyond it, relative above 1.
 
@@ -45,12 +46,13 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
         struck, which depends on the machine.
 
     Raises:
-        ValueError: a folder has no chain, or they have no iteration in common.
+        ValueError: a folder is not that of one run with a chain, or they have no iteration in common.
     """
-    both = [chain_of(folder) for folder in (first, second)]
+    runs = [one_run(folder, FOLDER) for folder in (first, second)]
+    both = [read_links(run / FOLDER) for run in runs]
     common = sorted(set(both[0]) & set(both[1]))
     if not common:
-        raise ValueError(f"the chains of '{first}' and '{second}' have no iteration in common")
+        raise ValueError(f"the chains of '{runs[0]}' and '{runs[1]}' have no iteration in common")
     at_all, beyond, struck = None, None, []
     for iteration in common:
         ranks = [sorted(chain[iteration]) for chain in both]
@@ -66,7 +68,7 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
             beyond = beyond or first_difference(one, other, iteration, tolerance)
         if beyond is not None:
             break
-    said = [f"compared iterations {common[0]} to {iteration}"]
+    said = [f"compared iterations {common[0]} to {iteration} of '{runs[0]}' and '{runs[1]}'"]
     said.append("first difference: " + ("none, equal to the bit" if at_all is None else str(at_all)))
     if at_all is not None:
         said.append(f"first beyond {tolerance:g}: " + ("none" if beyond is None else str(beyond)))
@@ -80,19 +82,6 @@ def time_limit_struck(link: Link) -> bool:
 
 def told_struck(iteration: int) -> str:
     return f"iteration {iteration}: a time limit struck, which depends on the machine"
-
-
-def chain_of(run: Path) -> dict[int, dict[int, Path]]:
-    """Return the chain of a run's folder, or of the one folder below it that has one.
-
-    Raises:
-        ValueError: there is none, or more than one.
-    """
-    found = sorted(path for path in [run / FOLDER, *run.glob(f"**/{FOLDER}")] if path.is_dir())
-    if len(set(found)) != 1:
-        what = "no chain" if not found else f"{len(set(found))} chains, so name one run's folder"
-        raise ValueError(f"the folder '{run}' has {what}; a chain is written by runs with the callback Chain")
-    return read_links(found[0])
 
 
 def first_difference(a: Link, b: Link, iteration: int, tolerance: float | None = None) -> Difference | None:

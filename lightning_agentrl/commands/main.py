@@ -83,7 +83,7 @@ def replay(run: str, iteration: int | None = None) -> None:
     """Run an iteration of a run once more, from the nearest checkpoint before it, and say whether it is the same.
 
     Args:
-        run: folder of the run, with its config.yaml, chain and checkpoints.
+        run: folder of the run, with its config.yaml, chain and checkpoints; of several versions the newest is taken.
         iteration: its number, from 1; the last one when not given. Exits with 1 if any bit differs.
     """
     from lightning_agentrl.commands.replay import replay_iteration
@@ -101,7 +101,8 @@ def audit_critic(
     """Compare the values of a run's critic, and the advantages of estimators, with values measured by playing on.
 
     Args:
-        run: folder of the run, with its config.yaml and checkpoints. Nothing in it changes but the page.
+        run: folder of the run, with its config.yaml and checkpoints; of several versions the newest is taken. Nothing
+            in it changes but the page.
         checkpoint: of the run; the newest one when not given. The rollout after it is played, and nothing is trained.
         branches: episodes that are played on from each state.
         every: states of the turns whose number is a multiple of this are valued, and the first one of each episode.
@@ -118,7 +119,7 @@ def bisect(first: str, second: str, tolerance: float = 1e-5) -> None:
     """Say where two runs part: the first difference at all, and the first beyond a tolerance.
 
     Args:
-        first: folder of a run.
+        first: folder of a run; of several versions the newest is taken.
         second: folder of another run.
         tolerance: gap of two numbers that is not beyond it, relative above 1.
     """

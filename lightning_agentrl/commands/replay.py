@@ -15,8 +15,11 @@ import torch
 import yaml
 
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
-from lightning_agentrl.commands.bisect import chain_of, first_difference, time_limit_struck, told_struck
+from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
+from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
+
+CONFIG = "config.yaml"
 
 # Callbacks that only write files, which a replay must not do in the folder of the run, or need a logger.
 _WRITERS = {
@@ -29,7 +32,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     """Run forward from the nearest checkpoint before an iteration, and compare every field on the way.
 
     Args:
-        run: folder of the run, with its config.yaml and chain.
+        run: folder of the run, with its config.yaml and chain; of several versions the newest is taken.
         iteration: its number, from 1; None: the last one.
         folder: where to run; must be empty.
 
@@ -39,11 +42,12 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     Raises:
         ValueError: the run has no config, no chain or not this iteration, or its processes failed.
     """
-    chain = chain_of(run)
+    run = one_run(run, FOLDER)
+    chain = read_links(run / FOLDER)
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:
         raise ValueError(f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}")
-    config = yaml.safe_load(config_of(run).read_text())
+    config = yaml.safe_load((one_run(run, CONFIG) / CONFIG).read_text())
     checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
@@ -53,7 +57,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
         raise ValueError(f"the replay failed: {(ended.stderr.strip().splitlines() or ['it said nothing'])[-1]}")
     again = read_links(folder / FOLDER)
     since = "the start" if checkpoint is None else f"'{checkpoint}' (iteration {done})"
-    said = [f"replayed iterations {done + 1} to {iteration} from {since}"]
+    said = [f"replayed iterations {done + 1} to {iteration} of '{run}' from {since}"]
     for number in range(done + 1, iteration + 1):
         if number not in chain:
             said.append(f"iteration {number} is no longer in the chain of the run and was not compared")
@@ -64,20 +68,6 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
-
-
-def config_of(run: Path) -> Path:
-    """Return the config file of a run.
-
-    Raises:
-        ValueError: the folder is not that of one run.
-    """
-    if not run.is_dir():
-        raise ValueError(f"the folder '{run}' does not exist; name that of a run")
-    found = sorted(run.glob("**/config.yaml"))
-    if len(found) != 1:
-        raise ValueError(f"the folder '{run}' has {len(found)} files config.yaml; name the folder of one run")
-    return found[0]
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:

@@ -61,14 +61,14 @@ def find_run(run: Path) -> RunFiles:
         )
     if len(families := _to_choose_from(run, logged)) > 1:
         raise ValueError(f"there are several runs below '{run}'; choose one: {_listed(families, run)}")
-    chosen = run if run in logged else max(logged, key=_number)
+    chosen = run if run in logged else max(logged, key=version_of)
     home, notes = _home(chosen, runs)
     if others := [folder for folder in logged if folder != chosen]:
         notes.append(
             f"{len(logged)} versions have turn logs; this is {_relative(chosen, run)}, the newest. "
             f"The command takes the folder of another one: {_listed(others, run)}."
         )
-    if later := [f for f in runs if f not in logged and _number(f) > _number(chosen) and f.parent == chosen.parent]:
+    if later := [f for f in runs if f not in logged and version_of(f) > version_of(chosen) and f.parent == chosen.parent]:
         notes.append(f"Started later and without a turn log: {_listed(later, run)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
@@ -90,7 +90,7 @@ def _logged(runs: Iterable[Path]) -> list[Path]:
 
 def _to_choose_from(root: Path, logged: Iterable[Path]) -> list[Path]:
     """Return the runs below a folder, those that differ in their version as one; none if the folder itself is one."""
-    return [] if root in logged else sorted({run.parent if _number(run) >= 0 else run for run in logged})
+    return [] if root in logged else sorted({run.parent if version_of(run) >= 0 else run for run in logged})
 
 
 def turn_logs(run: Path) -> tuple[Path, ...]:
@@ -137,7 +137,8 @@ def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
     ]
 
 
-def _number(folder: Path) -> int:
+def version_of(folder: Path) -> int:
+    """Return the number of a run among the versions beside it; -1 if its folder's name has none."""
     match = _VERSION_NAME.fullmatch(folder.name)
     return int(match[1]) if match else -1
 
@@ -148,7 +149,7 @@ def _existing(path: Path) -> Path | None:
 
 def _name(chosen: Path) -> str:
     parts = [p for p in (chosen.parent.parent.name, chosen.parent.name, chosen.name) if p and p != "lightning_logs"]
-    return " / ".join(parts[-2:] if _number(chosen) >= 0 else parts[-1:])
+    return " / ".join(parts[-2:] if version_of(chosen) >= 0 else parts[-1:])
 
 
 def _listed(runs: Iterable[Path], root: Path) -> str:

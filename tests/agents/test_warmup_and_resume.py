@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_agentrl.agents.checks import check_trainer
-from lightning_agentrl.callbacks import CriticWarmup, RunSummary, TurnLog
+from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
 from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import load_causal_lm
@@ -214,6 +214,18 @@ def test_the_summary_names_the_weights_that_played_last(tmp_path, tiny_folder):
         assert 1 <= summary[when]["mean_turns"] <= 3
         assert 0 <= summary[when]["valid_action_ratio"] <= 1
         assert summary[when]["env"]["progression"] == summary[when]["success"]
+
+
+@pytest.mark.slow
+def test_the_newest_checkpoint_is_that_of_the_end_where_the_last_iteration_was_not_one_to_save(tmp_path, tiny_folder):
+    saving = RunCheckpoints(every_n_epochs=2, keep=2, dirpath=str(tmp_path / "saved"))
+    trainer = make_trainer(tmp_path, 3, [RunSummary(), saving], enable_checkpointing=True)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    final = tmp_path / "saved" / "final.ckpt"
+    assert (tmp_path / "saved" / "last.ckpt").resolve() == final.resolve()
+    assert final.samefile(json.loads((tmp_path / "summary.json").read_text())["checkpoint"])
+    assert {path.name for path in final.parent.iterdir()} == {"final.ckpt", "iteration-00002.ckpt", "last.ckpt"}
+    assert torch.load(final, weights_only=True)["global_step"] == trainer.global_step == 6
 
 
 @pytest.mark.slow

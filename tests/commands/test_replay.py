@@ -195,8 +195,8 @@ def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untou
     def told(*arguments: str) -> str:
         return sentence(agentrl(*arguments[1:], command=arguments[0]))
 
-    assert "has no chain" in told("bisect", str(tmp_path), str(untouched))
-    assert "has no chain" in told("replay", str(tmp_path), "--iteration", "2")
+    assert "no chain is in" in told("bisect", str(tmp_path), str(untouched))
+    assert "no chain is in" in told("replay", str(tmp_path), "--iteration", "2")
     assert "iterations 1 to 3, not 9" in told("replay", str(untouched), "--iteration", "9")
     (tmp_path / "chain").mkdir()
     link_path(tmp_path / "chain", 1, 0).write_bytes(link_path(untouched / "chain", 1, 0).read_bytes()[:900])
