@@ -68,7 +68,8 @@ def find_run(run: Path) -> RunFiles:
             f"{len(logged)} versions have turn logs; this is {_relative(chosen, run)}, the newest. "
             f"The command takes the folder of another one: {_listed(others, run)}."
         )
-    if later := [f for f in runs if f not in logged and version_of(f) > version_of(chosen) and f.parent == chosen.parent]:
+    beside = [folder for folder in runs if folder not in logged and folder.parent == chosen.parent]
+    if later := [folder for folder in beside if version_of(folder) > version_of(chosen)]:
         notes.append(f"Started later and without a turn log: {_listed(later, run)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
