@@ -33,16 +33,26 @@ class Recorded(Demonstrations):
         self.run = run
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
-        """Read the episodes that began and ended in the log."""
+        """Read the episodes that began and ended in the log.
+
+        Raises:
+            ConfigError: there are none, or the model's tokenizer cannot read them.
+        """
         from lightning_agentrl.view.locate import find_run  # TensorBoard comes with it
         from lightning_agentrl.view.read import read_turns
 
-        turns, _ = read_turns(find_run(Path(self.run)).logs, prompts=True)
+        files = find_run(Path(self.run))
+        turns, _ = read_turns(files.logs, prompts=True)
         check_tokens(turns, tokenizer, self.run)
         episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
         for turn in turns:
             episodes.setdefault((turn.get("group"), turn["env"], turn["episode"]), []).append(turn)
         whole = [own for own in episodes.values() if _is_whole(own)]
+        if not whole:
+            raise ConfigError(
+                f"none of the {len(episodes)} episodes in the turn log of '{files.folder}' was played from its first "
+                "turn to its end; name a longer run, or another version of it (--recorded)"
+            )
         return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: ranks()]]
 
 

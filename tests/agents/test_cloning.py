@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,13 @@ def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
     assert "gave 1 " in refused(signs("number"))
     assert "best earned 3; lower min_return" in refused(signs(), min_return=3.5)
     recorded_data(tmp_path, folder)
+    log = next((tmp_path / "run" / "turns").glob("rank*.jsonl"))
+    (short := tmp_path / "short" / "turns").mkdir(parents=True)
+    begun = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["turn"] < 2]
+    (short / log.name).write_text("".join(begun))
+    told = refused(signs(), demonstrations=Recorded(str(short.parent)))
+    assert re.search(r"none of the \d+ episodes", told)
+    assert f"'{short.parent}'" in told
     other = tiny_model_folder(tmp_path / "other", vocab_words=["up down and so on"] * 20)
     assert "another tokenizer" in refused(signs(), other, demonstrations=Recorded(str(tmp_path / "run")))
 
