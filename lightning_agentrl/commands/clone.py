@@ -16,6 +16,7 @@ from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
 from lightning_agentrl.commands.fit import AgentCLI, make_folder, take_keys_of_fit
+from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
 from lightning_agentrl.rollout.expert import EPISODES
@@ -59,6 +60,11 @@ class CloneCLI(AgentCLI):
         """Parse the given arguments; all that is written goes to the folder of the model."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
+        if "ckpt_path" in {name for name, _ in options(self.given)}:
+            raise ConfigError(
+                "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name its "
+                "folder as model.init_args.model (argument --ckpt_path)"
+            )
         if config.out is None:
             raise ConfigError("name the folder that the model is written to (argument --out)")
         out = Path(config.out)

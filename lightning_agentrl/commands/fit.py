@@ -292,6 +292,27 @@ def take_keys_of_fit(parser: LightningArgumentParser, *keys: str) -> None:
         parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
 
 
+def take_checkpoint(parser: LightningArgumentParser) -> None:
+    """Add a checkpoint to play with; see :func:`forget_checkpoint`."""
+    parser.add_argument(
+        "--ckpt_path",
+        type=str | None,
+        default=None,
+        help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
+    )
+
+
+def forget_checkpoint(config: Any, given: Sequence[str]) -> None:
+    """Drop a checkpoint that is not on the command line: the config of a run names the one that the run went on from.
+
+    Args:
+        config: whole.
+        given: arguments of the command line.
+    """
+    if "ckpt_path" not in {name for name, _ in options(given)}:
+        config.ckpt_path = None
+
+
 class VerifyCLI(AgentCLI):
     """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
 
@@ -303,7 +324,8 @@ class VerifyCLI(AgentCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        take_keys_of_fit(parser, "ckpt_path", "weights_only")
+        take_keys_of_fit(parser, "weights_only")
+        take_checkpoint(parser)
         parser.add_argument(
             "--bound",
             type=float | None,
@@ -320,7 +342,8 @@ class VerifyCLI(AgentCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
-        self._compare_exactly({name for name, _ in options(args if isinstance(args, list) else sys.argv[1:])})
+        forget_checkpoint(self.config, self.given)
+        self._compare_exactly({name for name, _ in options(self.given)})
 
     def _compare_exactly(self, given: Collection[str]) -> None:
         """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
@@ -341,7 +364,9 @@ class VerifyCLI(AgentCLI):
         def run() -> None:
             nonlocal kept
             try:
-                trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+                trainer.validate(
+                    self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False
+                )
             except EngineVerified as result:
                 kept = result.ok
                 cast(RolloutDataModule, self.datamodule).teardown("validate")

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
+from lightning_agentrl.commands.fit import AgentCLI, forget_checkpoint, take_checkpoint, take_keys_of_fit
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule
@@ -76,19 +76,13 @@ class LookCLI(AgentCLI):
             default=None,
             help=f"{self.file_help}; {self.file} in trainer.default_root_dir when not given.",
         )
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
-        )
+        take_checkpoint(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        if "ckpt_path" not in {name for name, _ in options(self.given)}:
-            config.ckpt_path = None  # that which a run went on from stands in its config
+        forget_checkpoint(config, self.given)
         devices, nodes = config.trainer.devices, config.trainer.num_nodes
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"

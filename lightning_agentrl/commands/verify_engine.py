@@ -44,7 +44,8 @@ class VerifyEngine(L.Callback):
             usual.mean if self.mean is None else self.mean, usual.largest if self.largest is None else self.largest
         )
         show = rank_zero_only(print)
-        show(f"{type(engine).__name__} with {agent.model}, trainer in {trainer.precision}", flush=True)
+        weights = f"{agent.model}, {trainer.ckpt_path}" if trainer.ckpt_path else agent.model
+        show(f"{type(engine).__name__} with {weights}, trainer in {trainer.precision}", flush=True)
         rounds = []
         for found in proof.rounds(ROUNDS, agent.policy_version):
             rounds.append(found)

@@ -11,7 +11,7 @@ import pytest
 from lightning_agentrl.commands.verify_engine import ROUNDS
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
-from tests.cli import Config, Verify, changed, judged
+from tests.cli import Command, Config, Verify, changed, judged
 
 
 def test_the_engine_of_the_trainer_itself_is_right(verify: Verify, config: Config) -> None:
@@ -64,6 +64,23 @@ def test_nothing_is_trained_or_written(verify: Verify, config: Config, tmp_path:
     config["trainer"]["callbacks"] = [{"class_path": "TurnLog"}, {"class_path": "RunSummary"}]
     assert verify(config)[0] == 0
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
+
+
+@pytest.mark.slow
+def test_the_weights_of_a_checkpoint_are_compared_if_the_command_line_names_one(
+    verify: Verify, agentrl: Command, config: Config
+) -> None:
+    trained = changed(config, "model.init_args.optim", {"lr_actor": 0.1})
+    assert agentrl(config=changed(trained, "trainer.default_root_dir", "run"))[0] == 0
+    (checkpoint,) = Path("run").rglob("iteration-*.ckpt")
+    code, lines = verify(config, "--ckpt_path", str(checkpoint))
+    assert code == 0
+    assert str(checkpoint) in lines[0]
+    code, untrained = verify(changed(config, "ckpt_path", "gone.ckpt"))  # as the config of a run that went on has it
+    assert code == 0
+    assert ".ckpt" not in untrained[0]
+    assert not set(lines) & set(untrained)  # other weights, so other gaps
+    assert verify(config, "--ckpt_path", "gone.ckpt")[0] == 2
 
 
 def test_wrong_input_is_told(verify: Verify, config: Config, capsys: pytest.CaptureFixture[str]) -> None:
