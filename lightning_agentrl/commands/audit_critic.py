@@ -29,6 +29,7 @@ from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_
 from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
 from lightning_agentrl.view import Entry, Report, Table, build_report
+from lightning_agentrl.view.locate import FACTS
 
 LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
 WORST = 20  # turns shown by themselves
@@ -191,7 +192,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     """
     if out is not None and out.is_dir():
         raise ConfigError(f"'{out}' is a folder; name the file to write (argument --out)")
-    run = one_run(run, CONFIG)
+    run = one_run(run, FACTS)
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
     report = audit_report(found, f"Audit of {cli.checkpoint}", branches)

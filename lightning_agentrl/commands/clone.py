@@ -62,8 +62,8 @@ class CloneCLI(AgentCLI):
         config = cast(Any, self.config)
         if "ckpt_path" in {name for name, _ in options(self.given)}:
             raise ConfigError(
-                "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name its "
-                "folder as model.init_args.model (argument --ckpt_path)"
+                "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name "
+                "its folder as model.init_args.model (argument --ckpt_path)"
             )
         if config.out is None:
             raise ConfigError("name the folder that the model is written to (argument --out)")

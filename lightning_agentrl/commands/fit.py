@@ -364,9 +364,7 @@ class VerifyCLI(AgentCLI):
         def run() -> None:
             nonlocal kept
             try:
-                trainer.validate(
-                    self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False
-                )
+                trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False)
             except EngineVerified as result:
                 kept = result.ok
                 cast(RolloutDataModule, self.datamodule).teardown("validate")

@@ -36,8 +36,9 @@ def unknown_key(key: str, above: str, owner: type | None, known: Sequence[str] =
     if instead := getattr(owner, "old_keys", {}).get(first):
         return Problem(f"there is no key '{first}' any more", key=f"{above}.{first}", owner=class_name, fix=instead)
     known = known or keys_of(owner)
+    where = f"in {owner.__name__ if owner else above}" if owner or above else "at the top of a config"
     return Problem(
-        f"there is no key '{key}' in {owner.__name__ if owner else above}",
+        f"there is no key '{key}' {where}",
         key=f"{above}.{key}" if above else key,
         owner=class_name or (owner.__name__ if owner else ""),
         suggestion=_meant(key, owner, known),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
-_FACTS = "run.json"
+FACTS = "run.json"  # of runs that train; a validation writes none
 _VERSION_NAME = re.compile(r"version_(\d+)")
 
 
@@ -39,7 +39,7 @@ def find_runs(root: Path) -> list[Path]:
         what = "is a file" if root.exists() else "does not exist"
         raise ValueError(f"'{root}' {what}; give the folder of a run")
     found = {_run_of(path.parent) for path in root.rglob("rank*.jsonl") if LOG_NAME.fullmatch(path.name)}
-    return sorted(found | {path.parent for path in root.rglob(_FACTS)})
+    return sorted(found | {path.parent for path in root.rglob(FACTS)})
 
 
 def several(root: Path) -> bool:
@@ -79,7 +79,7 @@ def find_run(run: Path) -> RunFiles:
         events=home if any(home.glob("events.out.tfevents.*")) else None,
         tables=tuple(sorted(home.glob("*.csv"))),
         summary=_existing(home / "summary.json"),
-        facts=_existing(home / _FACTS),
+        facts=_existing(home / FACTS),
         config=_existing(home / "config.yaml"),
         notes=tuple(notes),
     )
@@ -126,8 +126,8 @@ def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
 
     Nothing is taken from a folder that could be another run's: a page never shows another run's result.
     """
-    own = bool(_logs(chosen / _TURNS) or _logs(chosen / _TURNS / _HELD_OUT)) or (chosen / _FACTS).exists()
-    others = [folder for folder in runs if (folder / _FACTS).exists()]
+    own = bool(_logs(chosen / _TURNS) or _logs(chosen / _TURNS / _HELD_OUT)) or (chosen / FACTS).exists()
+    others = [folder for folder in runs if (folder / FACTS).exists()]
     if own or not others:
         return chosen, []
     if len(others) == 1:

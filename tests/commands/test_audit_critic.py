@@ -110,6 +110,7 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
     agentrl: Command, config: Config
 ):
     config = changed(three_iterations(config), "trainer.default_root_dir", "run")
+    config["trainer"]["logger"] = True
     config["trainer"]["callbacks"] = [
         {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": 2, "fraction": 0.5}},
         {"class_path": "RunCheckpoints", "init_args": {"keep": 3}},
@@ -117,6 +118,8 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
     ]
     code, told = agentrl(config=config)
     assert code == 0, told
+    code, told = agentrl(config=config, command="validate")
+    assert code == 0, told  # the newest version below the folder is now that of a validation
     saved = {path.stem: path for path in Path("run").rglob("iteration-*.ckpt")}
     assert len(saved) == 3
     for name, path in saved.items():  # of the first two, the warm-up would go on with turns that it has
