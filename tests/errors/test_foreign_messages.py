@@ -115,6 +115,12 @@ def test_an_unknown_key_of_a_group_where_no_command_is_named(refused: Callable[.
     assert (found.key, found.suggestion) == ("trainer.max_epoch", "max_epochs")
 
 
+def test_a_key_of_another_command_at_the_top(refused: Callable[..., Problem]) -> None:
+    for run in (True, False):
+        found = refused(run=run, verbose=True)  # of `agentrl validate`, which saves it in its config
+        assert (found.key, found.what) == ("verbose", "there is no key 'verbose' at the top of a config")
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
