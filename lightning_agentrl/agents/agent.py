@@ -222,7 +222,7 @@ class Agent(L.LightningModule, ABC):
         Returns:
             The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
-        collected_now = rollout.scores.old_logps is None
+        collected_now = not rollout.scored
         rows = rows_to_score(self.models, rollout, self._needs_now)
         left_out = LeftOut()
         with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():

@@ -101,6 +101,8 @@ class CriticWarmup(L.Callback, RolloutSource):
         if portion == 0 or self.prepared is None:
             prepared = stream.learner.prepare(buffer)
             self.prepared, metrics = prepared.rollout, prepared.metrics
+            kept = {id(sample) for sample in self.prepared.samples}  # the others had numbers that are not finite
+            buffer = buffer.select([i for i, sample in enumerate(buffer.samples) if id(sample) in kept])
             self.buffer = buffer.union(scores=self.prepared.scores)  # log-probs stay; values are computed anew
         envs = [sample.turns[0].env for sample in self.prepared.samples]
         places = spread(envs, stream.num_envs, derive_seed(stream.seed, round_, 1))

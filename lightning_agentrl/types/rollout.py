@@ -99,6 +99,11 @@ class Rollout:
         return [turn for sample in self.samples for turn in sample.turns]
 
     @property
+    def scored(self) -> bool:
+        """Whether a model has said something about it."""
+        return any(getattr(self.scores, f.name) is not None for f in fields(Scores))
+
+    @property
     def trained_mask(self) -> Tensor:
         """[B, A] bool: the action tokens that count in losses and denominators."""
         return self.action_mask if self.loss_mask is None else self.loss_mask
