@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest
 from lightning_agentrl.episodes.contract import check_reward, contract_error
+from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -108,7 +109,8 @@ class TurnInteraction(Interaction):
         Returns:
             Its prompt, its sampled reply, and the turn.
         """
-        prompt = session.prompt()
+        session.turn_prompt = None
+        prompt = session.turn_prompt = session.prompt()
         started = time.perf_counter()
         request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
         number = session.place, session.turns_taken
@@ -162,6 +164,10 @@ class TurnInteraction(Interaction):
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
         bootstrap = session.last_state() if cut else None
+        # Where an episode ends at a reply that is not executed, what the environment told last is how it ended.
+        told = session.worker.answer if ask_again and stop is not None else result
+        assert told is not None
+        own = {} if session.judge is None or ask_again else {"judge": judged}
         return Turn(
             env=session.index,
             episode=session.episode,
@@ -179,13 +185,13 @@ class TurnInteraction(Interaction):
             terminated=result.terminated,
             truncated=truncated,
             stop=stop,
-            success=_success(result),
+            success=_success(told),
             hit_token_cap=not reply.closed,
             history_cuts=prompt.history_cuts,
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
-            metrics={**result.metrics, **({} if session.judge is None else {"judge": judged})},
+            metrics={**told.metrics, **own},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,
@@ -214,6 +220,6 @@ class TurnInteraction(Interaction):
         return None if session.fits else StopReason.CONTEXT_LENGTH
 
 
-def _success(result: StepResult) -> bool | None:
-    success = result.info.get("success")
+def _success(told: StepResult | Answer) -> bool | None:
+    success = told.info.get("success")
     return None if success is None else bool(success)

@@ -114,6 +114,7 @@ class Session:
         self.reply_tokens = 0  # of this episode so far
         self.unread = 0  # replies to this observation that could not be read
         self.all_unread = 0  # of this episode
+        self.turn_prompt: Prompt | None = None  # that the running turn was sampled from; None if there is none
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
@@ -131,7 +132,8 @@ class Session:
     @property
     def role(self) -> str:
         """Role of the message with the current observation."""
-        return self.contract.observation_role if self.past or self.all_unread else "user"
+        shown = self.past or (self.all_unread and self.memory.grows)  # another memory shows no unread reply
+        return self.contract.observation_role if shown else "user"
 
     @property
     def begun(self) -> bool:
@@ -277,6 +279,14 @@ class Session:
         assert self._readable is not None, "an episode with a turn had a prompt"
         return (self._readable.as_segment(),)
 
+    def state_before_turn(self) -> tuple[Segment, ...]:
+        """Return what the running turn was sampled from as a prompt from which nothing is sampled.
+
+        A turn may fail after its step, when the current observation is already that after it. Between two turns this
+        is the current observation.
+        """
+        return self.last_state() if self.turn_prompt is None else (self.turn_prompt.as_segment(),)
+
     def _rendered(self) -> Prompt:
         contract = self.contract
         short_term = f"{UNREAD}\n{self.short_term}".strip() if self.unread else self.short_term
@@ -382,14 +392,15 @@ class Session:
         return Start(self.index, self.episode, self.episode_seed(self.episode))
 
     def _see(self, answer: Answer) -> None:
-        self.unread = 0
-        self.observation, self.short_term, self.messages = answer.observation, answer.short_term, answer.messages
         try:
-            self.images = self._renderer.see(answer.images)
+            images = self._renderer.see(answer.images)
         except ConfigError:
             raise
         except ValueError as error:
             raise contract_error(f"the environment shows an image that the model cannot read: {error}") from None
+        self.unread = 0
+        self.observation, self.short_term = answer.observation, answer.short_term
+        self.messages, self.images = answer.messages, images
 
 
 def past_to_plain(turn: PastTurn, images: PixelTable) -> dict[str, Any]:

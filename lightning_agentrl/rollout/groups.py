@@ -231,6 +231,7 @@ class WholeGroups:
             session.load_state_dict(saved["session"])
             for kind in session.take_lost():  # it could not be replayed
                 member.lose(kind)
+                member.recorder = EpisodeRecorder(group, self.make.memory.grows)  # no value can stand for the rest
                 self._release(group, session)
         return member
 

@@ -69,7 +69,7 @@ class Player:
         if fault.kind == _TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""
         noted = (fault.kind,) if recorder.goes_on else ()
-        if not recorder.truncate(StopReason.ENV_FAULT, session.last_state, noted):
+        if not recorder.truncate(StopReason.ENV_FAULT, session.state_before_turn, noted):
             session.lost += noted
         self.count_lost(session, fault)
         return "" if recorder.goes_on else fault.kind

@@ -155,6 +155,18 @@ def test_a_turn_that_is_scored_with_nan_is_named_and_not_trained_on(tmp_path, ex
     assert all(weight.isfinite().all() for weight in watch.weights[-1])
 
 
+@pytest.mark.slow
+def test_a_warm_up_goes_on_without_an_episode_that_is_scored_with_nan(tmp_path, exact_folder):
+    agent = faulty(exact_folder, "values", [0])
+    warmup = CriticWarmup(rollouts=2, rounds=2, fraction=0.5)
+    watch, trainer, told = fit(tmp_path, agent, [warmup], epochs=3)
+    (sentence,) = [text for text in told if "not trained on" in text]
+    assert "values of environment 3, " in sentence
+    assert watch.logged[0]["guard/turns_left_out"] == 8
+    assert trainer.global_step == 6
+    assert all(weight.isfinite().all() for weight in watch.weights[-1])
+
+
 def scored() -> Rollout:
     """Two episodes of two turns, the second with another model's NaN."""
     samples = [Sample((prompt(1), action(5, 6)), (turn(env=env, index=index),)) for env in (0, 1) for index in (0, 1)]

@@ -13,6 +13,7 @@ from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
 from lightning_agentrl.models.language_model import read_images
 from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.types import input_of
 from tests.models.seen import picture
 from tests.rollout.scripted import Scripted, workplace
 from tests.tiny import tiny_model_folder, tiny_vision_folder
@@ -47,8 +48,12 @@ def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
     with workplace(tiny_folder, [Scripted(3)]) as place:
         place.sessions[0].judge = Counting(0.0, math.nan, 0.0, 0.0, 0.0)
         turns = place.collect(3).turns
-    assert [kind for turn in turns for kind in turn.lost] == ["reward"]
+        (last,) = [turn for turn in turns if turn.lost]
+        shown = place.text(input_of(last.bootstrap).ids)
+    assert last.lost == ("reward",)
     assert all(math.isfinite(turn.reward) for turn in turns)
+    assert "step 1" in shown  # the state after the last sound turn, though the environment has gone on
+    assert "step 2" not in shown
 
 
 def test_a_reply_that_is_asked_for_again_is_not_judged(tiny_folder):

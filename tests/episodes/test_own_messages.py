@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.types import ModelInput, Rollout, SegmentKind, input_of
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.published import TEMPLATES, published_tokenizer
+from tests.rollout.scripted import workplace
 from tests.talking_game import GREY, Saying
 from tests.tiny import tiny_tokenizer, tiny_vision_folder
 
@@ -253,3 +255,36 @@ def test_a_run_that_is_resumed_was_told_what_the_whole_one_was(folder: Path, tmp
     weights = dict(again.named_parameters())
     for name, weight in whole.named_parameters():
         assert torch.equal(weight, weights[name]), name
+
+
+class Unreadable(gymnasium.Env):
+    """Shows one picture more at its second step, which no model reads."""
+
+    def __init__(self, own: bool) -> None:
+        self.own = own
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return self._seen(), {}
+
+    def step(self, action: str) -> Any:
+        self.count += 1
+        return self._seen(), 1.0, False, False, {}
+
+    def _seen(self) -> dict[str, Any]:
+        images = [GREY, np.zeros((2, 500, 3), np.uint8)][: 1 + (self.count == 2)]
+        if not self.own:
+            return {"text": f"look {self.count}", "images": images}
+        shown = [{"type": "image", "image": image} for image in images]
+        return {"messages": [{"role": "user", "content": [*shown, {"type": "text", "text": f"look {self.count}"}]}]}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_image_that_no_model_reads_costs_the_episode_after_its_last_sound_turn(folder: Path, own: bool) -> None:
+    with workplace(str(folder), [Unreadable(own)], memory=WindowMemory(0)) as place:
+        turns = place.collect(3).turns
+        after = [input_of(turn.bootstrap or ()) for turn in turns if turn.lost]
+        shown = [place.text(state.ids) for state in after]
+    assert [turn.lost for turn in turns] == [("contract",), ("contract",), ()]
+    assert ["look 1" in text and "look 2" not in text for text in shown] == [True, True]
+    assert [len(state.images) for state in after] == [1, 1]

@@ -16,7 +16,7 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.rollout import (
     ChatRenderer,
     Interaction,
@@ -123,7 +123,7 @@ class Workplace:
         self.memory = memory or WindowMemory()
         self.interaction = interaction or TurnInteraction(max_reply_tokens=4, parser=RawParser())
         self.policy = LanguageModel(load_causal_lm(folder).double())
-        self.renderer = ChatRenderer(load_tokenizer(folder), prompt)
+        self.renderer = ChatRenderer(load_tokenizer(folder), prompt, read_images(str(folder)))
         self.executor = ThreadPoolExecutor(len(envs))
         self.loop = LoopThread()
         self.seed = seed

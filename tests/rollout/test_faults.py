@@ -15,6 +15,7 @@ import torch
 
 from lightning_agentrl.agents.selection import lost_rows, without_rows
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.metrics.episodes import summarise
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.rollout import (
@@ -32,6 +33,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.rollout.fault_limits import LostEpisodes
+from lightning_agentrl.rollout.groups import WholeGroups
 from lightning_agentrl.types import ModelInput, Rollout, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
@@ -445,6 +447,50 @@ def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
     assert not lost_rows(rollout, bootstraps=False, group_size=2).any()
 
 
+class OnceLost(Scripted):
+    """Cannot be repeated, and fails once, where a group is begun ahead."""
+
+    deterministic = False
+    failures = 0
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def step(self, action: str) -> Any:
+        if OnceLost.failures and self.count == 1:
+            OnceLost.failures -= 1
+            raise IndexError("lost")
+        return super().step(action)
+
+
+gymnasium.register("OnceLost-v0", OnceLost)
+
+
+def test_what_is_left_of_a_last_try_that_cannot_be_resumed_is_not_taken_for_an_episode(tiny_folder):
+    sizes = GroupRollout(size=2, per_rollout=1, mini_batches=1, ahead=1, ahead_turns=2)
+    settings: dict[str, Any] = {"env": EnvConfig("OnceLost-v0", retries=0), "num_envs": 1}
+    OnceLost.failures = 0
+    with group_data(tiny_folder, sizes, **settings) as data:
+        play = WholeGroups._play
+
+        async def failing(self: WholeGroups, group: int, *others: Any) -> None:
+            OnceLost.failures = int(group == 1 and not self._members.get(1))
+            await play(self, group, *others)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(WholeGroups, "_play", failing)
+            data.collect()
+        state = data.state_dict()
+    begun = state["sessions"][1]
+    assert [(member["lost"], len(member["samples"])) for member in begun] == [(["IndexError"], 2), ([], 2)]
+    with group_data(tiny_folder, sizes, **settings) as data:
+        data.load_state_dict(state)
+        rollout = data.collect()
+    assert [turn.index for turn in rollout.turns] == [0, 1, 2, 3, 4]  # of the other member
+    assert lost(rollout) == {"IndexError": 1, "replay": 2}
+    assert lost_rows(rollout, bootstraps=True, group_size=2).all()
+
+
 @pytest.mark.slow
 def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
     class Greedy(Learner):
@@ -598,3 +644,34 @@ def test_a_reply_that_could_not_be_read_is_asked_for_again(memory, tiny_folder):
         TurnInteraction(ask_again=-1)
     with pytest.raises(ValueError, match="reply_budget must be at least 1 or null, got 0"):
         TurnInteraction(reply_budget=0)
+
+
+class Graded(Scripted):
+    """Tells at every step how far it is, and that it is not solved."""
+
+    def step(self, action: str) -> Any:
+        *answer, info = super().step(action)
+        return (*answer, info | {"success": False, "progression": 0.25})
+
+
+def test_an_episode_that_ends_at_an_unread_reply_ended_as_the_environment_told_last(tiny_folder):
+    """The sum of its rewards is above 0, which counts as success where an environment tells nothing."""
+    loop = TurnInteraction(4, Second(), ask_again=1, reply_budget=12)
+    with workplace(tiny_folder, [Graded(99)], interaction=loop) as place:
+        turns = place.episode(place.session(0, Graded(99)))
+    assert turns[-1].asked_again
+    assert turns[-1].stop is StopReason.REPLY_BUDGET
+    result = summarise(turns)
+    assert result.total_reward > 0
+    assert (result.success, result.progression) == (False, 0.25)
+
+
+def test_an_observation_that_is_shown_once_more_is_still_the_first(tiny_folder):
+    """A tool's answer needs a call before it, which a memory that shows no unread reply does not show."""
+    env = Scripted(99)
+    env.observation_role = "tool"
+    loop = TurnInteraction(4, Second(), ask_again=1)
+    with workplace(tiny_folder, [env], interaction=loop, memory=WindowMemory(2)) as place:
+        (turn,) = place.collect(1).turns
+        assert turn.asked_again
+        assert place.sessions[0].role == "user"
