@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.checkpoint_files import age
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
@@ -76,7 +77,8 @@ class RunSummary(L.Callback):
         callback = trainer.checkpoint_callback
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
             return ""
-        path = callback.last_model_path or callback.best_model_path
+        named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
+        path = str(max((path for path in map(Path, named - {""}) if path.exists()), key=age, default=""))
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):
                 path = callback.save(trainer, name="final")  # and last.ckpt names it

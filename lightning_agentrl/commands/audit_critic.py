@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import LightningArgumentParser
 from torch import Tensor
 
 from lightning_agentrl import advantages
@@ -21,7 +20,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, Forked
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
-from lightning_agentrl.commands.fit import AgentCLI, take_keys_of_fit
+from lightning_agentrl.commands.fit import RunConfigCLI
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.errors import ConfigError
@@ -131,10 +130,11 @@ def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimat
             yield name, kind()
 
 
-class AuditCLI(AgentCLI):
+class AuditCLI(RunConfigCLI):
     """The config of a run, built for one rollout."""
 
     def __init__(self, run: Path, checkpoint: str | None, branches: int, every: int) -> None:
+        self.run = run
         self.plan = ForkPlan(branches, every, gamma=1.0)  # refuses wrong numbers before anything is built
         path = Path(checkpoint) if checkpoint else checkpoint_before(run, None)[0]
         if checkpoint and not Path(checkpoint).exists():
@@ -144,17 +144,13 @@ class AuditCLI(AgentCLI):
                 f"the run '{run}' has no checkpoint, so there is no critic to audit; name one (--checkpoint)"
             )
         self.checkpoint = path
-        super().__init__(["--config", str(run / CONFIG)], run=False)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        take_keys_of_fit(parser, "ckpt_path", "weights_only")
+        super().__init__(["--config", str(run / CONFIG)])
 
     def before_instantiate_classes(self) -> None:
         """Play on one device, for one rollout more than the run had, and write nothing into its folder."""
         trainer = self.settings.trainer
         trainer.devices, trainer.num_nodes, trainer.strategy = 1, 1, "auto"
-        trainer.logger = False
+        trainer.logger, trainer.default_root_dir = False, str(self.run)  # wherever it was moved since
         trainer.max_epochs = LONGER if trainer.max_epochs is None else trainer.max_epochs + LONGER
         trainer.max_steps, trainer.max_time = -1, None
         super().before_instantiate_classes()
@@ -195,7 +191,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     run = one_run(run, FACTS)
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
-    report = audit_report(found, f"Audit of {cli.checkpoint}", branches)
+    report = audit_report(found, f"Audit of {cli.checkpoint}", branches, every)
     shown = {(turn.env, turn.episode) for turn, *_ in worst_turns(found.rollout)}
     turns = [
         record | {"iteration": 1, "phase": "audit", "prompt_tokens": len(record.pop("prompt_ids"))}
@@ -221,13 +217,20 @@ def worst_turns(rollout: Rollout, most: int = WORST) -> list[tuple[Turn, float, 
     return sorted(found, key=lambda one: -abs(one[1] - one[2]))[:most]
 
 
-def audit_report(found: Audit, title: str, branches: int) -> Report:
-    """Put an audit into words."""
+def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Report:
+    """Put an audit into words; ``branches`` and ``every`` as :class:`Forked` was given them."""
     rollout = found.rollout
     played = sum(turn.forked_turns for turn in rollout.turns)
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
+    left = sum(turn.index % every == 0 and not turn.branch_returns for turn in rollout.turns)
+    warning = f"{left} more were played before, such as those of groups begun ahead, or could not be repeated"
     how = [
-        Entry("states", f"{forked} of {len(rollout.turns)} turns, {branches} branches each", brief=True),
+        Entry(
+            "states",
+            f"{forked} of {len(rollout.turns)} turns, {branches} branches each",
+            warning=warning if left else "",
+            brief=True,
+        ),
         Entry("turns played for them", f"{played}, {played / max(len(rollout.turns), 1):.1f} for each recorded turn"),
         Entry("squared error of the measured values", f"{found.noise:.4g}, by their own spread", brief=True),
         Entry("returns explained by exact values", f"{found.explainable:.2f} of their variance", brief=True),

@@ -15,28 +15,23 @@ from lightning_agentrl.agents import Agent, CloneAgent
 from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
-from lightning_agentrl.commands.fit import AgentCLI, make_folder, take_keys_of_fit
-from lightning_agentrl.commands.places import options
+from lightning_agentrl.commands.fit import RunConfigCLI, make_folder
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
 from lightning_agentrl.rollout.expert import EPISODES
 
 
-class CloneCLI(AgentCLI):
+class CloneCLI(RunConfigCLI):
     """`agentrl clone`, which takes environments, prompts, model and trainer of a run's config, and trains by cloning.
 
     Of the agent it takes the model, adapters, weight decay and clip, memory settings and temperature.
     """
-
-    def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(args, run=False)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog="agentrl clone", **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        take_keys_of_fit(parser, "ckpt_path", "weights_only")
         add = parser.add_argument
         add("--out", type=str | None, default=None, help="Folder to write the model to; must be empty or not exist.")
         add(
@@ -60,7 +55,7 @@ class CloneCLI(AgentCLI):
         """Parse the given arguments; all that is written goes to the folder of the model."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        if "ckpt_path" in {name for name, _ in options(self.given)}:
+        if self.gives("ckpt_path"):
             raise ConfigError(
                 "a clone begins with the weights of its model; export the checkpoint with `agentrl export`, and name "
                 "its folder as model.init_args.model (argument --ckpt_path)"

@@ -44,7 +44,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
         raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
     settings = saved[KEY]["lora"]
     if settings is None and merge is not None:
-        raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge and --no-merge")
+        raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge")
     name = model or saved[KEY]["model"]
     tokenizer = load_tokenizer(name)
     policy = LanguageModel(_load(name, settings))

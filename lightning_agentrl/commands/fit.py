@@ -163,9 +163,8 @@ class AgentCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse settings that conflict with ours or would fail late."""
         if self.settings.get("dry_run") and self.subcommand != "fit":
-            raise ConfigError(
-                f"a dry run shows the plan of a training run; give --dry-run to fit, not to {self.subcommand}"
-            )
+            other = self.subcommand or "another command"
+            raise ConfigError(f"a dry run shows the plan of a training run; give --dry-run to fit, not to {other}")
         if self.settings.trainer.get("fast_dev_run"):
             raise ConfigError(
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
@@ -286,46 +285,42 @@ class AgentCLI(LightningCLI):
         return None
 
 
-def take_keys_of_fit(parser: LightningArgumentParser, *keys: str) -> None:
-    """Take keys of `fit` that the config of a run holds and another command has no use for."""
-    for key in keys:
-        parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
-
-
-def take_checkpoint(parser: LightningArgumentParser) -> None:
-    """Add a checkpoint to play with; see :func:`forget_checkpoint`."""
-    parser.add_argument(
-        "--ckpt_path",
-        type=str | None,
-        default=None,
-        help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
-    )
-
-
-def forget_checkpoint(config: Any, given: Sequence[str]) -> None:
-    """Drop a checkpoint that is not on the command line: the config of a run names the one that the run went on from.
-
-    Args:
-        config: whole.
-        given: arguments of the command line.
-    """
-    if "ckpt_path" not in {name for name, _ in options(given)}:
-        config.ckpt_path = None
-
-
-class VerifyCLI(AgentCLI):
-    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
+class RunConfigCLI(AgentCLI):
+    """A command that does something else with the config of a run, or of a validation, than to repeat it."""
 
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(args, run=False)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        for key in ("weights_only", "verbose"):
+            parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the given arguments. A config names the checkpoint that its run went on from, which is not taken."""
+        super().parse_arguments(parser, args)
+        if not self.gives("ckpt_path"):
+            cast(Any, self.config).ckpt_path = None
+
+    def gives(self, name: str) -> bool:
+        """Return whether an option is on the command line."""
+        return name in {given for given, _ in options(self.given)}
+
+
+class VerifyCLI(RunConfigCLI):
+    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog="agentrl verify-engine", **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        take_keys_of_fit(parser, "weights_only")
-        take_checkpoint(parser)
         parser.add_argument(
             "--bound",
             type=float | None,
@@ -342,7 +337,6 @@ class VerifyCLI(AgentCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
         super().parse_arguments(parser, args)
-        forget_checkpoint(self.config, self.given)
         self._compare_exactly({name for name, _ in options(self.given)})
 
     def _compare_exactly(self, given: Collection[str]) -> None:

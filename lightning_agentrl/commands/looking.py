@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import AgentCLI, forget_checkpoint, take_checkpoint, take_keys_of_fit
+from lightning_agentrl.commands.fit import RunConfigCLI
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule
@@ -51,7 +51,7 @@ def validate_until_looked(
         data.teardown("validate")
 
 
-class LookCLI(AgentCLI):
+class LookCLI(RunConfigCLI):
     """A command that builds models and engine of a run's config, plays with them, writes a file and trains nothing."""
 
     prog: ClassVar[str]
@@ -60,15 +60,11 @@ class LookCLI(AgentCLI):
     file: ClassVar[str]  # below the run's root when not given
     file_help: ClassVar[str] = "File of the page"
 
-    def __init__(self, args: ArgsType = None) -> None:
-        super().__init__(args, run=False)
-
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog=self.prog, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
-        take_keys_of_fit(parser, "weights_only")
         parser.add_argument("--episodes", type=int, default=self.episodes, help=self.episodes_help)
         parser.add_argument(
             "--out",
@@ -76,13 +72,11 @@ class LookCLI(AgentCLI):
             default=None,
             help=f"{self.file_help}; {self.file} in trainer.default_root_dir when not given.",
         )
-        take_checkpoint(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the given arguments, and play on one device whatever the config says."""
         super().parse_arguments(parser, args)
         config = cast(Any, self.config)
-        forget_checkpoint(config, self.given)
         devices, nodes = config.trainer.devices, config.trainer.num_nodes
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"

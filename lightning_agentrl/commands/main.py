@@ -303,6 +303,7 @@ def main() -> None:
             if text := class_help(arguments[1:]):
                 print(text, end="")
                 return
+        arguments = [FLAGS.get(argument, argument) for argument in arguments]
         check_files(arguments[1:])  # what follows takes seconds
         from lightning_agentrl.commands.fit import run, verify_engine
         from lightning_agentrl.commands.quiet import leave_out_noise
@@ -327,7 +328,7 @@ def main() -> None:
 
             clone(arguments[1:])
             return
-        sys.argv[1:] = [FLAGS.get(argument, argument) for argument in arguments]
+        sys.argv[1:] = arguments
         run()
 
 

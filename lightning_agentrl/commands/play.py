@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import AgentCLI
+from lightning_agentrl.commands.fit import RunConfigCLI
 from lightning_agentrl.commands.plan import prompt_parts
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.environment import png
@@ -99,11 +99,11 @@ class Person(Engine):
         """Do nothing: a person holds nothing."""
 
 
-class PlayCLI(AgentCLI):
+class PlayCLI(RunConfigCLI):
     """The prompts, memory and interaction of a run's config, without its trainer."""
 
     def __init__(self, config: Path) -> None:
-        super().__init__(["--config", str(config), "--quiet=true"], run=False)
+        super().__init__(["--config", str(config), "--quiet=true"])
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return one that is not used: the config's may need devices that are not here."""

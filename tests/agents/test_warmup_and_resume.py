@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -238,6 +239,18 @@ def test_the_newest_checkpoint_is_that_of_the_end_where_the_last_iteration_was_n
     assert final.samefile(json.loads((tmp_path / "summary.json").read_text())["checkpoint"])
     assert {path.name for path in final.parent.iterdir()} == {"final.ckpt", "iteration-00002.ckpt", "last.ckpt"}
     assert torch.load(final, weights_only=True)["global_step"] == trainer.global_step == 6
+
+
+@pytest.mark.slow
+def test_the_summary_names_the_newest_checkpoint_and_not_the_best(tmp_path, tiny_folder):
+    worse_and_worse = L.pytorch.callbacks.ModelCheckpoint(
+        tmp_path / "saved", monitor="kl/reference", mode="min", save_top_k=3, save_on_train_epoch_end=True
+    )
+    trainer = make_trainer(tmp_path, 3, [RunSummary(), worse_and_worse], enable_checkpointing=True)
+    trainer.fit(make_agent(tiny_folder, lr_actor=1e-2), make_data())
+    named = json.loads((tmp_path / "summary.json").read_text())["checkpoint"]
+    assert torch.load(named, weights_only=True)["global_step"] == trainer.global_step == 6
+    assert not Path(worse_and_worse.best_model_path).samefile(named)
 
 
 @pytest.mark.slow

@@ -61,6 +61,9 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     assert shifted.values is not None
     assert (shifted.values.squared, shifted.values.bias) == pytest.approx((4.0, 2.0))
     assert "squared error" in audit_report(shifted, "an audit", 4).text()
+    forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
+    told = audit_report(shifted, "an audit", 4).text()
+    assert (f"{len(rollout.turns) - forked} more were played before" in told) == (forked < len(rollout.turns))
 
 
 def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):
@@ -107,7 +110,7 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
 
 @pytest.mark.slow
 def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middle_of_both(
-    agentrl: Command, config: Config
+    agentrl: Command, config: Config, monkeypatch: pytest.MonkeyPatch
 ):
     config = changed(three_iterations(config), "trainer.default_root_dir", "run")
     config["trainer"]["logger"] = True
@@ -127,6 +130,15 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
         code, told = agentrl("run", "--branches", "2", "--checkpoint", str(path), "--out", page, command="audit-critic")
         assert code == 0, told
         assert "8 of 8 turns, 2 branches each" in Path(page).read_text()
+    code, told = agentrl("--ckpt_path", "last", config=changed(config, "trainer.max_epochs", 4))
+    assert code == 0, told
+    Path("elsewhere").mkdir()
+    Path("run").rename("elsewhere/run")
+    monkeypatch.chdir("elsewhere")  # where the config's `ckpt_path: last` finds nothing
+    code, told = agentrl("run", "--branches", "2", "--out", "newest.html", command="audit-critic")
+    assert code == 0, told
+    assert "Audit of run/lightning_logs/version_2" in Path("newest.html").read_text()
+    assert {path.name for path in Path().iterdir()} == {"run", "newest.html"}
 
 
 def test_a_folder_in_place_of_the_page_is_refused_before_anything_is_played(tmp_path: Path) -> None:

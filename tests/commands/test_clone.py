@@ -52,5 +52,8 @@ def test_wrong_input_is_answered_in_a_sentence(
 
 def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     """It holds keys of `fit` that cloning has no use for."""
-    saved = signs | {"ckpt_path": "last", "weights_only": None}
+    saved = signs | {"ckpt_path": "last", "weights_only": None, "verbose": True}
     assert "--out" in sentence(agentrl(config=saved, command="clone"))
+    code, told = agentrl("--out", "x", "--steps", "1", "--episodes", "4", "--quiet", config=saved, command="clone")
+    assert code == 0, told
+    assert "not to another command" in sentence(agentrl("--out", "y", "--dry-run", config=saved, command="clone"))

@@ -98,6 +98,7 @@ def test_episodes_follow_each_other_until_the_input_ends(play: Play) -> None:
 def test_a_growing_conversation_shows_what_is_new(play: Play, config: Config) -> None:
     config = changed(config, "data.init_args.memory", {"class_path": "FullMemory"})
     config = changed(config, "data.init_args.prompt", {"think": False, "max_prompt_tokens": 900})
+    config |= {"ckpt_path": "last", "weights_only": None, "verbose": True}  # as runs and validations save them
     code, out, _ = play("1\n2, because it is neither one nor three\n", GUESS, config=config)
     assert code == 0
     (new, before) = re.findall(r"turn 1: (\d+) tokens behind the (\d+) that were read before", out)[0]
