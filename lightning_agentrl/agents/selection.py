@@ -60,15 +60,14 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     failed_B = torch.tensor([sample.turns[-1].stop is StopReason.ENV_FAULT for sample in rollout.samples]).bool()
     if group_size is None:
         return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B])
-    assert rollout.groups is not None
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
-    places: dict[int, set[int]] = {}
-    for group, sample in zip(rollout.groups.tolist(), rollout.samples, strict=True):
+    groups = [sample.turns[0].group for sample in rollout.samples]  # with all sides: not every one has to have a turn
+    places: dict[int | None, set[int]] = {}
+    for group, sample in zip(groups, rollout.samples, strict=True):
         places.setdefault(group, set()).add(sample.turns[0].env)
-    whole = [group for group, envs in places.items() if len(envs) == group_size]
-    broken = rollout.groups[failed_B]
-    return ~torch.isin(rollout.groups, rollout.groups.new_tensor(whole)) | torch.isin(rollout.groups, broken)
+    broken = {group for group, failed in zip(groups, failed_B.tolist(), strict=True) if failed}
+    return torch.tensor([group in broken or len(places[group]) != group_size for group in groups]).bool()
 
 
 def without_rows(rollout: Rollout, lost_B: Tensor) -> Rollout:

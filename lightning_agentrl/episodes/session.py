@@ -75,6 +75,7 @@ class Session:
         judge: adds to the rewards of turns; None: the environment's reward is all.
         moments: takes the state before each step, by environment, episode and turn; None: none is kept.
         place: number among the sessions that play at the same time; its index when not given.
+        context_length: tokens that the model can read; None: any number.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class Session:
         judge: Judge | None = None,
         moments: dict[tuple[int, int, int], Moment] | None = None,
         place: int | None = None,
+        context_length: int | None = None,
     ) -> None:
         self.index = index
         self.place = index if place is None else place
         self.moments = moments
+        self.context_length = context_length
         self.worker = worker
         self.episode_seed = episode_seed
         self.memory = memory
@@ -118,7 +121,7 @@ class Session:
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
-        self._readable: Prompt | None = None  # the last one whose new part is within the limit
+        self._readable: Prompt | None = None  # the last one that the model can read, its new part within the limit
 
     @property
     def contract(self) -> Contract:
@@ -257,7 +260,8 @@ class Session:
                 self._prompt, self._made_of = self._rendered(), made_of
             except RefusedMessagesError as error:
                 raise contract_error(f"the environment's messages cannot be shown: {error}") from error
-            if self.renderer.format.allows(input_of(self._prompt.new)):
+            most, whole = self.context_length, self._prompt.input
+            if self.renderer.format.allows(input_of(self._prompt.new)) and (most is None or len(whole) <= most):
                 self._readable = self._prompt
         return self._prompt
 
@@ -272,7 +276,8 @@ class Session:
     def last_state(self) -> tuple[Segment, ...]:
         """Return the current observation as a prompt from which nothing is sampled.
 
-        Where no prompt can hold an observation, this is the last prompt that could be read.
+        Where no prompt can hold an observation, or the model cannot read all that has grown, this is the last prompt
+        that could be read.
         """
         with suppress(PromptTooLongError, EnvError):
             self.prompt()

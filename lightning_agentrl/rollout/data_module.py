@@ -346,6 +346,7 @@ class RolloutDataModule(L.LightningDataModule):
         longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = learner.policy_handle(make.renderer.stop_token_ids)
         handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
+        make = replace(make, context_length=handle.policy.context_length)
         for source in self.pool.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()

@@ -26,6 +26,7 @@ from lightning_agentrl.types import Rollout, Sample, samples_from_plain, samples
 from lightning_agentrl.types.plain import PixelTable
 
 TRIES = 2  # that an episode has if its environment fails
+SIDES_APART = 2**32  # between the labels of two sides of a group: more than a run has groups
 
 
 class Member:
@@ -75,7 +76,8 @@ class WholeGroups:
         rank: of this process.
         world: number of ranks.
         at_a_time: episodes played at a time on this rank.
-        greedy: play one more episode per group without randomness; its return goes to ``Rollout.greedy_scores``.
+        greedy: play one more episode per group without randomness; its return goes to ``Rollout.greedy_scores``. Of a
+            game of several sides each side has its own.
         collected: number of rollouts collected before.
     """
 
@@ -115,14 +117,15 @@ class WholeGroups:
     async def collect(self, player: Player) -> Rollout:
         """Play the next groups to their end; return their samples by group and episode.
 
-        Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN.
+        Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN, that of
+        a side that had no turn in it 0.
 
         Raises:
             EnvError: there is not a single turn.
         """
         due = self._due
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
-        greedy: dict[int, float] = {}
+        greedy: dict[int, dict[int, float]] = {}
         parts: list[Part] = []
         for group in due:
             parts += [partial(self._end, group, i, player) for i in range(self.settings.size)]
@@ -132,11 +135,13 @@ class WholeGroups:
         self.collected += 1
         samples = {group: [s for member in self._members[group] for s in member.samples] for group in due}
         rollout = Rollout.from_samples(self._with_faults(samples))
+        rows = [(group, sample.turns[-1].episode) for group, of_group in samples.items() for sample in of_group]
+        rollout = rollout.union(groups=torch.tensor(sides_apart(rows), dtype=torch.int64))
         for group in due:
             del self._members[group]
         if not self.greedy:
             return rollout
-        scores = [greedy[group] for group, of_group in samples.items() for _ in of_group]
+        scores = [greedy[group].get(number, 0.0) if greedy[group] else math.nan for group, number in rows]
         return rollout.union(greedy_scores=torch.tensor(scores, dtype=torch.float32))
 
     def _with_faults(self, samples: Mapping[int, Sequence[Sample]]) -> list[Sample]:
@@ -187,8 +192,8 @@ class WholeGroups:
             if not lost:
                 return
 
-    async def _play_greedily(self, group: int, scores: dict[int, float], player: Player) -> None:
-        scores[group] = math.nan
+    async def _play_greedily(self, group: int, scores: dict[int, dict[int, float]], player: Player) -> None:
+        scores[group] = {}  # by the number of the episode: one, or one of each side
         unforked = replace(self.make, moments=None)  # its turns are not in the rollout, and bear the numbers of others
         for _ in range(TRIES):
             session = group_session(unforked, self.settings, group, 0)
@@ -197,7 +202,8 @@ class WholeGroups:
             finally:
                 self._release(group, session)
             if not lost:
-                scores[group] = sum(turn.reward for turn in turns)
+                for turn in turns:
+                    scores[group][turn.episode] = scores[group].get(turn.episode, 0.0) + turn.reward
                 return
             self._lost_greedily.setdefault(group, []).append(lost)
 
@@ -240,6 +246,22 @@ class WholeGroups:
         for session in self.sessions:
             session.close()
         self._members = {}
+
+
+def sides_apart(rows: Sequence[tuple[int, int]]) -> list[int]:
+    """Return for each row a label of the rows that it is compared with: those of its side in its group.
+
+    The episodes of a group have one number, so where an interaction gives them several, each is a side of a game. Sides
+    may have unequal chances, although one policy plays them all. With one side the label is the group.
+
+    Args:
+        rows: group and number of the episode of each.
+    """
+    numbers: dict[int, set[int]] = {}
+    for group, number in rows:
+        numbers.setdefault(group, set()).add(number)
+    sides = {group: {number: side for side, number in enumerate(sorted(found))} for group, found in numbers.items()}
+    return [group + SIDES_APART * sides[group][number] for group, number in rows]
 
 
 def _noting(sample: Sample, lost: Sequence[str]) -> Sample:

@@ -21,6 +21,7 @@ class SessionMaker:
     memory: Memory
     seed: int  # of the run
     moments: dict[tuple[int, int, int], Moment] | None = None  # takes the states of sessions that may be forked
+    context_length: int | None = None  # tokens that the model can read; None: any number
 
     def session(
         self,
@@ -54,6 +55,7 @@ class SessionMaker:
             judge=self.pool.sources[kind].judge,
             moments=self.moments,
             place=place,
+            context_length=self.context_length,
         )
 
     def end(self, session: Session, kind: int, held_out: bool = False) -> None:

@@ -57,7 +57,7 @@ class Rollout:
     terminated: Tensor  # [B] bool, the episode ended after this sample and has no next state
     scores: Scores = Scores()
     bootstrap_values: Tensor | None = None  # [B] value of the state after the sample, 0 where nothing is cut
-    groups: Tensor | None = None  # [B] int64, equal for samples whose episodes share task and start state
+    groups: Tensor | None = None  # [B] int64, equal where episodes share task, start state and, in games, the side
     greedy_scores: Tensor | None = None  # [B] sum of rewards of the greedy episode from the same start state
     state_values: Tensor | None = None  # [B, A] by forks, of the state before a turn on its first token; else NaN
     forked_end_values: Tensor | None = None  # [B] the same of the state after the sample, 0 where nothing is cut

@@ -6,11 +6,18 @@ from typing import Any
 
 import gymnasium
 import pytest
+import torch
 
+from lightning_agentrl.advantages import GRPO, RLOO, ReMax
+from lightning_agentrl.agents.selection import lost_rows
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.rollout import RawParser, SidesInteraction
-from lightning_agentrl.types import StopReason
-from tests.rollout.scripted import workplace
+from lightning_agentrl.losses import DropEqualScores
+from lightning_agentrl.metrics.groups import group_numbers
+from lightning_agentrl.metrics.numbers import Mean
+from lightning_agentrl.rollout import EnvConfig, GroupRollout, RawParser, SidesInteraction
+from lightning_agentrl.types import Rollout, StopReason
+from tests.rollout.scripted import Learner, workplace
+from tests.rollout.test_groups import data_module
 
 
 class Rounds(gymnasium.Env):
@@ -40,6 +47,26 @@ class Rounds(gymnasium.Env):
         return f"side {side}, turn {self.played[side]}", {name: x for name, x in info.items() if name != self.silent}
 
 
+class Sudden(Rounds):
+    """Every third game is over before side 1 has moved."""
+
+    games = 0
+
+    def __init__(self) -> None:
+        super().__init__([0, 1], sides=2)
+
+    def reset(self, **settings: Any) -> tuple[str, dict[str, Any]]:
+        self.games += 1
+        self.order = [0] if self.games % 3 == 0 else [0, 1]
+        return super().reset(**settings)
+
+
+class Greedy(Learner):
+    needs_greedy_baseline = True
+
+
+gymnasium.register("Rounds-v0", lambda: Rounds([0, 1, 0, 1], sides=2))
+gymnasium.register("Sudden-v0", Sudden)
 SIDES = SidesInteraction(max_reply_tokens=3, parser=RawParser())
 
 
@@ -79,3 +106,41 @@ def test_half_games_and_second_questions_are_refused(tiny_folder):
         session = place.sessions[0]
         with pytest.raises(ConfigError, match="ask_again"):
             place.episode(session)
+
+
+def games(folder: str, env: str, size: int, learner: Learner | None = None) -> Rollout:
+    """Two groups, played one after the other."""
+    sizes, settings = GroupRollout(size=size, per_rollout=2), {"num_envs": 1, "interaction": SIDES}
+    with data_module(folder, sizes, learner=learner, env=EnvConfig(env), **settings) as data:
+        return data.collect()
+
+
+def sides_of(rollout: Rollout) -> list[int]:
+    return [turn.episode % 2 for turn in rollout.turns]
+
+
+def test_an_episode_is_compared_with_those_of_its_side(tiny_folder):
+    rollout = games(tiny_folder, "Rounds-v0", 3, Greedy(tiny_folder))
+    assert [turn.group for turn in rollout.turns] == [0] * 12 + [1] * 12
+    assert len(rollout.groups.unique()) == 4
+    scores = torch.tensor([10.0 + side for side in sides_of(rollout)])
+    assert rollout.outcomes.tolist() == rollout.greedy_scores.tolist() == scores.tolist()
+    for estimator in (GRPO(), RLOO(), ReMax()):
+        assert not estimator.estimate(rollout)[0].any()
+    assert not DropEqualScores()(rollout.groups, rollout.outcomes, rollout.episode).any()
+    assert group_numbers(rollout)["rollout/equal_groups"] == Mean(4, 4)
+
+
+def test_a_side_without_a_turn_is_no_lost_episode(tiny_folder):
+    rollout = games(tiny_folder, "Sudden-v0", 3)
+    assert sides_of(rollout) == [0, 1, 0, 1, 0] * 2
+    assert not lost_rows(rollout, bootstraps=False, group_size=3).any()
+    fewer = rollout.select([0, 1, 2, 3, *range(5, 10)])
+    assert lost_rows(fewer, bootstraps=False, group_size=3).tolist() == [True] * 4 + [False] * 5
+
+
+def test_a_side_without_a_turn_in_the_greedy_game_has_a_baseline_of_zero(tiny_folder):
+    rollout = games(tiny_folder, "Sudden-v0", 2, Greedy(tiny_folder))
+    assert sides_of(rollout) == [0, 1] * 4
+    assert rollout.greedy_scores.tolist() == [10.0, 0.0] * 4
+    assert not lost_rows(rollout, bootstraps=False, group_size=2).any()

@@ -22,9 +22,10 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from lightning_agentrl.types import Rollout
+from lightning_agentrl.types import Rollout, StopReason, input_of
 from tests.rollout.scripted import Learner, Scripted, story
 
+gymnasium.register("Endless-v0", lambda: Scripted(50))
 SIZES = GroupRollout(size=3, per_rollout=2, mini_batches=2)
 AHEAD = GroupRollout(size=3, per_rollout=2, mini_batches=2, ahead=4, ahead_turns=1)
 
@@ -110,6 +111,26 @@ def test_a_truncated_episode_has_its_true_last_state(tiny_folder):
         for rollout in collect(data, 2):
             assert [turn.bootstrap is not None for turn in rollout.turns] == [turn.done for turn in rollout.turns]
             assert not rollout.terminated.any()
+
+
+@pytest.mark.parametrize("room", [4, 1000])
+def test_the_last_state_of_a_full_context_is_one_that_the_model_can_read(room, tiny_folder):
+    limit, learner = 200, Learner(tiny_folder)
+    learner.policy.lm.config.max_position_embeddings = limit + room
+    form = PromptFormat(think=False, max_prompt_tokens=limit)
+    with data_module(
+        tiny_folder, learner=learner, env=EnvConfig("Endless-v0"), memory=FullMemory(), prompt=form
+    ) as data:
+        samples = collect(data, 1)[0].samples
+    assert {sample.turns[-1].stop for sample in samples} == {StopReason.CONTEXT_LENGTH}
+    for sample in samples:
+        before, last = sample.ids[: sample.action_positions[-1] + 1], input_of(sample.turns[-1].bootstrap)
+        if room == 1000:
+            assert len(last) > limit
+            assert last.ids[: len(before)] == before
+        else:
+            assert len(last) <= limit
+            assert (*last.ids, *sample.actions[-1].ids) == before  # the last prompt
 
 
 @pytest.mark.slow
