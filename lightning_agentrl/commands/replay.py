@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 import yaml
 
@@ -26,6 +27,22 @@ _WRITERS = {
     *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
     *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
 }
+
+
+class StopAfter(L.Callback):
+    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow.
+
+    Args:
+        iteration: the last one.
+    """
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop behind the validation: an earlier wish to stop would bring one about that the run did not have."""
+        if trainer.current_epoch + 1 >= self.iteration:
+            trainer.should_stop = True
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
@@ -120,11 +137,15 @@ def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, An
     given = trainer.get("callbacks") or []
     kept = [one for one in (given if isinstance(given, list) else [given]) if _name(one) not in _WRITERS]
     trainer |= {
-        "callbacks": [*kept, {"class_path": "lightning_agentrl.callbacks.Chain"}],
+        "callbacks": [
+            *kept,
+            {"class_path": "lightning_agentrl.callbacks.Chain", "init_args": {"keep": iteration}},
+            {"class_path": f"{__name__}.{StopAfter.__name__}", "init_args": {"iteration": iteration}},
+        ],
         "logger": False,
         "enable_checkpointing": False,
         "default_root_dir": str(folder),
-        "max_epochs": iteration,
+        "min_epochs": iteration,  # until then no other callback ends it
     }
     return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
 

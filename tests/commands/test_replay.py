@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,24 +148,12 @@ def test_a_small_gap_is_told_apart_from_a_large_one(untouched: Path, tmp_path: P
     assert beyond.endswith(" and nan")
 
 
-@pytest.mark.slow
-def test_every_iteration_replays_to_the_bit(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process of its own, from the nearest checkpoint or from the start; a changed weight is found."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config = changed(config, "seed_everything", 3)
-    config = changed(config, "trainer.max_epochs", 3)
-    config = changed(config, "trainer.check_val_every_n_epoch", 2)
-    config = changed(
-        config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
-    )
-    saver = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1, "save_on_train_epoch_end": True}}
-    config = changed(config, "trainer.callbacks", [saver])
-    config = changed(config, "trainer.default_root_dir", str(tmp_path / "run"))
-    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-    fit = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(tmp_path / "given.yaml"), "--quiet"]
-    subprocess.run(fit, check=True, timeout=300)  # a process like that of the replay: in this one other tests have run
+Replay = Callable[[int], tuple[int, str]]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Replay an iteration of the run in the folder ``run``; returns the exit code and what was said."""
 
     def said(iteration: int) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["agentrl", "replay", str(tmp_path / "run"), "--iteration", str(iteration)])
@@ -177,7 +166,35 @@ def test_every_iteration_replays_to_the_bit(
             return int(stop.code or 0), capsys.readouterr().out
         return 0, capsys.readouterr().out
 
-    code, text = said(3)
+    return said
+
+
+def fit_apart(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Train in a process like that of the replay, into the folder ``run``: in this one other tests have run.
+
+    Validations are after every second iteration, checkpoints after each.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = changed(config, "seed_everything", 3)
+    config = changed(config, "trainer.check_val_every_n_epoch", 2)
+    config = changed(
+        config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
+    )
+    saver = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1, "save_on_train_epoch_end": True}}
+    config = changed(config, "trainer.callbacks", [saver])
+    config["trainer"] |= {"default_root_dir": str(path / "run"), **settings}
+    (path / "given.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(path / "given.yaml"), "--quiet"]
+    subprocess.run(command, check=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_every_iteration_replays_to_the_bit(
+    config: Config, tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, from the nearest checkpoint or from the start; a changed weight is found."""
+    fit_apart(config, tmp_path, monkeypatch, max_epochs=3)
+    code, text = replay(3)
     assert code == 0, text
     assert "replayed iterations 3 to 3" in text
     path = link_path(tmp_path / "run" / "chain", 1, 0)
@@ -185,9 +202,24 @@ def test_every_iteration_replays_to_the_bit(
     name = next(name for name in link if name.startswith("weights/"))
     link[name][0] ^= 1
     np.savez(path, **link)  # type: ignore[arg-type]
-    code, text = said(1)
+    code, text = replay(1)
     assert code == 1
     assert "iteration 1, weights: checksum of" in text
+
+
+@pytest.mark.slow
+def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
+    config: Config, tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a validation at the end of the replayed iteration, then with none."""
+    rates = {"lr_actor": 1e-3, "lr_critic": 1e-2, "schedule": {"actor": {"shape": "cosine"}}}
+    config = changed(config, "model.init_args.optim", rates)
+    fit_apart(config, tmp_path, monkeypatch, max_epochs=4)
+    for iteration in (2, 3):
+        code, text = replay(iteration)
+        assert code == 0, text
+        assert f"replayed iterations {iteration} to {iteration}" in text
+        assert text.rstrip().endswith(f"iteration {iteration} is the same to the bit")
 
 
 @pytest.mark.slow
