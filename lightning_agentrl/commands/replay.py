@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
+from lightning_agentrl.view.locate import version_of
 
 CONFIG = "config.yaml"
 
@@ -95,25 +97,51 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
         return newest, before[newest]
-    continued = _continued(run)
-    if continued is None or iteration is None:
+    continues = _continues(run)
+    if continues is None or iteration is None:
         return None, 0
-    count = _iterations(continued) if continued.exists() else None
-    if count is None:
+    continued = _found_again(continues, run)
+    count = _iterations(continued) if continued is not None else None
+    if continued is None or count is None:
         raise ValueError(
-            f"the run in '{run}' went on from '{continued}', which is gone or damaged, and has no checkpoint of its "
-            f"own before iteration {iteration}, so it cannot be replayed"
+            f"the run in '{run}' went on from '{continued or continues}', which is gone or damaged, and has no "
+            f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
-    return continued, count
+    return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
 
 
-def _continued(run: Path) -> Path | None:
-    """Return the checkpoint that a run went on from; None if it began anew."""
+def _continues(run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
     for file in run.glob("**/run.json"):
         with suppress(OSError, ValueError):
             path = json.loads(file.read_text()).get("continues")
             return Path(path) if path else None
     return None
+
+
+def _found_again(named: Path, run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, also where the run was moved or is looked at from elsewhere.
+
+    A relative path is one from the folder that the run was started in, which most runs lie below. What is not there is
+    looked for in the other versions of the run; of equal names, the one whose folders have the same names too.
+    """
+    run = run.resolve()
+    roots = [] if named.is_absolute() else run.parents
+    if there := next((path for path in (*(root / named for root in roots), named) if path.exists()), None):
+        return there
+    if version_of(run) < 0:
+        return None  # beside it may be anything
+    versions = [folder for folder in run.parent.iterdir() if folder != run and version_of(folder) >= 0]
+    found = [path for folder in versions for path in folder.glob("**/*.ckpt") if path.name == named.name]
+    alike = {path: _shared_end(path, named) for path in found}
+    best = [path for path in found if alike[path] == max(alike.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _shared_end(one: Path, other: Path) -> int:
+    """Return how many names at their ends two paths have in common."""
+    pairs = zip(reversed(one.parts), reversed(other.parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _iterations(path: Path) -> int | None:

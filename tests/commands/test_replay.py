@@ -276,14 +276,23 @@ def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kin
         assert f"to {iteration}" in agentrl("replay", "run", "--iteration", str(iteration))
 
 
-def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
-    def saved(name: str, iterations: int) -> Path:
-        loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}
-        torch.save({"loops": loops}, tmp_path / name)
-        return tmp_path / name
+def saved(path: Path, iterations: int) -> Path:
+    """Write a checkpoint with so many iterations behind it, and no more than that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}}, path)
+    return path
 
-    saved("first.ckpt", 2)
-    newest = saved("second.ckpt", 4)
+
+def continued(run: Path, named: Path | str) -> Path:
+    """Make a run that went on from a checkpoint."""
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"continues": str(named)}))
+    return run
+
+
+def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
+    saved(tmp_path / "first.ckpt", 2)
+    newest = saved(tmp_path / "second.ckpt", 4)
     (tmp_path / "third.ckpt").write_bytes(newest.read_bytes()[:-100])
     (tmp_path / "other.ckpt").write_bytes(random.Random(0).randbytes(3000))
     torch.save({"weights": 1}, tmp_path / "foreign.ckpt")
@@ -293,17 +302,47 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
 
 
 def test_a_run_that_went_on_is_replayed_from_where_it_did(tmp_path: Path) -> None:
-    run, before = tmp_path / "run", tmp_path / "before.ckpt"
-    run.mkdir()
-    loops = {"fit_loop": {"epoch_progress": {"current": {"ready": 2}}}}
-    torch.save({"loops": loops}, before)
-    (run / "run.json").write_text(json.dumps({"continues": str(before)}))
+    before = saved(tmp_path / "before.ckpt", 2)
+    run = continued(tmp_path / "run", before)
     assert checkpoint_before(run, 3) == (before, 2)
-    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 4}}}}}, run / "own.ckpt")
-    assert checkpoint_before(run, 6) == (run / "own.ckpt", 4)
+    own = saved(run / "own.ckpt", 4)
+    assert checkpoint_before(run, 6) == (own, 4)
     before.unlink()
     with pytest.raises(ValueError, match=r"went on from .*before\.ckpt'.*before iteration 3"):
         checkpoint_before(run, 3)
+
+
+def test_a_run_that_went_on_in_its_folder_is_replayed_from_the_start_before_that(tmp_path: Path) -> None:
+    run = continued(tmp_path / "run", tmp_path / "run" / "own.ckpt")
+    saved(run / "own.ckpt", 2)
+    assert checkpoint_before(run, 3) == (run / "own.ckpt", 2)
+    assert checkpoint_before(run, 2) == (None, 0)
+
+
+def test_a_run_is_replayed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint is named from the folder that it was started in; another run may lie in this one."""
+    named = "runs/version_0/checkpoints/iteration-00002.ckpt"
+    before = saved(tmp_path / "begun" / named, 2)
+    run = continued(tmp_path / "begun" / "runs" / "version_1", named)
+    saved(tmp_path / "elsewhere" / named, 2)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert checkpoint_before(run, 3) == (before, 2)
+    monkeypatch.chdir(tmp_path / "begun" / "runs")
+    assert checkpoint_before(Path("version_1"), 3) == (before, 2)
+
+
+@pytest.mark.parametrize("named", ["/begun/runs/version_0/checkpoints/a.ckpt", "runs/version_0/checkpoints/a.ckpt"])
+def test_a_run_that_was_moved_is_replayed_from_another_of_its_versions(tmp_path: Path, named: str) -> None:
+    moved = tmp_path / "moved"
+    run = continued(moved / "version_2", named)
+    later = saved(moved / "version_1" / "checkpoints" / "a.ckpt", 2)
+    before = saved(moved / "version_0" / "checkpoints" / "a.ckpt", 2)
+    assert checkpoint_before(run, 3) == (before, 2)
+    before.unlink()
+    assert checkpoint_before(run, 3) == (later, 2)  # versions may have been given other numbers
+    saved(moved / "version_3" / "checkpoints" / "a.ckpt", 2)
+    with pytest.raises(ValueError, match=r"went on from .*a\.ckpt', which is gone"):
+        checkpoint_before(run, 3)  # it may be either
 
 
 def test_links_of_a_longer_run_in_the_same_folder_are_dropped(tmp_path: Path) -> None:
