@@ -16,8 +16,10 @@ import lightning as L
 import torch
 import yaml
 
+from lightning_agentrl.agents.checkpoint_files import METADATA
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
+from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
 from lightning_agentrl.view.locate import version_of
@@ -90,9 +92,12 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
-    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it."""
-    files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
-    done = {path: count for path in files if (count := _iterations(path)) is not None}
+    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
+
+    It is a file or, of a sharded run, a folder.
+    """
+    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink()]
+    done = {path: count for path in own if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
@@ -147,10 +152,11 @@ def _shared_end(one: Path, other: Path) -> int:
 def _iterations(path: Path) -> int | None:
     """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one.
 
-    None, and a warning, for a file that is damaged or is no checkpoint of a run: there may be others.
+    None, and a warning, for one that is damaged or is no checkpoint of a run: there may be others.
     """
+    file = next((inner for inner in (path / METADATA, path / OF_ZERO) if inner.is_file()), path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
         warnings.warn(

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
+from lightning_agentrl.agents.checkpoint_files import METADATA, seal, write_manifest
 from lightning_agentrl.callbacks import Chain
 from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link
 from lightning_agentrl.commands.bisect import bisect_runs
+from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.replay import checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -299,6 +303,31 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is damaged or no checkpoint") as told:
         assert checkpoint_before(tmp_path, None) == (newest, 4)
     assert len(told) == 3
+
+
+def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
+    """As FSDP2 and DeepSpeed write them; one that cannot be read, or holds nothing that is known, is left out."""
+    saved(tmp_path / "file.ckpt", 1)
+    sharded, of_zero = tmp_path / "checkpoints" / "sharded.ckpt", tmp_path / "checkpoints" / "zero.ckpt"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save_shares({"state_dict": {"weight": torch.ones(3)}}, checkpoint_id=sharded)
+    saved(sharded / METADATA, 2)
+    write_manifest(sharded, seal(sharded))
+    saved(of_zero / OF_ZERO, 3)
+    (of_zero / "latest").write_text("checkpoint")
+    (tmp_path / "damaged.ckpt" / OF_ZERO).parent.mkdir(parents=True)
+    (tmp_path / "damaged.ckpt" / OF_ZERO).write_bytes((of_zero / OF_ZERO).read_bytes()[:-100])
+    (tmp_path / "empty.ckpt").mkdir()
+    (tmp_path / "last.ckpt").symlink_to(of_zero)
+    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or no checkpoint") as told:
+        assert [checkpoint_before(tmp_path, i) for i in (None, 3, 2)] == [
+            *((of_zero, 3), (sharded, 2), (tmp_path / "file.ckpt", 1)),
+        ]
+    left_out = [str(one.message).split("'")[1] for one in told if "is left out" in str(one.message)]
+    assert sorted(left_out) == sorted([str(tmp_path / name) for name in ("damaged.ckpt", "empty.ckpt")] * 3)
+    run = continued(tmp_path / "next", sharded)
+    assert checkpoint_before(run, 3) == (sharded, 2)
 
 
 def test_a_run_that_went_on_is_replayed_from_where_it_did(tmp_path: Path) -> None:
