@@ -30,15 +30,18 @@ class RunRecord(SaveConfigCallback):
     """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
 
     ``run.json`` holds the command, seed, versions, device, precision, the model with its number of parameters, and the
-    sizes of the rollout.
+    sizes of the rollout. A validation leaves a record that is there as it is: it may be that of the run.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         folder = run_folder(trainer)
         if self.already_saved or not trainer.is_global_zero:
             return
+        record = folder / self.config_filename
+        if stage != "fit" and record.exists():
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, folder / self.config_filename, skip_none=False, overwrite=True)
+        self.parser.save(self.config, record, skip_none=False, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events

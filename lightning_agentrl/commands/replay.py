@@ -8,16 +8,21 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 import yaml
 
+from lightning_agentrl.agents.checkpoint_files import METADATA
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
+from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
+from lightning_agentrl.view.locate import version_of
 
 CONFIG = "config.yaml"
 
@@ -26,6 +31,22 @@ _WRITERS = {
     *("Chain", "ModelCheckpoint", "PolicyFolder", "RolloutReport", "RunCheckpoints", "RunSummary", "StageProgress"),
     *("TurnLog", "DeviceStatsMonitor", "LearningRateMonitor"),
 }
+
+
+class StopAfter(L.Callback):
+    """The end of a run after an iteration, with ``max_epochs`` as it was, which learning rates may follow.
+
+    Args:
+        iteration: the last one.
+    """
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop behind the validation: an earlier wish to stop would bring one about that the run did not have."""
+        if trainer.current_epoch + 1 >= self.iteration:
+            trainer.should_stop = True
 
 
 def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bool, list[str]]:
@@ -71,27 +92,31 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
-    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it."""
-    files = [path for path in run.glob("**/*.ckpt") if path.is_file() and not path.is_symlink()]
-    done = {path: count for path in files if (count := _iterations(path)) is not None}
+    """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
+
+    It is a file or, of a sharded run, a folder.
+    """
+    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink()]
+    done = {path: count for path in own if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
         return newest, before[newest]
-    continued = _continued(run)
-    if continued is None or iteration is None:
+    continues = _continues(run)
+    if continues is None or iteration is None:
         return None, 0
-    count = _iterations(continued) if continued.exists() else None
-    if count is None:
+    continued = _found_again(continues, run)
+    count = _iterations(continued) if continued is not None else None
+    if continued is None or count is None:
         raise ValueError(
-            f"the run in '{run}' went on from '{continued}', which is gone or damaged, and has no checkpoint of its "
-            f"own before iteration {iteration}, so it cannot be replayed"
+            f"the run in '{run}' went on from '{continued or continues}', which is gone or damaged, and has no "
+            f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
-    return continued, count
+    return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
 
 
-def _continued(run: Path) -> Path | None:
-    """Return the checkpoint that a run went on from; None if it began anew."""
+def _continues(run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
     for file in run.glob("**/run.json"):
         with suppress(OSError, ValueError):
             path = json.loads(file.read_text()).get("continues")
@@ -99,13 +124,39 @@ def _continued(run: Path) -> Path | None:
     return None
 
 
+def _found_again(named: Path, run: Path) -> Path | None:
+    """Return the checkpoint that a run went on from, also where the run was moved or is looked at from elsewhere.
+
+    A relative path is one from the folder that the run was started in, which most runs lie below. What is not there is
+    looked for in the other versions of the run; of equal names, the one whose folders have the same names too.
+    """
+    run = run.resolve()
+    roots = [] if named.is_absolute() else run.parents
+    if there := next((path for path in (*(root / named for root in roots), named) if path.exists()), None):
+        return there
+    if version_of(run) < 0:
+        return None  # beside it may be anything
+    versions = [folder for folder in run.parent.iterdir() if folder != run and version_of(folder) >= 0]
+    found = [path for folder in versions for path in folder.glob("**/*.ckpt") if path.name == named.name]
+    alike = {path: _shared_end(path, named) for path in found}
+    best = [path for path in found if alike[path] == max(alike.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _shared_end(one: Path, other: Path) -> int:
+    """Return how many names at their ends two paths have in common."""
+    pairs = zip(reversed(one.parts), reversed(other.parts), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
 def _iterations(path: Path) -> int | None:
     """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one.
 
-    None, and a warning, for a file that is damaged or is no checkpoint of a run: there may be others.
+    None, and a warning, for one that is damaged or is no checkpoint of a run: there may be others.
     """
+    file = next((inner for inner in (path / METADATA, path / OF_ZERO) if inner.is_file()), path)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
         warnings.warn(
@@ -120,11 +171,15 @@ def _quiet(config: dict[str, Any], folder: Path, iteration: int) -> dict[str, An
     given = trainer.get("callbacks") or []
     kept = [one for one in (given if isinstance(given, list) else [given]) if _name(one) not in _WRITERS]
     trainer |= {
-        "callbacks": [*kept, {"class_path": "lightning_agentrl.callbacks.Chain"}],
+        "callbacks": [
+            *kept,
+            {"class_path": "lightning_agentrl.callbacks.Chain", "init_args": {"keep": iteration}},
+            {"class_path": f"{__name__}.{StopAfter.__name__}", "init_args": {"iteration": iteration}},
+        ],
         "logger": False,
         "enable_checkpointing": False,
         "default_root_dir": str(folder),
-        "max_epochs": iteration,
+        "min_epochs": iteration,  # until then no other callback ends it
     }
     return {name: value for name, value in config.items() if name not in ("ckpt_path", "dry_run", "quiet")}
 

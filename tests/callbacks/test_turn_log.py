@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
@@ -210,21 +211,34 @@ def test_held_out_episodes_are_logged_apart(tiny_folder: Path, tmp_path: Path) -
     assert lines(tmp_path / "turns" / "held_out") == logged  # no part of the run
 
 
-@pytest.mark.slow
-def test_a_resumed_run_plays_later_validations_once(tiny_folder: Path, tmp_path: Path) -> None:
-    def go_on(epochs: int, **kwargs: Any) -> None:
-        callbacks = [
-            TurnLog(str(tmp_path / "log"), held_out=2),
-            RunCheckpoints(dirpath=str(tmp_path / "saved"), keep=9),
-        ]
-        settings = {"limit_val_batches": 1, "enable_checkpointing": True}
-        make_trainer(tmp_path, epochs, callbacks, **settings).fit(make_agent(tiny_folder), make_data(), **kwargs)
+def held_out_after(
+    epochs: int, folder: Path, path: Path, callbacks: list[Callback], begun_by: str | None = None, **settings: Any
+) -> list[tuple[Any, ...]]:
+    """Train, or go on from a checkpoint in the same folder, and return the held-out turns of the log."""
+    saver = RunCheckpoints(dirpath=str(path / "saved"), keep=9)
+    trainer = make_trainer(path, epochs, [*callbacks, saver], enable_checkpointing=True, **settings)
+    ckpt_path = None if begun_by is None else str(path / "saved" / begun_by)
+    trainer.fit(make_agent(folder), make_data(), ckpt_path=ckpt_path)
+    return [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in lines(path / "turns" / "held_out")]
 
-    go_on(3)
-    whole = lines(tmp_path / "log" / "held_out")
-    go_on(3, ckpt_path=str(tmp_path / "saved" / "iteration-00001.ckpt"))
-    again = lines(tmp_path / "log" / "held_out")
-    kept = [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in whole]
-    assert [(r["iteration"], r["env"], r["turn"], r["reply"]) for r in again if r["iteration"] != 2] == [
-        each for each in kept if each[0] != 2
-    ]
+
+@pytest.mark.slow
+def test_a_resumed_run_has_each_validation_once(tiny_folder: Path, tmp_path: Path) -> None:
+    def go_on(begun_by: str | None = None) -> list[tuple[Any, ...]]:
+        return held_out_after(3, tiny_folder, tmp_path, [TurnLog(held_out=2)], begun_by, limit_val_batches=1)
+
+    whole = go_on()
+    assert {turn[0] for turn in whole} == {1, 2, 3}
+    assert go_on("iteration-00001.ckpt") == whole
+
+
+@pytest.mark.slow
+def test_a_resumed_run_cuts_what_a_summary_has_played_at_the_end(tiny_folder: Path, tmp_path: Path) -> None:
+    """Also where nothing was played before its own end; what was played before training stays."""
+
+    def go_on(epochs: int, begun_by: str | None = None) -> set[int]:
+        callbacks = [RunSummary(), TurnLog(held_out=2)]
+        return {turn[0] for turn in held_out_after(epochs, tiny_folder, tmp_path, callbacks, begun_by)}
+
+    assert go_on(2) == {0, 2}
+    assert go_on(3, "iteration-00001.ckpt") == {0, 3}

@@ -22,10 +22,18 @@ from lightning_agentrl.rollout import RolloutDataModule
 from tests.cli import Command, Config, changed, fit, sentence
 
 
-def test_a_run_works_and_saves_its_config(config: Config, tmp_path: Path, agentrl: Command) -> None:
+def test_a_run_works_and_saves_its_config_which_a_validation_leaves_as_it_is(
+    config: Config, tmp_path: Path, agentrl: Command
+) -> None:
     code, _ = agentrl(config=config)
     assert code == 0
-    assert agentrl(config=config, command="validate")[0] == 0
+    record = (tmp_path / "config.yaml").read_bytes()
+    validation = changed(config, "data.init_args.validation.episodes", 3)
+    assert agentrl(config=validation, command="validate")[0] == 0
+    assert (tmp_path / "config.yaml").read_bytes() == record  # of the run
+    (tmp_path / "config.yaml").unlink()
+    assert agentrl(config=validation, command="validate")[0] == 0
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["init_args"]["validation"]["episodes"] == 3
 
 
 def test_null_on_the_command_line_is_no_text(

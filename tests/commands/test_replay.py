@@ -7,6 +7,8 @@ import os
 import random
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
+from lightning_agentrl.agents.checkpoint_files import METADATA, seal, write_manifest
 from lightning_agentrl.callbacks import Chain
 from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link
 from lightning_agentrl.commands.bisect import bisect_runs
+from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.replay import checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
@@ -148,24 +153,12 @@ def test_a_small_gap_is_told_apart_from_a_large_one(untouched: Path, tmp_path: P
     assert beyond.endswith(" and nan")
 
 
-@pytest.mark.slow
-def test_every_iteration_replays_to_the_bit(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a process of its own, from the nearest checkpoint or from the start; a changed weight is found."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config = changed(config, "seed_everything", 3)
-    config = changed(config, "trainer.max_epochs", 3)
-    config = changed(config, "trainer.check_val_every_n_epoch", 2)
-    config = changed(
-        config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
-    )
-    saver = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1, "save_on_train_epoch_end": True}}
-    config = changed(config, "trainer.callbacks", [saver])
-    config = changed(config, "trainer.default_root_dir", str(tmp_path / "run"))
-    (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-    fit = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(tmp_path / "given.yaml"), "--quiet"]
-    subprocess.run(fit, check=True, timeout=300)  # a process like that of the replay: in this one other tests have run
+Replay = Callable[[int], tuple[int, str]]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Replay:
+    """Replay an iteration of the run in the folder ``run``; returns the exit code and what was said."""
 
     def said(iteration: int) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["agentrl", "replay", str(tmp_path / "run"), "--iteration", str(iteration)])
@@ -178,7 +171,35 @@ def test_every_iteration_replays_to_the_bit(
             return int(stop.code or 0), capsys.readouterr().out
         return 0, capsys.readouterr().out
 
-    code, text = said(3)
+    return said
+
+
+def fit_apart(config: Config, path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Train in a process like that of the replay, into the folder ``run``: in this one other tests have run.
+
+    Validations are after every second iteration, checkpoints after each.
+    """
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = changed(config, "seed_everything", 3)
+    config = changed(config, "trainer.check_val_every_n_epoch", 2)
+    config = changed(
+        config, "data.init_args.engine", {"class_path": "TransformersEngine", "init_args": {"max_batch": 1}}
+    )
+    saver = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1, "save_on_train_epoch_end": True}}
+    config = changed(config, "trainer.callbacks", [saver])
+    config["trainer"] |= {"default_root_dir": str(path / "run"), **settings}
+    (path / "given.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(path / "given.yaml"), "--quiet"]
+    subprocess.run(command, check=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_every_iteration_replays_to_the_bit(
+    config: Config, tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, from the nearest checkpoint or from the start; a changed weight is found."""
+    fit_apart(config, tmp_path, monkeypatch, max_epochs=3)
+    code, text = replay(3)
     assert code == 0, text
     assert "replayed iterations 3 to 3" in text
     path = link_path(tmp_path / "run" / "chain", 1, 0)
@@ -186,9 +207,24 @@ def test_every_iteration_replays_to_the_bit(
     name = next(name for name in link if name.startswith("weights/"))
     link[name][0] ^= 1
     np.savez(path, **link)  # type: ignore[arg-type]
-    code, text = said(1)
+    code, text = replay(1)
     assert code == 1
     assert "iteration 1, weights: checksum of" in text
+
+
+@pytest.mark.slow
+def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
+    config: Config, tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a validation at the end of the replayed iteration, then with none."""
+    rates = {"lr_actor": 1e-3, "lr_critic": 1e-2, "schedule": {"actor": {"shape": "cosine"}}}
+    config = changed(config, "model.init_args.optim", rates)
+    fit_apart(config, tmp_path, monkeypatch, max_epochs=4)
+    for iteration in (2, 3):
+        code, text = replay(iteration)
+        assert code == 0, text
+        assert f"replayed iterations {iteration} to {iteration}" in text
+        assert text.rstrip().endswith(f"iteration {iteration} is the same to the bit")
 
 
 @pytest.mark.slow
@@ -245,14 +281,23 @@ def test_random_iterations_replay_to_the_bit(config: Config, tmp_path: Path, kin
         assert f"to {iteration}" in agentrl("replay", "run", "--iteration", str(iteration))
 
 
-def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
-    def saved(name: str, iterations: int) -> Path:
-        loops = {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}
-        torch.save({"loops": loops}, tmp_path / name)
-        return tmp_path / name
+def saved(path: Path, iterations: int) -> Path:
+    """Write a checkpoint with so many iterations behind it, and no more than that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": iterations}}}}}, path)
+    return path
 
-    saved("first.ckpt", 2)
-    newest = saved("second.ckpt", 4)
+
+def continued(run: Path, named: Path | str) -> Path:
+    """Make a run that went on from a checkpoint."""
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"continues": str(named)}))
+    return run
+
+
+def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
+    saved(tmp_path / "first.ckpt", 2)
+    newest = saved(tmp_path / "second.ckpt", 4)
     (tmp_path / "third.ckpt").write_bytes(newest.read_bytes()[:-100])
     (tmp_path / "other.ckpt").write_bytes(random.Random(0).randbytes(3000))
     torch.save({"weights": 1}, tmp_path / "foreign.ckpt")
@@ -261,18 +306,73 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     assert len(told) == 3
 
 
+def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
+    """As FSDP2 and DeepSpeed write them; one that cannot be read, or holds nothing that is known, is left out."""
+    saved(tmp_path / "file.ckpt", 1)
+    sharded, of_zero = tmp_path / "checkpoints" / "sharded.ckpt", tmp_path / "checkpoints" / "zero.ckpt"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        save_shares({"state_dict": {"weight": torch.ones(3)}}, checkpoint_id=sharded)
+    saved(sharded / METADATA, 2)
+    write_manifest(sharded, seal(sharded))
+    saved(of_zero / OF_ZERO, 3)
+    (of_zero / "latest").write_text("checkpoint")
+    (tmp_path / "damaged.ckpt" / OF_ZERO).parent.mkdir(parents=True)
+    (tmp_path / "damaged.ckpt" / OF_ZERO).write_bytes((of_zero / OF_ZERO).read_bytes()[:-100])
+    (tmp_path / "empty.ckpt").mkdir()
+    (tmp_path / "last.ckpt").symlink_to(of_zero)
+    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or no checkpoint") as told:
+        assert [checkpoint_before(tmp_path, i) for i in (None, 3, 2)] == [
+            *((of_zero, 3), (sharded, 2), (tmp_path / "file.ckpt", 1)),
+        ]
+    left_out = [str(one.message).split("'")[1] for one in told if "is left out" in str(one.message)]
+    assert sorted(left_out) == sorted([str(tmp_path / name) for name in ("damaged.ckpt", "empty.ckpt")] * 3)
+    run = continued(tmp_path / "next", sharded)
+    assert checkpoint_before(run, 3) == (sharded, 2)
+
+
 def test_a_run_that_went_on_is_replayed_from_where_it_did(tmp_path: Path) -> None:
-    run, before = tmp_path / "run", tmp_path / "before.ckpt"
-    run.mkdir()
-    loops = {"fit_loop": {"epoch_progress": {"current": {"ready": 2}}}}
-    torch.save({"loops": loops}, before)
-    (run / "run.json").write_text(json.dumps({"continues": str(before)}))
+    before = saved(tmp_path / "before.ckpt", 2)
+    run = continued(tmp_path / "run", before)
     assert checkpoint_before(run, 3) == (before, 2)
-    torch.save({"loops": {"fit_loop": {"epoch_progress": {"current": {"ready": 4}}}}}, run / "own.ckpt")
-    assert checkpoint_before(run, 6) == (run / "own.ckpt", 4)
+    own = saved(run / "own.ckpt", 4)
+    assert checkpoint_before(run, 6) == (own, 4)
     before.unlink()
     with pytest.raises(ValueError, match=r"went on from .*before\.ckpt'.*before iteration 3"):
         checkpoint_before(run, 3)
+
+
+def test_a_run_that_went_on_in_its_folder_is_replayed_from_the_start_before_that(tmp_path: Path) -> None:
+    run = continued(tmp_path / "run", tmp_path / "run" / "own.ckpt")
+    saved(run / "own.ckpt", 2)
+    assert checkpoint_before(run, 3) == (run / "own.ckpt", 2)
+    assert checkpoint_before(run, 2) == (None, 0)
+
+
+def test_a_run_is_replayed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint is named from the folder that it was started in; another run may lie in this one."""
+    named = "runs/version_0/checkpoints/iteration-00002.ckpt"
+    before = saved(tmp_path / "begun" / named, 2)
+    run = continued(tmp_path / "begun" / "runs" / "version_1", named)
+    saved(tmp_path / "elsewhere" / named, 2)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert checkpoint_before(run, 3) == (before, 2)
+    monkeypatch.chdir(tmp_path / "begun" / "runs")
+    assert checkpoint_before(Path("version_1"), 3) == (before, 2)
+
+
+@pytest.mark.parametrize("named", ["/begun/runs/version_0/checkpoints/a.ckpt", "runs/version_0/checkpoints/a.ckpt"])
+def test_a_run_that_was_moved_is_replayed_from_another_of_its_versions(tmp_path: Path, named: str) -> None:
+    moved = tmp_path / "moved"
+    run = continued(moved / "version_2", named)
+    later = saved(moved / "version_1" / "checkpoints" / "a.ckpt", 2)
+    before = saved(moved / "version_0" / "checkpoints" / "a.ckpt", 2)
+    assert checkpoint_before(run, 3) == (before, 2)
+    before.unlink()
+    assert checkpoint_before(run, 3) == (later, 2)  # versions may have been given other numbers
+    saved(moved / "version_3" / "checkpoints" / "a.ckpt", 2)
+    with pytest.raises(ValueError, match=r"went on from .*a\.ckpt', which is gone"):
+        checkpoint_before(run, 3)  # it may be either
 
 
 def test_links_of_a_longer_run_in_the_same_folder_are_dropped(tmp_path: Path) -> None:
