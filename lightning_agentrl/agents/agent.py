@@ -293,7 +293,7 @@ class Agent(L.LightningModule, ABC):
             )
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
             with without_sync(model), self.cached_precision():
-                metrics, fault = accumulate_gradients(
+                metrics, fault, tokens = accumulate_gradients(
                     self.models,
                     rollout,
                     losses,
@@ -309,7 +309,8 @@ class Agent(L.LightningModule, ABC):
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
-                held=held,
+                # DDP and masked tokens leave gradients of 0, on which Adam would still move.
+                held=self.optim.limits if not tokens else () if held is None else (held,),
                 allowed=lambda norms: self.steps.allow(
                     self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
                 ),
