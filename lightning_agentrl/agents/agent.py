@@ -244,7 +244,9 @@ class Agent(L.LightningModule, ABC):
             metrics = describe(rollout, self.device, self.ranks.sum)
             metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
             if collected_now:
-                metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.device)
+                metrics |= describe_collected(
+                    rollout, self.datamodule, self.policy_version, self.held_steps, self.device
+                )
                 metrics |= self.recent_episodes.update(rollout)
                 for callback in watching(self.trainer):
                     callback.on_rollout(self.trainer, self, rollout)
@@ -293,7 +295,7 @@ class Agent(L.LightningModule, ABC):
             )
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
             with without_sync(model), self.cached_precision():
-                metrics, fault = accumulate_gradients(
+                metrics, fault, tokens = accumulate_gradients(
                     self.models,
                     rollout,
                     losses,
@@ -309,7 +311,8 @@ class Agent(L.LightningModule, ABC):
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
-                held=held,
+                # DDP and masked tokens leave gradients of 0, on which Adam would still move.
+                held=self.optim.limits if not tokens else () if held is None else (held,),
                 allowed=lambda norms: self.steps.allow(
                     self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
                 ),
@@ -535,6 +538,11 @@ class Agent(L.LightningModule, ABC):
     def policy_version(self) -> int:
         """Attempted optimizer steps behind the current weights."""
         return self.attempts
+
+    @property
+    def held_steps(self) -> int:
+        """How many of the first of these leave the policy as it is, in a warm-up of the critic."""
+        return held_steps(self.trainer)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))

@@ -44,7 +44,7 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
 
 
 def describe_collected(
-    rollout: Rollout, data: RolloutDataModule, version: int, device: torch.device
+    rollout: Rollout, data: RolloutDataModule, version: int, held_steps: int, device: torch.device
 ) -> dict[str, float]:
     """Return the numbers of how a rollout was collected by name; every rank must call it.
 
@@ -52,11 +52,13 @@ def describe_collected(
         rollout: seen for the first time.
         data: that has collected it.
         version: of the policy that is trained on it.
+        held_steps: at the start of the run, in which the version grows and the policy stays the same.
         device: where ranks can exchange tensors.
     """
     numbers: dict[str, float] = {}
     if data.max_staleness:
-        numbers |= over_ranks(staleness_numbers(rollout.turns, version, data.steps_per_iteration), device)
+        ages = staleness_numbers(rollout.turns, version, data.steps_per_iteration, held_steps)
+        numbers |= over_ranks(ages, device)
     if len(data.pool.names) > 1:
         numbers |= over_ranks(source_numbers(rollout.turns, data.source_of), device)
     return numbers

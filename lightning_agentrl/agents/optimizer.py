@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,7 +121,7 @@ def sync_gradients(
 def step_by_group(
     optimizer: Any,
     limits: dict[str, float],
-    held: str | None,
+    held: Collection[str],
     allowed: Callable[[dict[str, float]], bool],
     discard: Callable[[], object],
 ) -> dict[str, float]:
@@ -132,7 +132,8 @@ def step_by_group(
     Args:
         optimizer: with the gradients of a whole mini-batch.
         limits: clips by group.
-        held: a group that does not move, and whose Adam state does not decay, as it would with a gradient of zero.
+        held: groups that do not move, and whose Adam state does not decay, as it would with a gradient of zero; the
+            same on all ranks. With all groups held the step counts as one all the same.
         allowed: returns, for the norms before clipping, whether to step; the same on all ranks.
         discard: under ZeRO, takes a step with all groups held that does not count as one.
 
@@ -141,10 +142,9 @@ def step_by_group(
     """
     if is_grouped(optimizer):
         if allowed({}):
-            return step_zero(optimizer, limits, [held] if held else [], optimizer.step)
+            return step_zero(optimizer, limits, held, optimizer.step)
         return step_zero(optimizer, limits, list(limits), discard)
-    if held is not None:
-        drop_gradients(optimizer, held)
+    drop_gradients(optimizer, held)
     norms = {name: float(norm) for name, norm in clip_by_group(optimizer, limits).items()}
     if allowed(norms):
         optimizer.step()
@@ -166,10 +166,10 @@ def clip_by_group(optimizer: Any, limits: dict[str, float]) -> dict[str, Tensor]
     return norms
 
 
-def drop_gradients(optimizer: Any, name: str) -> None:
-    """Remove the gradients of a group; read from the group itself, since sharded modules may hide its parameters."""
+def drop_gradients(optimizer: Any, names: Collection[str]) -> None:
+    """Remove the gradients of groups; read from the groups themselves, since sharded modules may hide parameters."""
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group["name"] == name else ():
+        for parameter in group["params"] if group["name"] in names else ():
             parameter.grad = None
 
 

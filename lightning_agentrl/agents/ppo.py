@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -103,7 +104,8 @@ class PPOAgent(Agent):
         self.loss = from_plain(policy_loss, PolicyLoss, f"{KEYS}.policy_loss") or PPOClip()
         self.aggregation, self.norm_tokens = self.loss.aggregation, self.loss.norm_tokens
         self.kl = from_plain(kl, KL, f"{KEYS}.kl") or KL()
-        self.kl_coefficient = FixedKL(self.kl.reward) if isinstance(self.kl.reward, int | float) else self.kl.reward
+        reward = self.kl.reward  # stays as it was given, since what a run is made of is read from it; a copy adapts
+        self.kl_coefficient = FixedKL(reward) if isinstance(reward, int | float) else deepcopy(reward)
         self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus
         if value_clip is not None and not value_clip > 0:

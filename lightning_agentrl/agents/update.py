@@ -57,7 +57,7 @@ def accumulate_gradients(
     clock: StageClock,
     backward: Callable[[Tensor], None],
     gradients_are_finite: Callable[[], bool],
-) -> tuple[dict[str, float], str]:
+) -> tuple[dict[str, float], str, int]:
     """Run the backward pass of every micro-batch.
 
     Rows are weighted by the totals of the whole mini-batch over all ranks, so how it is split changes nothing.
@@ -74,15 +74,16 @@ def accumulate_gradients(
         gradients_are_finite: asked after each micro-batch.
 
     Returns:
-        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; and the first loss or
-        gradient on this rank that is not finite, named with its turn or with its micro-batch, empty if there is none.
+        Means of losses and metrics over the trained tokens of the mini-batch on all ranks; the first loss or gradient
+        on this rank that is not finite, named with its turn or with its micro-batch, empty if there is none; and the
+        number of those tokens.
     """
     trained = rollout.trained_mask
     policy_weights_B = row_weights(
         trained, losses.aggregation, norm_tokens=losses.norm_tokens, groups_B=rollout.groups, gather=ranks.gather
     )
-    tokens = float(ranks.sum(trained.sum().double()))
-    value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1.0))
+    tokens = int(ranks.sum(trained.sum()))
+    value_weights_B = torch.full_like(policy_weights_B, 1 / max(tokens, 1))
     rows = action_rows(rollout)
     totals: dict[str, float] = {}
     largest_gap, fault = 0.0, ""
@@ -110,7 +111,7 @@ def accumulate_gradients(
     numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}
     if GAP in numbers:
         numbers["mismatch/logp_gap_max"] = max_over_ranks(largest_gap)
-    return numbers, fault
+    return numbers, fault, tokens
 
 
 def micro_batch_losses(

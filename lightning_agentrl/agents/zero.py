@@ -6,7 +6,7 @@ flat tensor. So what is done per group, clipping it and holding it still in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -60,7 +60,7 @@ def is_grouped(optimizer: Any) -> bool:
 
 
 def step_zero(
-    optimizer: Any, limits: Mapping[str, float], held: Sequence[str], step: Callable[[], object]
+    optimizer: Any, limits: Mapping[str, float], held: Collection[str], step: Callable[[], object]
 ) -> dict[str, float]:
     """Let the engine step, even if all groups are held, since it then drops its gradients.
 

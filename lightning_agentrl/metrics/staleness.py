@@ -8,20 +8,24 @@ from lightning_agentrl.metrics.numbers import Max, Mean, Number
 from lightning_agentrl.types import Turn
 
 
-def staleness(turns: Sequence[Turn], policy_version: int, steps_per_iteration: int) -> list[float]:
-    """Return the staleness of each turn, in iterations.
+def staleness(turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: int = 0) -> list[float]:
+    """Return the staleness of each turn, in iterations in which the policy may have moved.
 
     Args:
         turns: turns with the versions of the weights that sampled them.
         policy_version: version of the weights that are trained next.
         steps_per_iteration: optimizer steps by which the version grows per iteration.
+        held_steps: at the start of the run, in which the version grows and the policy stays the same.
     """
-    return [(policy_version - turn.policy_version) / steps_per_iteration for turn in turns]
+    now = max(policy_version, held_steps)
+    return [(now - max(turn.policy_version, held_steps)) / steps_per_iteration for turn in turns]
 
 
-def staleness_numbers(turns: Sequence[Turn], policy_version: int, steps_per_iteration: int) -> dict[str, Number]:
+def staleness_numbers(
+    turns: Sequence[Turn], policy_version: int, steps_per_iteration: int, held_steps: int = 0
+) -> dict[str, Number]:
     """Return the mean and the maximum; arguments as in :func:`staleness`."""
-    ages = staleness(turns, policy_version, steps_per_iteration)
+    ages = staleness(turns, policy_version, steps_per_iteration, held_steps)
     return {
         "mismatch/staleness_mean": Mean(sum(ages), len(ages)),
         "mismatch/staleness_max": Max(max(ages, default=0.0)),

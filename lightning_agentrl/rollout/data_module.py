@@ -391,7 +391,7 @@ class RolloutDataModule(L.LightningDataModule):
             self._begin_training(connection)
             self._settle()
             self._background.raise_failure()
-        ready = self._background.take(learner.policy_version, self.steps_per_iteration)
+        ready = self._background.take(learner.policy_version, self.steps_per_iteration, learner.held_steps)
         rollout = self._collect_now(connection) if ready is None else ready
         with raise_once():
             self._lost.add(rollout)

@@ -42,6 +42,10 @@ class Learner(Protocol):
     def policy_version(self) -> int:
         """Optimizer steps behind the current weights."""
 
+    @property
+    def held_steps(self) -> int:
+        """How many of the first of these leave the policy as it is, since the critic alone is trained."""
+
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
 

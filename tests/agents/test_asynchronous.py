@@ -243,6 +243,23 @@ def test_the_warm_up_collects_with_the_policy_that_does_not_move(tmp_path, tiny_
 
 
 @pytest.mark.slow
+def test_turns_do_not_age_in_a_warm_up_whose_policy_does_not_move(tmp_path, tiny_folder):
+    """Groups are begun in it that are trained on after it: nothing is dropped, and ages begin where it ends."""
+    keep, groups = Keep(), GroupRollout(size=2, per_rollout=1, mini_batches=1, ahead=2, ahead_turns=1)
+    callbacks = [keep, CriticWarmup(rollouts=1, rounds=5, fraction=1.0)]
+    data = make_data(groups=groups, max_staleness=3, num_envs=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make_trainer(tmp_path, 9, callbacks).fit(make_agent(tiny_folder, SeparateCritic()), data)
+    assert not [warning for warning in told if "it is dropped" in str(warning.message)]
+    assert keep.versions == [0, 5, 6, 7, 8]
+    assert min(turn.policy_version for turn in keep.rollouts[2].turns) == 0  # the number stays that of the steps
+    ages = [logged["mismatch/staleness_max"] for logged in keep.logged if "mismatch/staleness_max" in logged]
+    assert ages[-4:] == [0, 1, 2, 3]
+    assert not any(ages[:-4])
+
+
+@pytest.mark.slow
 def test_an_error_in_the_background_ends_the_run_after_its_iteration_was_saved(tmp_path, tiny_folder):
     UPDATED.set()
     BREAKS_AT[0] = TURNS + 3

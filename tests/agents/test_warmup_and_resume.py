@@ -198,6 +198,20 @@ def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
     assert second.kl_coefficient.value == first.kl_coefficient.value
 
 
+def test_an_agent_that_has_adapted_its_coefficient_goes_on_from_its_own_checkpoint(tmp_path, tiny_folder):
+    """What the run was made of is the initial coefficient, also once another one holds."""
+    given = AdaptiveKL(0.01, target=1e-9, horizon=100)
+    agent = make_agent(tiny_folder, kl_reward=given)
+    checkpoint = L.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="stop", save_on_train_epoch_end=True)
+    make_trainer(tmp_path, 1, [checkpoint], enable_checkpointing=True).fit(agent, make_data())
+    adapted = agent.kl_coefficient.value
+    assert adapted != given.value == 0.01
+    saved = torch.load(tmp_path / "stop.ckpt", weights_only=True)
+    assert saved["kl_coefficient"] == {"value": adapted}
+    make_trainer(tmp_path, 2).fit(agent, make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))
+    assert agent.kl_coefficient.value not in (adapted, 0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kl_reward", [0.0, 0.01], ids=["values alone", "log-probs too"])
 def test_the_turns_of_a_warm_up_are_logged_once_however_often_they_are_trained_on(tmp_path, tiny_folder, kl_reward):

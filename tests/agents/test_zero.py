@@ -41,14 +41,14 @@ def groups(kind):
 
 
 def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_does():
-    """Warm-up first, in which the actor neither moves nor ages; then both."""
+    """First nothing, then a warm-up, in which the actor neither moves nor ages; then both."""
     limits = {"actor": 0.5, "critic": 100.0}
     told = []
     for kind in (torch.optim.AdamW, GroupedAdamW):
         parameters, optimizer = groups(kind)
         torch.manual_seed(1)
         norms = []
-        for held in ("actor", "actor", None, None):
+        for held in (["actor", "critic"], ["actor"], ["actor"], [], []):
             for parameter in parameters.values():
                 parameter.grad = torch.randn(5)
             norms.append(step_by_group(optimizer, limits, held, allowed=lambda norms: True, discard=optimizer.step))
@@ -69,7 +69,7 @@ def test_a_skipped_step_below_zero_moves_and_ages_no_group():
     before = {name: p.detach().clone() for name, p in parameters.items()}
     for parameter in parameters.values():
         parameter.grad = torch.randn(5)
-    assert step_by_group(optimizer, limits, None, allowed=lambda norms: False, discard=optimizer.step) == {}
+    assert step_by_group(optimizer, limits, [], allowed=lambda norms: False, discard=optimizer.step) == {}
     assert all(torch.equal(before[name], p) and not optimizer.state[p] for name, p in parameters.items())
     assert all(p.grad is None for p in parameters.values())  # nothing of it is left for the next step
 

@@ -11,7 +11,7 @@ import torch
 from lightning_agentrl.agents.describe import describe
 from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
-from lightning_agentrl.metrics.staleness import staleness_numbers
+from lightning_agentrl.metrics.staleness import staleness, staleness_numbers
 from lightning_agentrl.types import Rollout, Scores
 from tests.metrics.rollouts import by_hand
 from tests.types.samples import turn
@@ -82,3 +82,10 @@ def test_staleness_by_hand():
     turns = [turn(policy_version=version) for version in (9, 8, 8, 6, 4)]
     numbers = over_ranks(staleness_numbers(turns, policy_version=10, steps_per_iteration=4), torch.device("cpu"))
     assert numbers == pytest.approx(OF_STALENESS, rel=1e-12)
+
+
+@pytest.mark.parametrize(("version", "ages"), [(6, [0, 0, 0]), (10, [0, 0, 0]), (14, [1.0, 1.0, 0.5])])
+def test_turns_age_only_in_steps_that_move_the_policy(version, ages):
+    """Of 10 steps of a warm-up none does."""
+    turns = [turn(policy_version=min(old, version)) for old in (2, 10, 12)]
+    assert staleness(turns, version, steps_per_iteration=4, held_steps=10) == ages
