@@ -31,11 +31,15 @@ def random_agent(env_id: str, seeds: Iterable[int], **kwargs: Any) -> Baseline:
     """Play a uniformly random agent; its choices are seeded with the episode's seed, so results are reproducible."""
 
     def chooser(env: TextEnv, seed: int) -> Callable[[], str]:
-        names = list(env.actions)
-        if not names:
+        if not env.actions:
             raise ValueError(f"{env_id} takes free text, so there are no actions to draw from")
         generator = np.random.default_rng([seed, 1])
-        return lambda: names[int(generator.integers(len(names)))]
+
+        def choose() -> str:
+            names = list(env.actions)  # they may change from turn to turn
+            return names[int(generator.integers(len(names)))]
+
+        return choose
 
     return _play("random", env_id, seeds, chooser, kwargs)
 

@@ -80,7 +80,7 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
     observation: Shown = "text"
     """What an observation holds."""
     remarks: bool = False
-    """After a reply that named no action, the observation says so in its short-term text."""
+    """After a text that named no action, the observation says so in its short-term text (a trainer gives names)."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Text(max_length=self.max_chars, min_length=0, charset=PRINTABLE)

@@ -34,7 +34,7 @@ class FrozenLake(GridEnv[Lake]):
         holes: in place of `frozen`, the fewest and the most holes, such as [2, 4].
         min_way: the fewest actions of the shortest way.
         reward: "binary" gives 1 at the goal and else 0; "steps" gives 1 at the goal, 0 in a hole, -0.01 in any other
-            turn, and 0.05 less for a reply that names no action.
+            turn, and 0.05 less for a text that names no action.
         shaping: with "steps", the discount of the training: then each turn also pays how much nearer the goal is.
         observation: what is seen: "text", "image" or "both".
         cell_px: side of a cell in pictures, in pixels, 8 to 128.

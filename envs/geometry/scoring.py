@@ -8,6 +8,12 @@ _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|frac|sqrt|pi|[-+*/(){}]")
 _DROPPED = re.compile(
     r"\\(?:left|right|text|mathrm|,|;|!| )|\^?\s*\{?\s*\\circ\s*\}?|[\s$°,\\]|(?:degrees?|units?|square|cm|mm|m)\b"
 )
+_UNIT = re.compile(  # behind a number
+    r"(?<![^\W\d_])\\?(?:(?:text|mathrm)\s*\{[^{}]*\}|(?:square\s+|sq\.?\s+)?"
+    r"(?:units?|[ckm]?m|in(?:ch(?:es)?)?|f(?:oo|ee)?t|y(?:ar)?ds?|mi(?:les?)?|(?:centi|milli|kilo)?met(?:er|re)s?))"
+    r"\s*(?:\^\s*(?:\{[23]\}|[23])|[²³])?\s*$",
+    re.IGNORECASE,
+)
 _LETTERS = "ABCDEFGH"
 _MOST_CHARS = 100
 
@@ -38,11 +44,18 @@ def is_right(said: str, right: str, tolerance: float, choices: Sequence[str] = (
 def number(text: str) -> float | None:
     r"""Return the number that a text is, such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
 
-    A name and a sign before it, as in `x = 5`, and units behind it are left out. None if it is no number.
+    A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop behind it are left out.
+    None if it is no number, as for `3 1/2`, which may be meant as a sum or as a product.
     """
     if len(text) > _MOST_CHARS:
         return None
-    plain = text.replace("π", "pi").replace("√", "sqrt").replace("·", "*").replace("×", "*").replace("\\cdot", "*")
+    boxed = re.fullmatch(r"\s*\$?\s*\\boxed\s*\{(.*)\}\s*\$?\s*\.?\s*", text, re.DOTALL)
+    plain = (boxed[1] if boxed else text).replace("−", "-").strip(" \n$").removesuffix(".")
+    plain = _UNIT.sub("", plain.strip(" $"))
+    if re.search(r"\d\s+\d+\s*/", plain):
+        return None
+    plain = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", plain).replace("\\dfrac", "\\frac")
+    plain = plain.replace("π", "pi").replace("√", "sqrt").replace("·", "*").replace("×", "*").replace("\\cdot", "*")
     plain = _DROPPED.sub("", re.sub(r"^\s*\w+\s*=", "", plain))
     tokens = _TOKEN.findall(plain)
     if not tokens or "".join(tokens) != plain:
@@ -61,6 +74,10 @@ def _letter(said: str, choices: Sequence[str]) -> str | None:
     plain = "".join(said.casefold().split())
     if plain in texts:
         return letters[texts.index(plain)]
+    value = number(said)
+    equal = [letter for letter, choice in zip(letters, choices, strict=True) if number(choice) == value]
+    if value is not None and len(equal) == 1:
+        return equal[0]
     match = re.match(rf"\(?([{letters}])\b", said.strip(), re.IGNORECASE)
     return match[1].upper() if match else None
 

@@ -52,7 +52,7 @@ _FOLDER = "folder of the file"  # a key of rows that come from a file
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for count, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for count, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -20,7 +20,8 @@ class GridEnv(TextEnv, Generic[W]):
     """What FrozenLake and Sokoban share. A game says what its worlds are, how they are told and drawn, and what pays.
 
     With `reward="steps"` a turn that solves the world pays 1, one that loses it pays 0 and ends the episode, and any
-    other pays -0.01; a reply that names no action pays 0.05 less, and the next observation says what was done instead.
+    other pays -0.01; a text that names no action pays 0.05 less, and the next observation says what was done instead.
+    (The trainer reads replies itself and hands the game a name; its `invalid_penalty` is the price there.)
 
     Args:
         wording: the words of the game; its texts `picture` and `picture_too` tell what a picture shows.

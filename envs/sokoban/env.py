@@ -32,7 +32,7 @@ class Sokoban(GridEnv[Level]):
         reward: "binary" gives 1 when the last box is on a target; "classic" gives -0.1 in every turn, 1 for a box that
             comes onto a target, -1 for one that leaves it, and 10 for the last; "steps" gives 1 for the last, 0 and the
             end of the episode when a box can never come onto a target any more, -0.01 in any other turn, and 0.05 less
-            for a reply that names no action.
+            for a text that names no action.
         max_turns: turns after which an episode is truncated, by default 4 * size - 12 for each box. The shortest
             solution is never longer.
         shaping: with "steps", the discount of the training: then each turn also pays how much nearer the end is.

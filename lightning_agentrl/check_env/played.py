@@ -135,13 +135,13 @@ def check_texts(log: Log, episodes: Sequence[Play]) -> None:
 
 
 def check_repeated(log: Log, episodes: Sequence[Play]) -> None:
-    """Look for moves between the same texts that are paid again and again."""
+    """Look for moves between the same observations that are paid again and again."""
     for one in episodes:
         if not one.actions or all(seen.reward > 0 for seen in one.seen[1:-1]):
             continue
         paid: Counter[tuple[str, str, str]] = Counter()
         for before, action, after in zip(one.seen, one.actions, one.seen[1:], strict=False):
-            paid[before.text, action, after.text] += after.reward > 0
+            paid[before.state, action, after.state] += after.reward > 0
         if paid and max(paid.values()) >= 3:
             log.add(
                 "reward.repeated", f"one move is paid {max(paid.values())} times in an episode", one.seed, one.actions

@@ -60,7 +60,9 @@ class Texts:
 
 
 class _Curve(RolloutCallback):
-    """The mean return of the episodes that end in each iteration; the one before where none ends."""
+    """The mean return of the episodes that end in each iteration, as random ones are counted: by the environment's own
+    rewards. Where none ends, the one before.
+    """
 
     def __init__(self) -> None:
         self.means: list[float] = []
@@ -70,7 +72,7 @@ class _Curve(RolloutCallback):
         ended = []
         for turn in rollout.turns:
             episode = turn.env, turn.episode
-            self._running[episode] = self._running.get(episode, 0.0) + turn.reward
+            self._running[episode] = self._running.get(episode, 0.0) + turn.env_reward
             if turn.done:
                 ended.append(self._running.pop(episode))
         self.means.append(statistics.fmean(ended) if ended else self.means[-1] if self.means else 0.0)
@@ -171,7 +173,7 @@ def _run(env_id: str, kwargs: Mapping[str, Any], texts: Texts, seed: int, iterat
                 examples=False,
                 max_prompt_tokens=positions - 1,
             ),
-            interaction=TurnInteraction(1, parser, invalid_penalty=0.0, invalid_mode="replace"),
+            interaction=TurnInteraction(1, parser, invalid_penalty=0.0),
             validation=ValidationConfig(episodes=0),
             seed=seed,
         )

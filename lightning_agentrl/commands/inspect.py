@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -92,16 +92,17 @@ def inspect_episodes(
 
 
 def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> SeenEpisode:
-    return SeenEpisode(tuple(_turns(episode, tokenizer)), spellings(episode.contract), bool(episode.lost))
+    names = spellings(episode.contract)
+    return SeenEpisode(tuple(_turns(episode, names, tokenizer)), names, bool(episode.lost))
 
 
-def _turns(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> Iterator[SeenTurn]:
+def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[SeenTurn]:
     for sample in episode.samples:
         turns, before = iter(sample.turns), list[Segment]()
         for segment in sample.segments:
             if segment.is_action:
                 turn, prompt = next(turns), input_of(before)
-                yield SeenTurn(turn, shown(tokenizer, prompt), said(turn.reply), len(prompt), len(segment))
+                yield SeenTurn(turn, shown(tokenizer, prompt), said(turn.reply, names), len(prompt), len(segment))
             before.append(segment)
 
 

@@ -16,7 +16,7 @@ from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
 from lightning_agentrl.types import ModelInput
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?")  # 7-8 is a range, with no number below 0
 
 
 @dataclass(frozen=True)

@@ -197,7 +197,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file of tasks '{path}' (key {key})")
-    lines = ((number, line) for number, line in enumerate(file.read_text("utf-8").splitlines(), 1) if line.strip())
+    lines = ((number, line) for number, line in enumerate(file.read_text("utf-8").split("\n"), 1) if line.strip())
     tasks = [_task(line, f"line {number} of '{path}'", key, needs_answer) for number, line in lines]
     if not tasks:
         raise ValueError(f"the file of tasks '{path}' is empty (key {key})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.metrics.invalid_replies import Invalid, judge
@@ -17,12 +17,18 @@ def invents(reply: str, cut: bool, contract: Contract) -> bool:
         cut: whether it ended at the cap on its tokens.
         contract: what the environment offers.
     """
-    return bool(contract.actions) and judge(said(reply), cut, spellings(contract))[0] is Invalid.INVENTED
+    names = spellings(contract)
+    return bool(contract.actions) and judge(said(reply, names), cut, names)[0] is Invalid.INVENTED
 
 
-def said(reply: str) -> str:
-    """Return what a reply names as its action, as the parser compares it with the names of actions."""
-    lines = map(normalise, split_reply(reply)[1].splitlines())
+def said(reply: str, names: Collection[str] = ()) -> str:
+    """Return what a reply names as its action, as the parser compares it with the names of actions.
+
+    Args:
+        reply: the text.
+        names: of the actions, see :func:`spellings`.
+    """
+    lines = (normalise(line, names) for line in split_reply(reply)[1].splitlines())
     return next(filter(None, lines), "")
 
 

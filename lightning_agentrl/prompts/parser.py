@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,7 +84,8 @@ class TolerantParser(ActionParser):
         exact = [name for name in actions if name.casefold() == line.casefold()]  # also names made of marks only
         if len(exact) == 1:
             return ParsedReply(thought, exact[0], action_start)
-        action = _find(normalise(line), *_names(tuple(actions), tuple(aliases.items())))
+        pattern, names = _names(tuple(actions), tuple(aliases.items()))
+        action = _find(normalise(line, names), pattern, names)
         return ParsedReply(thought, action, action_start)
 
 
@@ -110,13 +111,22 @@ def split_reply(reply: str) -> tuple[str, str, int]:
     return thought.lstrip(" \t\n*_`").rstrip(" \t\n*_`#[(<"), reply[end:], start
 
 
-def normalise(text: str) -> str:
-    """Return text without case, decoration, bullets and outer punctuation, as names and replies are compared."""
+def normalise(text: str, names: Collection[str] = ()) -> str:
+    """Return text without case, decoration, bullets and outer punctuation, as names and replies are compared.
+
+    Args:
+        text: of a name, or a line of a reply.
+        names: of actions, as this function returns them; a number among them is no bullet.
+    """
     text = text.replace("’", "'").casefold()
     text = re.sub(r"</\w+>", " ", text)
     text = re.sub(r"[*_`#~\\\"“”«»\[\](){}<>]|(?<!\w)'|'(?!\w)", " ", text)
     text = re.sub(r"(?<=[^\W\d])-(?=[^\W\d])|(?<!\S)[-–—]+(?!\S)", " ", text)  # turn-left, bullets and dashes; not -1
-    text = " ".join(_BULLET.sub("", text.strip()).split())
+    text = text.strip()
+    bullet = _BULLET.match(text)
+    if bullet is not None and bullet[0].strip().rstrip(".)") not in names:
+        text = text[bullet.end() :]
+    text = " ".join(text.split())
     return text.strip(" .,;:!?…|/")
 
 
@@ -141,7 +151,8 @@ def _names(
             others[key] = None if others.get(key, action) != action else action
     merged = others | names
     longest_first = sorted(filter(None, merged), key=len, reverse=True)
-    return re.compile(rf"(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'})(?!\w)"), merged
+    ends = r"(?!\w|(?<=\d)[.,]\d)"  # 3.5 does not name 3
+    return re.compile(rf"(?:{'|'.join(map(re.escape, longest_first)) or '(?!)'}){ends}"), merged
 
 
 def _find(line: str, pattern: re.Pattern[str], names: Mapping[str, str | None]) -> str | None:

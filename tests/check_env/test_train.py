@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+import gymnasium
 import pytest
 
+from agentrl_envs import TextEnv
 from lightning_agentrl.check_env.certificate import certify
 from lightning_agentrl.check_env.exam import system_of
+from lightning_agentrl.commands import check_train
 from lightning_agentrl.commands.check_train import NUM_ENVS, TURNS_PER_ENV, Texts, interval, points, train
 
 WALK = "You walk. {}"
@@ -37,6 +42,43 @@ def test_points_cover_a_curve(length: int, ends: list[int]) -> None:
     begins = [0, *ends]
     assert [one["mean"] for one in found] == [(begin + end - 1) / 2 for begin, end in zip(begins, ends, strict=False)]
     assert all(one["low"] == one["mean"] == one["high"] for one in found)
+
+
+class Costly(TextEnv):
+    """Takes nothing that is said, for which it takes one from the reward, as games that take whole replies do."""
+
+    free_text = True
+    max_turns = 1
+    actions: ClassVar[dict[str, str]] = {}
+    default_action = ""
+
+    @property
+    def system_prompt(self) -> str:
+        return "Say [a] or [b]."
+
+    def resolve_action(self, text: str) -> tuple[str, bool]:
+        return text, False
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None: ...
+
+    def _act(self, action: str) -> tuple[float, bool]:
+        return -1.0, True
+
+    def _observe(self) -> tuple[str, str]:
+        return "say it", ""
+
+
+gymnasium.register("Costly-v0", Costly)
+
+
+@pytest.mark.slow
+def test_invalid_replies_are_counted_as_random_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_train, "NUM_ENVS", 4)
+    monkeypatch.setattr(check_train, "TURNS_PER_ENV", 2)
+    texts = Texts(["say", "it", "or", ".", "[", "]", "a", "b"], ["[a]", "[b]"], False, "", 12)
+    found = train("Costly-v0", {}, texts, [-1.0] * 10, iterations=1)
+    assert found["curves"] == [[-1.0]] * 3
+    assert found["verdict"] == "not seen"
 
 
 @pytest.mark.slow

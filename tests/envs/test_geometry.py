@@ -18,7 +18,7 @@ from agentrl_envs.geometry.dataset import GeometryTasks
 from agentrl_envs.geometry.drawn import DrawnGeometry
 from agentrl_envs.geometry.figures import KINDS
 from agentrl_envs.geometry.scoring import is_right, number
-from agentrl_envs.geometry.tasks import fit
+from agentrl_envs.geometry.tasks import _lines, fit
 
 CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_call>'
 
@@ -30,6 +30,9 @@ CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_cal
         (r"2 \sqrt { 221 }", 2 * math.sqrt(221)), (r"27 ^ { \circ }", 27), ("27°", 27), ("9π", 9 * math.pi),
         (r"\frac{1}{2}\pi", math.pi / 2), ("5 cm", 5), ("90 degrees", 90), ("(1+2)*3-4", 5), (".5", 0.5), ("$7$", 7),
         (r"\frac{\sqrt{3}}{2}", math.sqrt(3) / 2), ("10-2-3", 5), ("8/2/2", 2),
+        ("12 cm^2", 12), ("12 units^2", 12), (r"12\text{ cm}^2", 12), ("12 cm²", 12), ("12 ft", 12), ("5 meters", 5),
+        ("2 inches", 2), ("5.", 5), ("5 cm.", 5), ("−5", -5), (r"\frac12", 0.5), (r"$\boxed{5}$.", 5),
+        (r"9\pi cm^2", 9 * math.pi), ("12 square feet", 12), ("3 1/2", None), ("5 min", None), ("m", None),
         ("", None), ("cat", None), ("1/0", None), ("--3", None), ("5}", None), ("2(3", None), ("9**9", None),
         (r"\sqrt{-1}", None), ("1 2", 12), ("(" * 90, None), ("9" * 101, None), ("nan", None), ("inf", None),
         ("frac", None), ("__import__('os')", None),
@@ -56,6 +59,10 @@ def test_answers_are_scored() -> None:
         assert is_right(said, "B", 0.01, choices)
     for said in ("A", "45.1", "Because", "BC", "", "D"):
         assert not is_right(said, "B", 0.01, choices)
+    assert is_right("$24$", "B", 0.01, ["12", "24"])
+    assert is_right("24.0", "B", 0.01, ["12", "24"])
+    assert not is_right("12.0", "B", 0.01, ["12", "24"])
+    assert not is_right("24.0", "B", 0.01, ["24", "24.00"])  # both would be meant
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -136,6 +143,12 @@ def folder(path: Path, rows: list, picture: Image.Image | None = None) -> Path:
 
 
 ROW = {"question": "<image>Find x.", "answer": "2 \\sqrt{5}", "image": "a.png"}
+
+
+def test_a_line_of_a_file_ends_where_json_lines_do(tmp_path) -> None:
+    odd = "a\u2028b\u0085c"  # which end lines of text, and need no escape in JSON
+    (tmp_path / "train.jsonl").write_text(json.dumps({**ROW, "problem": odd}, ensure_ascii=False) + "\n", "utf-8")
+    assert [row["problem"] for row in _lines(tmp_path / "train.jsonl")] == [odd]
 
 
 def test_rows_of_a_folder_are_played(tmp_path) -> None:

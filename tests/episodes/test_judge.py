@@ -87,7 +87,7 @@ def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     first = asyncio.run(judge.judge(TURN))
     assert asyncio.run(judge.judge(TURN)) == first
     assert 0.0 <= first <= 1.0
-    for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("99", 1.0), ("good", 0.4)):
+    for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("7-8", 0.8), ("99", 1.0), ("good", 0.4)):
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
 

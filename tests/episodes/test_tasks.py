@@ -123,6 +123,9 @@ def test_files_that_hold_no_tasks(tmp_path: Path, lines: str | None, message: st
 def test_tasks_are_read(tmp_path: Path) -> None:
     path = file_of(tmp_path / "tasks.jsonl", [{"prompt": "1 + 1", "answer": 2}, {"prompt": "Write."}])
     assert read_tasks(path, "") == [Task("1 + 1", "2"), Task("Write.")]
+    odd = "a\u2028b\u0085c"  # which end lines of text, and need no escape in JSON
+    (tmp_path / "odd.jsonl").write_text(json.dumps({"prompt": odd}, ensure_ascii=False), "utf-8")
+    assert read_tasks(str(tmp_path / "odd.jsonl"), "") == [Task(odd, None)]
 
 
 def test_tasks_alone_are_prompts_and_whole_replies(tiny_folder: Path, tmp_path: Path, sums: str) -> None:

@@ -143,6 +143,26 @@ def test_names_made_of_marks_and_numbers():
     assert action_of("ACTION: action 2", ["action 1", "action 2"], {}) == "action 2"
 
 
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("3. It is the middle.", "3"),
+        ("ACTION: 3. The middle", "3"),
+        ("4. 5 was too high", "4"),
+        ("4) 5 was too high", "4"),
+        ("3.5", None),
+        ("1,5", None),
+        ("1, since it is small", "1"),
+        ("7. 2", "2"),  # a bullet: there is no 7
+        ("3.", "3"),
+    ],
+)
+def test_a_number_that_is_an_action_is_no_bullet(reply: str, action: str | None) -> None:
+    numbers = [str(number) for number in range(1, 6)]
+    assert action_of(reply, numbers, {}) == action
+    assert action_of("1. left", ["left", "right"], {}) == "left"
+
+
 def test_one_spelling_of_two_actions_is_ambiguous():
     assert action_of("pick-up", ["pick up", "pick_up"], {}) is None
     assert action_of("pick_up", ["pick up", "pick_up"], {}) == "pick_up"
