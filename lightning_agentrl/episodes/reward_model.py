@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,8 +113,9 @@ class RewardModel(Scorer):
         else:
             encoded = self._tokenizer(prompt, reply)
         ids = cast(list[int], encoded["input_ids"])
-        longest = getattr(self._classifier.config, "max_position_embeddings", None)
-        if longest is not None and len(ids) > longest:
+        positions = getattr(self._classifier.config, "max_position_embeddings", None) or math.inf
+        longest = min(positions, self._tokenizer.model_max_length)  # RoBERTa's do not begin at the first position
+        if len(ids) > longest:
             raise ValueError(
                 f"prompt and reply have {len(ids)} tokens, and the reward model '{self.model}' reads at most "
                 f"{longest}; lower max_reply_tokens of data.init_args.interaction, or give another model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -116,3 +117,14 @@ def test_rewards_of_a_rollout_are_those_of_the_model(tiny_folder: Path, tmp_path
     for turn in rollout.turns:
         assert turn.env_reward == pytest.approx(model.score(turn.observation, turn.action, None), abs=1e-5)
     assert len({turn.env_reward for turn in rollout.turns}) > 4
+
+
+def test_what_is_too_long_is_told_by_what_model_and_tokenizer_take(tmp_path: Path) -> None:
+    folder = classifier_folder(tmp_path, "bert", template=False)
+    long = "word " * 200
+    with pytest.raises(ValueError, match=r"reads at most 64; lower max_reply_tokens"):
+        started(folder).score("Say it.", long, None)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 62}))
+    with pytest.raises(ValueError, match="reads at most 62;"):
+        started(folder).score("Say it.", long, None)
