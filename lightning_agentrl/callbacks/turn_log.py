@@ -70,14 +70,17 @@ class TurnLog(RolloutCallback):
             return
         iteration = trainer.current_epoch + 1
         head = {"iteration": iteration, "phase": agent.phase, "rank": trainer.global_rank}
-        self._write(trainer, self._folder, (head | record for record in self._records(agent, rollout)))
+        # A run that was stopped in a validation does not collect the rollout of its iteration again.
+        self._write(trainer, self._folder, iteration, (head | record for record in self._records(agent, rollout)))
 
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # a validation by itself is no part of the run
             done = trainer.current_epoch + trainer.validating  # inside an epoch it comes after the update
             head = {"iteration": done, "phase": HELD_OUT, "rank": trainer.global_rank}
             own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
-            self._write(trainer, self._folder / HELD_OUT, self._held_out(agent, head, own))
+            # another callback may play as training starts, before this one is told of it
+            first = trainer.current_epoch + 1 if self._first is None else self._first
+            self._write(trainer, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
 
     def _held_out(self, agent: Any, head: Mapping[str, Any], own: Iterable[WholeEpisode]) -> Iterator[dict[str, Any]]:
         """Yield the turns of held-out episodes, of which ``env`` is the place of its seed in the list."""
@@ -88,12 +91,10 @@ class TurnLog(RolloutCallback):
     def _records(self, agent: Any, rollout: Rollout) -> Iterator[dict[str, Any]]:
         return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
 
-    def _write(self, trainer: L.Trainer, folder: Path, records: Iterable[dict[str, Any]]) -> None:
-        """Write records; a run that goes on from a checkpoint first removes those of the iterations after it."""
+    def _write(self, trainer: L.Trainer, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
+        """Write records; a run that goes on from a checkpoint first removes those from iteration ``cut`` on."""
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
             if trainer.ckpt_path:
-                # another callback may play as training starts, before this one is told of it
-                first = trainer.current_epoch + 1 if self._first is None else self._first
-                self._files[folder].cut(first, trainer.world_size)
+                self._files[folder].cut(cut, trainer.world_size)
         self._files[folder].write(records)
