@@ -424,7 +424,7 @@ CASES: tuple[Case, ...] = (
     Case("`view` of a file", command="view", configs=(), arguments=["given.yaml"], says=["given.yaml"]),
     Case("`view` of three runs", command="view", configs=(), arguments=["a", "b", "c"], says=["'c'"]),
     Case("`view --port` alone", command="view", configs=(), arguments=[".", "--port", "8003"], says=["--serve"]),
-    Case("`replay` of no run", command="replay", configs=(), arguments=["."], says=["has no chain"]),
+    Case("`replay` of no run", command="replay", configs=(), arguments=["."], says=["no chain is in"]),
     Case("`export` of a config", command="export", configs=(), arguments=["given.yaml", "out"], says=["given.yaml"]),
     Case(
         "`play` of a misspelt game",

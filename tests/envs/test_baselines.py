@@ -9,7 +9,7 @@ import gymnasium
 from agentrl_envs import TextEnv, baselines
 
 
-class Changing(TextEnv):
+class NewNames(TextEnv):
     """Two actions in each turn, with new names; the second one pays."""
 
     actions: ClassVar[dict[str, str]] = {"a0": "", "b0": ""}
@@ -35,9 +35,9 @@ class Changing(TextEnv):
         return "new names", ""
 
 
-gymnasium.register("Changing-v0", Changing)
+gymnasium.register("NewNames-v0", NewNames)
 
 
 def test_a_random_agent_draws_from_the_actions_of_the_turn() -> None:
-    found = baselines.random_agent("Changing-v0", range(50))
+    found = baselines.random_agent("NewNames-v0", range(50))
     assert 9 < found.mean_return < 11  # ten of twenty; three standard errors are 0.95
