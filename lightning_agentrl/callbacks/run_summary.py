@@ -78,7 +78,8 @@ class RunSummary(L.Callback):
         if not isinstance(callback, ModelCheckpoint) or callback.dirpath is None:
             return ""
         named = {callback.last_model_path, callback.best_model_path, *callback.best_k_models}
-        path = str(max((path for path in map(Path, named - {""}) if path.exists()), key=age, default=""))
+        found = str(max((path for path in map(Path, named - {""}) if path.exists()), key=age, default=""))
+        path = trainer.strategy.broadcast(found)  # other nodes may not see the files, and all save or none does
         if self._saved_at != trainer.global_step or not path:
             if isinstance(callback, RunCheckpoints):
                 path = callback.save(trainer, name="final")  # and last.ckpt names it
