@@ -31,6 +31,7 @@ LAST_SAVED = "last_saved"  # attribute of a strategy
 PART = ".part"  # behind the name of a checkpoint that is being written
 OLD = ".old"  # behind the name of a folder while another one takes its place
 MANIFEST = "manifest.json"
+_CHECKPOINT = ".ckpt"  # ends the name of a checkpoint
 METADATA = "meta.pt"  # everything but tensors, in a folder that ModelParallelStrategy wrote
 NOT_OURS = "cannot be read: it was not saved by agentrl fit, or is damaged"
 _CHUNK = 16 * 2**20  # bytes
@@ -255,18 +256,23 @@ def exists(checkpoint: Path) -> bool:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed saves have left in a folder, unless another run is saving there just now."""
+    """Remove what killed saves have left in a folder, unless another run is saving there just now.
+
+    It may hold other things, such as halves of downloads or copies that somebody keeps; they are left alone.
+    """
     if not folder.is_dir():
         return
     with suppress(BlockingIOError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-        for part in folder.glob(f"*{PART}"):
-            remove(part)
-        for old in folder.glob(f"*{OLD}"):
+        for old in folder.glob(f"*{_CHECKPOINT}{OLD}"):
             checkpoint = old.with_name(old.name.removesuffix(OLD))
+            if not any(path.is_dir() for path in (old, checkpoint, part_of(checkpoint))):
+                continue  # only folders are put aside, or what a folder replaces
             if checkpoint.exists():
                 remove(old)
             else:
                 old.rename(checkpoint)
+        for part in folder.glob(f"*{_CHECKPOINT}{PART}"):
+            remove(part)
 
 
 @contextmanager

@@ -186,6 +186,26 @@ def test_leftovers_are_kept_while_another_run_is_saving_in_the_folder(file: Path
     assert file.exists()
 
 
+def test_a_file_that_a_folder_replaces_comes_back_too(tmp_path: Path, file: Path) -> None:
+    """As where a run goes on with another strategy."""
+    whole = file.read_bytes()
+    files.part_of(file).mkdir()
+    file.rename(tmp_path / "a.ckpt.old")  # where put_in_place was killed
+    files.clean(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.ckpt"]
+    assert file.read_bytes() == whole
+
+
+def test_what_is_no_leftover_of_a_save_stays(file: Path) -> None:
+    """A run may go on from a checkpoint among other files."""
+    others = ["a.ckpt.old", "film.mkv.part", "notes.txt", "notes.txt.old", "paper.pdf.old"]
+    for name in others:
+        (file.parent / name).write_text(name)
+    files.clean(file.parent)
+    assert sorted(p.name for p in file.parent.iterdir()) == ["a.ckpt", *others]
+    assert all((file.parent / name).read_text() == name for name in others)
+
+
 def save_for_ever(path: Path) -> None:
     for epoch in range(1, 10_000):
         with files.saving_in(path.parent):
