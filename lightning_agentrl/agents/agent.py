@@ -454,7 +454,8 @@ class Agent(L.LightningModule, ABC):
             self._modules["critic"] = self._modules.pop("critic")  # behind the actor
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        self.masters = MasterWeights(self.named_parameters(), self._saved_weights)
+        kept = self.masters.release(self.named_parameters())  # of an earlier run of this agent
+        self.masters = MasterWeights(self.named_parameters(), self._saved_weights or kept)
         self._saved_weights = {}
         zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
         self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None

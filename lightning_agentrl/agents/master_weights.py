@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 class MasterWeights:
@@ -23,12 +24,13 @@ class MasterWeights:
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        self._hooks = list[RemovableHandle]()
         for name, parameter in parameters:
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 first = saved.get(name, parameter.detach())
                 master = nn.Parameter(first.to(parameter.device, torch.float32, copy=True))
                 self._masters[parameter] = master
-                parameter.register_post_accumulate_grad_hook(self._take_gradient)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
 
     def __len__(self) -> int:
         return len(self._masters)
@@ -45,6 +47,24 @@ class MasterWeights:
         """Return these weights by name, replaced by their masters where there are any; tied ones under each name."""
         by_memory = {parameter.data_ptr(): master.detach() for parameter, master in self._masters.items()}
         return {name: by_memory.get(weight.data_ptr(), weight) for name, weight in weights.items()}
+
+    def release(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+        """Take no more gradients, which are for the masters of the next run.
+
+        Args:
+            parameters: by name.
+
+        Returns:
+            Masters by name, of those weights that are still what they were rounded to.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        pairs = ((name, weight, self._masters.get(weight)) for name, weight in parameters)
+        return {
+            name: master.detach()
+            for name, weight, master in pairs
+            if master is not None and torch.equal(master.detach().to(weight), weight)
+        }
 
     @torch.no_grad()
     def _take_gradient(self, parameter: Tensor) -> None:

@@ -91,6 +91,33 @@ def test_masters_begin_as_the_saved_weights():
     assert len(MasterWeights([("weight", full)], {})) == 0
 
 
+def test_the_masters_of_the_next_run_take_the_gradients():
+    """And begin as those before, unless the weight was given another value meanwhile."""
+    weights = {name: torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for name in ("a", "b")}
+    exact = torch.full((2,), 1.0009765625)
+    before = MasterWeights(weights.items(), dict.fromkeys(weights, exact))
+    with torch.no_grad():
+        weights["b"].fill_(2.0)
+    kept = before.release(weights.items())
+    assert kept.keys() == {"a"}
+    after = MasterWeights(weights.items(), kept)
+    masters = after.of(weights.values())
+    assert [master.tolist() for master in masters] == [exact.tolist(), [2.0, 2.0]]
+    sum(weight.sum() for weight in weights.values()).backward()
+    assert [master.grad.tolist() for master in masters] == [[1.0, 1.0]] * 2
+    assert all(master.grad is None for master in before.of(weights.values()))
+
+
+@pytest.mark.slow
+def test_an_agent_trains_again_in_a_second_run(tmp_path, tiny_folder):
+    agent, data = make_agent(tiny_folder, SharedCritic()), make_data()
+    for _ in range(2):
+        before = agent.state_dict() if hasattr(agent, "models") else None
+        before = before and {name: weight.clone() for name, weight in before.items()}
+        make_trainer(tmp_path, 1, precision="bf16-true").fit(agent, data)
+    assert any(not torch.equal(weight, before[name]) for name, weight in agent.actor.named_parameters("actor"))
+
+
 @pytest.mark.long
 def test_two_processes_add_up_the_gradients_of_one(tmp_path, tiny_folder):
     """Of the same turns, in other micro-batches, so in bfloat16 not to the last digit.
