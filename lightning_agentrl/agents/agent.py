@@ -435,7 +435,7 @@ class Agent(L.LightningModule, ABC):
             read = self.steps.rates.reading(self.configure_optimizers)
             self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
-                self.steps.rates.begin_anew()
+                self.steps.begin_anew()
             self.monitors.begin_run()
             let_callbacks_wait(self.trainer, self.monitored)
 

@@ -32,8 +32,14 @@ class Steps:
     def __init__(self, optim: Optim) -> None:
         self.attempts = 0
         self.skipped = 0  # by which max_steps was lowered in this run
+        self._missed = 0  # attempts of the whole run, also before it was continued, that were no step
         self.rates = Rates(optim.schedule)
         self.finite = FiniteSteps(optim.max_not_finite)
+
+    def begin_anew(self) -> None:
+        """Forget the steps of an earlier run. Attempts go on: they number the weights, which episodes know."""
+        self._missed = 0
+        self.rates.begin_anew()
 
     def begin(self, trainer: L.Trainer) -> list[str]:
         """Set learning rates and weight decay as they are configured, in a resumed run too.
@@ -44,7 +50,7 @@ class Steps:
         differences = self.rates.begin(trainer.optimizers[0], planned_steps(trainer), _lowered(trainer))
         self.skipped = 0
         if cast(Any, trainer).ckpt_path:
-            self._skip(trainer, self.attempts - trainer.global_step)
+            self._skip(trainer, self._missed)
         return differences
 
     def allow(self, trainer: L.Trainer, attempt: Attempt, fault: str) -> bool:
@@ -78,6 +84,7 @@ class Steps:
             skipped: whether the step was.
         """
         self.attempts += 1
+        self._missed += skipped
         if not skipped:
             self.rates.count(held)
 
@@ -91,6 +98,7 @@ class Steps:
         """Return the entries of a checkpoint."""
         return {
             "attempts": self.attempts,
+            "missed_steps": self._missed,
             "rates": self.rates.state_dict(),
             "not_finite_in_a_row": self.finite.in_a_row,
         }
@@ -104,6 +112,7 @@ class Steps:
         """
         taken = checkpoint["global_step"]
         self.attempts = checkpoint.get("attempts", taken)
+        self._missed = checkpoint.get("missed_steps", self.attempts - taken)
         self.finite.in_a_row = checkpoint.get("not_finite_in_a_row", 0)
         steps = {"actor": max(taken - held, 0), "critic": taken}
         older = {"taken": steps, "schedulers": len(checkpoint.get("lr_schedulers", ())), "scheduled": []}

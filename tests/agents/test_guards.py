@@ -77,6 +77,19 @@ def test_attempts_are_in_the_checkpoint(tmp_path, exact_folder):
 
 
 @pytest.mark.slow
+def test_steps_of_an_earlier_run_of_the_agent_are_not_taken_for_skipped_ones(tmp_path, exact_folder):
+    """They are attempts, and no steps of the run that is continued."""
+    agent, data = make_agent(exact_folder), make_data()
+    make_trainer(tmp_path, 1).fit(agent, data)
+    trainer = make_trainer(tmp_path, 1, [SkipSome([3])])
+    trainer.fit(agent, data)
+    assert (agent.attempts, trainer.global_step) == (4, 1)
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
+    _, resumed, trainer = fit(tmp_path, exact_folder, SkipSome([]), -1, ckpt_path=tmp_path / "second.ckpt", max_steps=6)
+    assert (resumed.attempts, trainer.global_step) == (8, 5)
+
+
+@pytest.mark.slow
 def test_a_checkpoint_without_attempts_had_none_skipped(tmp_path, exact_folder):
     fit(tmp_path, exact_folder, SkipSome([]), epochs=1)
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
