@@ -105,7 +105,8 @@ def accumulate_gradients(
             if GAP in metrics and mask.any():
                 largest_gap = max(largest_gap, float(metrics[GAP].detach()[mask].max()))
             fault = fault or fault_of_losses({k: metrics[k] for k in LOSSES if k in metrics}, micro)
-        if not fault and not gradients_are_finite():
+        finite = gradients_are_finite()  # also after a fault: what was seen of a gradient is told once
+        if not fault and not finite:
             fault = f"the gradient of micro-batch {number} is not finite ({named(micro.turns)})"
         clock.advance(len(index))
     numbers = {name: total / tokens for name, total in ranks.sum_by_name(totals).items()} if tokens else {}

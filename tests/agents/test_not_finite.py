@@ -214,6 +214,23 @@ def test_gradients_are_watched_where_they_are_moved_away_as_zero_does():
     assert watch.finite()  # each is told once
 
 
+def test_what_was_watched_in_a_faulty_step_is_no_fault_of_the_next(tmp_path, exact_folder, monkeypatch):
+    """With the watch that there is under ZeRO, and each row in a micro-batch of its own."""
+    configure = FaultyAgent.configure_optimizers
+
+    def watched(agent):
+        optimizer = configure(agent)
+        agent._watch = GradientWatch(agent.parameters())
+        return optimizer
+
+    monkeypatch.setattr(FaultyAgent, "configure_optimizers", watched)
+    agent = faulty(exact_folder, "loss", [0], max_tokens_per_micro_batch=1)
+    _, trainer, told = fit(tmp_path, agent, epochs=1)
+    (sentence,) = skipped(told)
+    assert "step 1 is skipped" in sentence
+    assert (agent.attempts, trainer.global_step) == (2, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [[0, 1], [2, 3]], ids=["warm-up", "training"])
 def test_an_iteration_without_a_step_changes_nothing_but_the_count(tmp_path, exact_folder, lost):
