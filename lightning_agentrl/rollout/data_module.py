@@ -415,7 +415,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Start collecting the next rollout with the current weights, and return at once."""
         connection = self._connected
         learner, episodes = connection.learner, self._begin_training(connection)
-        with learner.clock.stage("collect"):
+        with learner.clock.stage("collect"), self.stopping.together():
             connection.send_proven()
         player = connection.player(learner.temperature, "collect")
         self._background.begin(episodes, player, connection.loop, learner.clock)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine, VLLMEngine
+from lightning_agentrl.errors import EngineGoneError
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import (
@@ -22,6 +23,7 @@ from lightning_agentrl.rollout import (
     RolloutDataModule,
     TurnInteraction,
 )
+from lightning_agentrl.rollout.stopping import Stopped
 from tests.metrics.clock import FakeClock
 from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, story
 
@@ -90,6 +92,29 @@ def change(learner: Learner) -> None:
         for weight in learner.policy.parameters():
             weight.mul_(1.1)
     learner.policy_version += 1
+
+
+class Probing(Learner):
+    """Asks its engine for tokens when the weights were sent, as an agent does."""
+
+    gone = False
+
+    def probe_engine(self):
+        if self.gone:
+            raise EngineGoneError("no server has been there for 7 s")
+
+
+def test_an_engine_that_is_gone_when_the_next_rollout_is_begun_ends_the_run_as_a_signal_does(connected, tiny_folder):
+    learner = Probing(tiny_folder)
+    data = connected(data_module(), learner)
+    data.stopping.begin(lambda: None)
+    assert len(list(data.stream)) == 2
+    learner.gone = True
+    with pytest.raises(Stopped):
+        list(data.stream)
+    assert data.stopping.reason == "no server has been there for 7 s"
+    assert data.preparing
+    assert data.state_dict()["ahead"] is not None  # which the run goes on with
 
 
 def test_a_rollout_comes_home_while_the_caller_does_something_else(connected, tiny_folder):
