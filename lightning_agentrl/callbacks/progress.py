@@ -188,16 +188,16 @@ def _total(trainer: L.Trainer, agent: Agent) -> int | None:
 
 
 def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:
-    """Return the epochs of a whole run by ``max_epochs`` or ``max_steps``; None without an end.
+    """Return the epochs of a whole run, by ``max_epochs`` or ``max_steps``, whichever ends it; None without an end.
 
     Args:
         trainer: of the run.
         skipped: steps by which ``max_steps`` was lowered since.
     """
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        return trainer.max_epochs
-    steps = cast(Any, trainer).datamodule.steps_per_iteration
-    return (trainer.max_steps + skipped) // steps if trainer.max_steps >= 0 else None
+    ends = [trainer.max_epochs] if trainer.max_epochs is not None and trainer.max_epochs >= 0 else []
+    if trainer.max_steps >= 0:
+        ends.append((trainer.max_steps + skipped) // cast(Any, trainer).datamodule.steps_per_iteration)
+    return min(ends, default=None)
 
 
 def _minutes(seconds: float) -> str:

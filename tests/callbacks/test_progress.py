@@ -126,3 +126,13 @@ def test_the_time_left_counts_the_running_iteration(
     agent = make_agent(tiny_folder)
     assert bar._time_left(trainer, agent, 2) == ", 2:50 left"
     assert bar._time_left(trainer, agent, 3) == ", 1:40 left"
+
+
+def test_a_run_that_steps_end_first_is_as_long_as_they_are(tiny_folder: Path, tmp_path: Path) -> None:
+    """As where a config has its epochs, and the command line says to try a few steps."""
+    bar, shown = progress(terminal=False)
+    trainer = make_trainer(tmp_path, 40, [bar], enable_progress_bar=True, max_steps=4)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    lines = shown.getvalue().splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["iteration 1/2 train", "iteration 2/2 train"]
+    assert lines[-1].endswith(", 0:00 left")
