@@ -28,6 +28,7 @@ from lightning_agentrl.types import LATE, Rollout, Sample, Scores
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
 
 FOLDER = "chain"
+_NAME = r"(\d+)-rank(\d+)"  # of a file, without its extension
 HELD_OUT = "val/"  # begins the names of numbers of a validation
 BLOCK = 1 << 22  # numbers of a weight that are summed at a time
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
@@ -69,7 +70,7 @@ class Chain(RolloutCallback):
         write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
         self._path(trainer, self.keep).unlink(missing_ok=True)
         if not self._alone:
-            drop_links(self._folder, trainer.current_epoch + 1, trainer.global_rank)
+            drop_links(self._folder, trainer.current_epoch + 1, trainer.global_rank, trainer.world_size)
             self._alone = True
         self._link = {}
 
@@ -103,12 +104,17 @@ def link_path(folder: Path, iteration: int, rank: int) -> Path:
     return folder / f"{iteration:06d}-rank{rank}.npz"
 
 
-def drop_links(folder: Path, behind: int, rank: int) -> None:
-    """Remove the files of a rank for iterations behind this one: they are of another run, which was here before."""
-    for path in folder.glob(f"*-rank{rank}.npz"):
-        number = path.stem.split("-")[0]
-        if number.isdecimal() and int(number) > behind:
-            path.unlink(missing_ok=True)
+def drop_links(folder: Path, behind: int, rank: int, world: int) -> None:
+    """Remove the files of another run, which was here before: those of a rank for iterations behind this one.
+
+    The first rank removes those of ranks that there are no more, for this iteration too.
+    """
+    for path in folder.glob("*.npz"):
+        if match := re.fullmatch(_NAME, path.stem):
+            iteration, owner = int(match[1]), int(match[2])
+            gone = rank == 0 and owner >= world and iteration >= behind
+            if gone or (owner == rank and iteration > behind):
+                path.unlink(missing_ok=True)
 
 
 def read_links(folder: Path) -> dict[int, dict[int, Path]]:
@@ -119,7 +125,7 @@ def read_links(folder: Path) -> dict[int, dict[int, Path]]:
     """
     links: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.glob("*.npz")):
-        if match := re.fullmatch(r"(\d+)-rank(\d+)", path.stem):
+        if match := re.fullmatch(_NAME, path.stem):
             links.setdefault(int(match[1]), {})[int(match[2])] = path
     if not links:
         raise ValueError(f"there is no chain in '{folder}'; it is written by runs with the callback Chain")

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Collection
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -83,12 +84,26 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
         if number not in chain:
             said.append(f"iteration {number} is no longer in the chain of the run and was not compared")
             continue
+        _check_processes(number, chain[number], again[number])
         for rank, path in chain[number].items():
             old, new = read_link(path), read_link(again[number][rank])
             said += [told_struck(number)] if time_limit_struck(old) or time_limit_struck(new) else []
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
+
+
+def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
+    """Refuse to compare the files of other ranks: a run may go on with more or fewer processes than it began with.
+
+    Raises:
+        ValueError: with both numbers.
+    """
+    if set(of_run) != set(of_replay):
+        raise ValueError(
+            f"iteration {iteration} was run by {len(of_run)} processes and replayed by {len(of_replay)}, as the config "
+            "of the run now has it, which collect different turns"
+        )
 
 
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:

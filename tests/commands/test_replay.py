@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shares
 
 from lightning_agentrl.agents.checkpoint_files import METADATA, seal, write_manifest
 from lightning_agentrl.callbacks import Chain
-from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link
+from lightning_agentrl.callbacks.chain import drop_links, link_path, read_link, read_links
 from lightning_agentrl.commands.bisect import bisect_runs
 from lightning_agentrl.commands.export import OF_ZERO
-from lightning_agentrl.commands.replay import checkpoint_before
+from lightning_agentrl.commands.replay import _check_processes, checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import TurnInteraction
@@ -210,6 +211,9 @@ def test_every_iteration_replays_to_the_bit(
     code, text = replay(1)
     assert code == 1
     assert "iteration 1, weights: checksum of" in text
+    path.replace(link_path(path.parent, 1, 1))
+    code, text = replay(1)
+    assert code == 2, text
 
 
 @pytest.mark.slow
@@ -379,6 +383,20 @@ def test_links_of_a_longer_run_in_the_same_folder_are_dropped(tmp_path: Path) ->
     """Those of other ranks are theirs to drop, and what has another name is not of a chain."""
     for name in ("000001-rank0.npz", "000002-rank0.npz", "000003-rank0.npz", "000003-rank1.npz", "notes-rank0.npz"):
         (tmp_path / name).touch()
-    drop_links(tmp_path, 2, 0)
+    drop_links(tmp_path, 2, 0, 2)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["000001-rank0.npz", "000002-rank0.npz", "000003-rank1.npz", "notes-rank0.npz"]
+
+
+def test_links_of_more_processes_are_dropped_where_fewer_go_on(tmp_path: Path) -> None:
+    """Those of the iterations before are left, and cannot be replayed by fewer."""
+    for iteration, rank in product((1, 2, 3), (0, 1, 2)):
+        link_path(tmp_path, iteration, rank).touch()
+    drop_links(tmp_path, 2, 1, 2)
+    drop_links(tmp_path, 2, 0, 2)
+    assert read_links(tmp_path) == {
+        1: {rank: link_path(tmp_path, 1, rank) for rank in (0, 1, 2)},
+        2: {rank: link_path(tmp_path, 2, rank) for rank in (0, 1)},
+    }
+    with pytest.raises(ValueError, match="iteration 1 was run by 3 processes and replayed by 2"):
+        _check_processes(1, read_links(tmp_path)[1], [0, 1])
