@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import Any, cast
 
@@ -19,17 +18,19 @@ from lightning_agentrl.distributed import rank
 from lightning_agentrl.rollout.stopping import Stopping
 
 LOOK_SECONDS = 0.5  # between two looks at what other ranks are asked for
-CLOSE_SECONDS = 5.0  # for the thread's last look
+CLOSE_SECONDS = 5.0  # for a thread's last look
+TELL_SECONDS = 1.0  # to tell other ranks that the run ends at once
 SECOND_AFTER = 1.0  # seconds in which one signal may come twice: `timeout` sends it to the process and to its group
 _watches = itertools.count()  # as many on all ranks
 
 
 class SignalWatch:
-    """A thread that passes signals on to :class:`Stopping`, of this rank and of all others.
+    """Two threads that pass signals on to :class:`Stopping`, of this rank and of all others.
 
     Python runs a handler once its main thread is free, which may wait inside torch for minutes. But the interpreter
-    writes the number of a signal to a pipe at once, and the thread reads it there. Ranks tell each other through the
-    store in which they met, so that it does not matter what their main threads wait for.
+    writes the number of a signal to a pipe at once, and one thread reads it there and keeps the time. Ranks tell each
+    other through the store in which they met, so that it does not matter what their main threads wait for. That is a
+    thread of its own, since who keeps the store may be stopped or cut off, and then it waits for ever.
 
     Must be made in the main thread. Signals that the process was started to ignore, as Ctrl-C in the background of a
     script, are left alone.
@@ -40,7 +41,7 @@ class SignalWatch:
         stopping: what the run looks at.
         grace_seconds: from the first signal to the end of the process, if the run has not ended by then.
         asked: called once the run is asked to end.
-        ended: called with the reason before this thread ends the process.
+        ended: called with the reason before a thread ends the process.
     """
 
     def __init__(
@@ -57,19 +58,25 @@ class SignalWatch:
         self.grace_seconds, self.asked, self.ended = grace_seconds, asked, ended
         self.ends_at: float | None = None  # by the monotonic clock, once the run is asked to end
         self._came_at: float | None = None  # the first signal, to this rank
-        self._new_saves = 0  # asked for here, and not known to other ranks
         self._store = self._shared_store()
+        self._new_saves = 0  # asked for here, and not known to other ranks
+        self._counting = threading.Lock()  # guards these
         self._passed_on = False  # to other ranks, that the run is asked to end
+        self._at_once = False  # a second signal came
+        self._news, self._told = threading.Event(), threading.Event()  # for other ranks; they know of the second signal
+        self._ending = threading.Lock()
         self._closed = False
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         self._earlier = {number: signal.signal(number, _handle) for number in heeded}
-        self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
-        self._thread.start()
+        works = {"signals": self._run} | ({} if self._store is None else {"signals of other ranks": self._exchange})
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """End the thread and put the earlier handlers back."""
+        """End the threads and put the earlier handlers back."""
         if self._closed:
             return
         self._closed = True
@@ -77,11 +84,13 @@ class SignalWatch:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
         signal.set_wakeup_fd(self._earlier_pipe)
         os.write(self._written, b"\0")
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive():  # it asks a node that cannot be reached, and ends with the process
-            return
+        self._news.set()
+        reader, *others = self._threads
+        reader.join()
         os.close(self._written)
         os.close(self._pipe)
+        for thread in others:  # one that asks a node that cannot be reached ends with the process
+            thread.join(CLOSE_SECONDS)
 
     def _shared_store(self) -> Any:
         name = f"signals {next(_watches)}"
@@ -89,7 +98,7 @@ class SignalWatch:
             return None
         return cast(Any, dist).PrefixStore(name, dist.distributed_c10d._get_default_store())
 
-    # In the thread
+    # In the threads
 
     def _run(self) -> None:
         while True:
@@ -99,7 +108,6 @@ class SignalWatch:
                 return
             for number in numbers:
                 self._came(number)
-            self._exchange()
             if self.stopping.asked and self.ends_at is None:
                 self.ends_at = time.monotonic() + self.grace_seconds
                 self.asked()
@@ -108,40 +116,57 @@ class SignalWatch:
 
     def _came(self, number: int) -> None:
         if number in self.saves:
-            self._new_saves += 1
-        if number not in self.ends:
-            return
-        if self._came_at is None:
-            self._came_at = time.monotonic()
-            self.stopping.ask(number)
-        elif time.monotonic() - self._came_at > SECOND_AFTER:
-            if self._store is not None:
-                with suppress(RuntimeError):
-                    self._store.set("at once", "")
-            self._end("and a second one ended it at once")
+            with self._counting:
+                if self._store is None:
+                    self.stopping.saves += 1
+                else:
+                    self._new_saves += 1
+        if number in self.ends:
+            if self._came_at is None:
+                self._came_at = time.monotonic()
+                self.stopping.ask(number)
+            elif time.monotonic() - self._came_at > SECOND_AFTER:
+                self._at_once = True
+                self._news.set()
+                if self._store is not None:
+                    self._told.wait(TELL_SECONDS)
+                self._end("and a second one ended it at once")
+        self._news.set()
 
     def _exchange(self) -> None:
-        """Tell the other ranks what this one is asked for, and do what they are."""
-        if self._store is None:
-            self.stopping.saves += self._new_saves
-            self._new_saves = 0
-            return
-        try:
-            self.stopping.saves = self._store.add("saves", self._new_saves)
-            self._new_saves = 0
-            if self.stopping.asked and not self._passed_on:
-                self._store.set("end", str(self.stopping.asked))
-            elif not self.stopping.asked and self._store.check(["end"]):
-                self.stopping.ask(int(self._store.get("end")))
-            self._passed_on = self.stopping.asked > 0
-            at_once = self._store.check(["at once"])
-        except RuntimeError:  # the rank that keeps the store is gone
-            self._store, at_once = None, self.stopping.asked > 0
-        if at_once:
-            self._end("and a second one ended it at once")
+        """Tell the other ranks what this one is asked for, and do what they are, until the store or the watch ends."""
+        while not self._closed:
+            self._news.clear()
+            try:
+                at_once = self._exchange_with(self._store)
+            except RuntimeError:  # the rank that keeps the store is gone
+                with self._counting:
+                    self._store, self.stopping.saves = None, self.stopping.saves + self._new_saves
+                at_once = self.stopping.asked > 0
+            if at_once:
+                self._end("and a second one ended it at once")
+            if self._store is None:
+                return
+            self._news.wait(LOOK_SECONDS)
+
+    def _exchange_with(self, store: Any) -> bool:
+        """Return whether a rank had a second signal."""
+        with self._counting:
+            new, self._new_saves = self._new_saves, 0
+        self.stopping.saves = store.add("saves", new)
+        if self.stopping.asked and not self._passed_on:
+            store.set("end", str(self.stopping.asked))
+        elif not self.stopping.asked and store.check(["end"]):
+            self.stopping.ask(int(store.get("end")))
+        self._passed_on = self.stopping.asked > 0
+        if self._at_once:
+            store.set("at once", "")
+            self._told.set()
+        return bool(store.check(["at once"]))
 
     def _end(self, reason: str) -> None:
         """End the process, whatever its other threads do."""
+        self._ending.acquire()  # for good: one thread says why
         try:
             self.ended(reason)
         finally:

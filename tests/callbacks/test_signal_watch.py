@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 
 from lightning_agentrl.callbacks import signal_watch
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
 from lightning_agentrl.rollout.stopping import Stopping
+from tests.agents.processes import next_port
 
 ENDS, SAVES = (signal.SIGTERM, signal.SIGINT), (signal.SIGUSR1,)
 
@@ -126,3 +128,34 @@ def test_a_signal_to_one_rank_reaches_the_other_without_its_main_thread(tmp_path
 
     pids = [child(work(rank), tmp_path / f"log{rank}") for rank in (0, 1)]
     assert [code_of(pid) for pid in pids] == [7, 7]
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["grace", "second signal"])
+def test_a_rank_ends_although_the_one_that_keeps_the_store_is_stopped(tmp_path, monkeypatch, twice):
+    """Who asks it waits for ever."""
+    address, marker = f"tcp://127.0.0.1:{next_port()}", tmp_path / "stopped"
+    monkeypatch.setattr(signal_watch, "SECOND_AFTER", 0.1)
+
+    def work(rank: int) -> Callable[[], None]:
+        def inner() -> None:
+            dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+            begin(grace=60.0 if twice else 0.3)
+            if rank == 0:
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            assert wait_for(marker.exists)
+            time.sleep(2 * signal_watch.LOOK_SECONDS)
+            for _ in range(1 + twice):
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)
+            time.sleep(60)
+
+        return inner
+
+    pids = [child(work(rank), tmp_path / f"log{rank}") for rank in (0, 1)]
+    started = time.monotonic()
+    assert code_of(pids[1]) == 0  # the first one says how it ended
+    os.kill(pids[0], signal.SIGKILL)
+    assert code_of(pids[0]) == -signal.SIGKILL
+    assert time.monotonic() - started < 40
+    assert ("a second one ended it" if twice else "could not save") in (tmp_path / "log1").read_text()
