@@ -142,7 +142,7 @@ def test_a_whole_answer_is_a_reply() -> None:
     assert (closed.ids, closed.closed) == ((9,), True)
 
 
-def with_logps(*logps: Any, ids: tuple[int, ...] = (4, 7, 8)) -> dict[str, Any]:
+def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
     return {"content": [{"token_id": i, "logprob": x} for i, x in zip(ids, logps, strict=False)]}
 
 
@@ -153,6 +153,10 @@ def with_logps(*logps: Any, ids: tuple[int, ...] = (4, 7, 8)) -> dict[str, Any]:
         ({"token_ids": None}, "0 ids"),
         ({"token_ids": [4, 7]}, "2 ids and log-probs of 3"),
         ({"token_ids": 3}, "another form than vLLM"),
+        *(
+            ({"token_ids": [4, x, 8], "logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, x, 8))}, f"{x!r} is no id")
+            for x in ("7", 7.0, True, None, -7)
+        ),
         ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
         ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
         ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),

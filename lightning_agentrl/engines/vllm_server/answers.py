@@ -143,6 +143,10 @@ def read_reply(
             f"answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which turns "
             "both on"
         )
+    if wrong_ids := [token for token in ids if type(token) is not int or token < 0]:
+        raise ValueError(
+            f"answered in another form than vLLM ({wrong_ids[0]!r} is no id of a token); start it with `agentrl serve`"
+        )
     if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
         raise ValueError(
             f"answered with {len(wrong)} of {len(logps)} log-probs that are not numbers up to 0 (the first is "
