@@ -50,6 +50,10 @@ class Guard(StepGuard):
     def judge(self, attempt: Attempt) -> str | None:
         """Return what is beyond its bound as a sentence, empty if nothing is; None if the step does not tell."""
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Know no iteration of an earlier run, whose attempts may have the same numbers."""
+        self._iteration = -1
+
     def before_step(self, trainer: L.Trainer, attempt: Attempt) -> tuple[Verdict, str]:
         if attempt.number - attempt.index != self._iteration:
             self._iteration, self._judged, self._skipping = attempt.number - attempt.index, False, ""

@@ -57,6 +57,17 @@ def test_an_iteration_whose_first_step_was_not_finite_is_judged_before_the_next(
     assert guard.before_step(trainer, attempt(5, 1, beyond))[0] is Verdict.SKIP
 
 
+def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(tmp_path, exact_folder):
+    """As where a run is tried again from the same checkpoint, or another agent is given the same callbacks."""
+    guard = ValidActionFloor(1.0, action="skip")
+    guard.judge = lambda attempt: "too few"
+    make_trainer(tmp_path, 1, [guard]).fit(make_agent(exact_folder), make_data())
+    guard.judge = lambda attempt: ""
+    trainer = make_trainer(tmp_path, 1, [guard])
+    trainer.fit(make_agent(exact_folder), make_data())
+    assert trainer.global_step == 2
+
+
 def test_each_action_does_what_it_says():
     beyond = attempt(rollout={"kl/reference": 9.0})
     assert KLCeiling(1.0, action="stop").before_step(trainer_of(), beyond)[0] is Verdict.STOP
