@@ -135,7 +135,7 @@ def score_policy(
     names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
     extra = {} if shared is None else bootstrap_rows(rollout)
     by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
-    scores = Scores(**dict(zip(names, _columns(by_row[: len(rollout)], rollout), strict=True)))
+    scores = Scores(**dict(zip(names, _columns(by_row[: len(rollout)], rollout, len(names)), strict=True)))
     return scores, None if shared is None else _bootstrap_values(extra, by_row[len(rollout) :], rollout)
 
 
@@ -179,7 +179,7 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
 
     extra = bootstrap_rows(rollout)
     by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
-    (values,) = _columns(by_row[: len(rollout)], rollout)
+    (values,) = _columns(by_row[: len(rollout)], rollout, 1)
     return values, _bootstrap_values(extra, by_row[len(rollout) :], rollout)
 
 
@@ -195,8 +195,10 @@ def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], lis
     return [by_row[i] for i in range(len(rows))]
 
 
-def _columns(by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout) -> list[Tensor]:
-    """Return a tensor [B, A] for each kind of number."""
+def _columns(by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout, kinds: int) -> list[Tensor]:
+    """Return a tensor [B, A] for each kind of number; without a row, as on a rank whose groups are lost, empty ones."""
+    if not by_row:
+        return [torch.zeros(rollout.action_mask.shape)] * kinds
     return [to_columns(torch.cat(parts), rollout.action_mask) for parts in zip(*by_row, strict=True)]
 
 

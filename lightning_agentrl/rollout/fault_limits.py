@@ -48,9 +48,12 @@ class LostEpisodes:
         """Take note of a rollout; every rank must call it.
 
         Raises:
-            EnvError: too many episodes are lost, the same on all ranks.
+            EnvError: too many episodes are lost, or there is not a single turn; the same on all ranks.
         """
-        for part in all_gather(_lost_and_ended(rollout)):
+        parts = all_gather((_lost_and_ended(rollout), len(rollout)))
+        if not any(rows for _, rows in parts):
+            raise EnvError("lost", "the environments failed in all groups of this rollout")
+        for part, _ in parts:
             self._lost.extend(part)
         lost, seen = sum(self._lost), len(self._lost)
         if seen >= LEAST and lost > self.share * seen:

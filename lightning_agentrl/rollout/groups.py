@@ -17,7 +17,6 @@ import torch
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.errors import EnvError
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.seats import Part, play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
@@ -98,6 +97,7 @@ class WholeGroups:
         self.greedy = greedy
         self.collected = collected
         self._members: dict[int, list[Member]] = {}  # of groups begun and not in a rollout yet
+        self._unnoted: list[str] = []  # kinds of faults in a rollout without a turn on this rank
         self._lost_greedily: dict[int, list[str]] = {}  # kinds of faults in greedy episodes of this rollout, by group
 
     @property
@@ -115,13 +115,10 @@ class WholeGroups:
         return [m.session for members in self._members.values() for m in members if m.session is not None]
 
     async def collect(self, player: Player) -> Rollout:
-        """Play the next groups to their end; return their samples by group and episode.
+        """Play the next groups to their end; return their samples by group and episode, none if all are lost.
 
         Greedy episodes are played with the weights that end their group. The score of one that is lost is NaN, that of
         a side that had no turn in it 0.
-
-        Raises:
-            EnvError: there is not a single turn.
         """
         due = self._due
         ahead = self.settings.begun_ahead(self.collected, self.rank, self.world)
@@ -145,13 +142,11 @@ class WholeGroups:
         return rollout.union(greedy_scores=torch.tensor(scores, dtype=torch.float32))
 
     def _with_faults(self, samples: Mapping[int, Sequence[Sample]]) -> list[Sample]:
-        """Return all samples, with the faults of each group noted in its first turn, or in that of another group.
-
-        Raises:
-            EnvError: there are none.
+        """Return all samples, with the faults of each group noted in its first turn, or in that of another group, also
+        of the next rollout.
         """
         noted: list[Sample] = []
-        unnoted: list[str] = []
+        unnoted, self._unnoted = self._unnoted, []
         for group, of_group in samples.items():
             unnoted += [kind for member in self._members[group] for kind in member.lost]
             unnoted += self._lost_greedily.pop(group, [])
@@ -160,8 +155,8 @@ class WholeGroups:
                     sample, unnoted = _noting(sample, unnoted), []
                 noted.append(sample)
         if not noted:
-            raise EnvError("lost", f"the environments failed in all {len(samples)} groups of this rollout")
-        if unnoted:
+            self._unnoted = unnoted
+        elif unnoted:
             noted[0] = _noting(noted[0], unnoted)
         return noted
 
@@ -219,13 +214,19 @@ class WholeGroups:
         self.make.end(session, self.make.pool.kind(group))
 
     def state_dict(self) -> dict[int, Any]:
-        """Return the groups begun and not in a rollout yet, by number: their turns and running sessions."""
-        return {group: [member.state_dict() for member in members] for group, members in self._members.items()}
+        """Return the groups begun and not in a rollout yet, by number: their turns and running sessions.
+
+        Faults that are in no turn yet have the number -1 less the rank.
+        """
+        begun = {group: [member.state_dict() for member in members] for group, members in self._members.items()}
+        return begun | ({-1 - self.rank: list(self._unnoted)} if self._unnoted else {})
 
     def load_state_dict(self, state: Mapping[int, Any]) -> None:
         """Continue the groups of this rank where they were; those of other ranks are ignored."""
         for group, members in state.items():
-            if group % self.world == self.rank:
+            if group < 0:
+                self._unnoted += members if (-1 - group) % self.world == self.rank else ()
+            elif group % self.world == self.rank:
                 self._members[group] = [self._loaded(group, i, saved) for i, saved in enumerate(members)]
 
     def _loaded(self, group: int, number: int, saved: Mapping[str, Any]) -> Member:

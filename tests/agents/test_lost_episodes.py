@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,10 +12,12 @@ import torch
 
 from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, ReinforcePlusPlus
 from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig, FaultLimits, GroupRollout, Prepared, RawParser, TurnInteraction
 from lightning_agentrl.types import Rollout, StopReason
+from tests.agents import processes
 from tests.agents.harness import grouped, make_data, make_trainer
+from tests.agents.processes import assert_same, read
 from tests.rollout.scripted import FREE_TEXT, Scripted
 
 
@@ -94,3 +98,31 @@ def test_without_values_only_whole_episodes_and_groups_are_trained_on(in_groups,
         if not in_groups:
             trained = prepared.rollout.advantages[prepared.rollout.action_mask]
             assert torch.allclose(trained.mean(), torch.zeros((), dtype=trained.dtype), atol=1e-6)  # whitened
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow  # two processes
+def test_a_process_whose_groups_are_all_lost_takes_the_steps_of_the_others(tmp_path, exact_folder, monkeypatch):
+    """Each has one group of a rollout, of which half do not begin, in the warm-up too. Two end as one does."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    loop = "{class_path: TurnInteraction, init_args: {max_reply_tokens: 4, invalid_penalty: 0, parser: RawParser}}"
+    arguments = {
+        "env": "{id: 'tests.rollout.test_faults:Shut-v0', retries: 0}",
+        "groups": "{size: 2, per_rollout: 2, mini_batches: 2}",
+        "turns_per_env": "8",
+        "mini_batch_turns": "128",
+        "interaction": loop,
+        "faults": "{share: 1.0}",
+        "seed": "40",  # of seven rollouts each has a group that begins, and some have one that does not
+    }
+    given = [part for key, value in arguments.items() for part in (f"--data.init_args.{key}", value)]
+    given += ["--model.init_args.advantage", "GRPO"]
+    one, two = (
+        processes.fit(tmp_path / str(count), exact_folder, SeparateCritic.__name__, count, *given) for count in (1, 2)
+    )
+    assert read(two)["global_step"] == 10
+    assert_same(read(one), read(two))
+    lost = [row["env/lost/OSError"] for row in processes.metrics(tmp_path / "2") if "env/lost/OSError" in row]
+    assert sum(lost) > 0

@@ -447,6 +447,33 @@ def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
     assert not lost_rows(rollout, bootstraps=False, group_size=2).any()
 
 
+def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, monkeypatch):
+    """Also in a resumed run, with as many ranks or with fewer."""
+    sizes, shut = GroupRollout(size=2, per_rollout=2, mini_batches=1), EnvConfig("Shut-v0", retries=0)
+
+    def collected(rank: int, world: int, rollouts: int, state: Any = None) -> tuple[list[Rollout], Any]:
+        monkeypatch.setattr(RolloutDataModule, "_place", property(lambda self: (rank, world)))
+        with group_data(tiny_folder, sizes, env=shut, seed=5) as data:  # rank 0 has no turn in the first rollout
+            if state is not None:
+                data.load_state_dict(state)
+            return [data.collect() for _ in range(rollouts)], data.state_dict()
+
+    whole, _ = collected(0, 1, 2)
+    monkeypatch.setattr(LostEpisodes, "add", lambda self, rollout: None)  # asks all ranks
+    (first, second), _ = collected(0, 2, 2)
+    assert (len(first), lost(second)["OSError"]) == (0, 4)
+    assert story(first) + story(collected(1, 2, 1)[0][0]) == story(whole[0])
+    _, state = collected(0, 2, 1)
+    (resumed,), _ = collected(0, 2, 1, state)
+    assert [(turn.lost, turn.reply) for turn in resumed.turns] == [(turn.lost, turn.reply) for turn in second.turns]
+    assert lost(collected(0, 1, 1, state)[0][0])["OSError"] == 4
+
+
+def test_a_rollout_without_a_turn_on_any_rank_stops_the_run():
+    with pytest.raises(EnvError, match="the environments failed in all groups of this rollout"):
+        LostEpisodes(1.0).add(Rollout.from_samples([]))
+
+
 class OnceLost(Scripted):
     """Cannot be repeated, and fails once, where a group is begun ahead."""
 
