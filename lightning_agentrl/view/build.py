@@ -71,8 +71,7 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
     Raises:
         ValueError: when there is no turn log below a run, it holds nothing yet, or a line of it is broken.
     """
-    if last is not None and last < 1:
-        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
+    check_last(last)
     paths = [run] if other is None else [run, other]
     found = [find_run(path) for path in paths]
     names = [files.name for files in found]
@@ -101,6 +100,16 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
         "curves": curves_index(curves),
     }
     return _page(head, [episode for k, own in enumerate(turns) for episode in group(own, k)], stamp=stamp)
+
+
+def check_last(last: int | None) -> None:
+    """Refuse a number of iterations of which nothing would be shown.
+
+    Raises:
+        ValueError: with the argument to change.
+    """
+    if last is not None and last < 1:
+        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
 
 
 def _read(run: RunFiles, last: int | None, held_out_only: bool) -> tuple[list[LoggedTurn], list[str]]:
