@@ -495,6 +495,20 @@ def test_two_runs_stand_beside_each_other(opened, two_runs, tmp_path):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_two_runs_without_a_pair_are_shown_live(browser, two_runs, tmp_path):
+    """There is no list yet, and the page goes on asking for news."""
+    write_log(tmp_path, [make_turn()])
+    with PageServer(two_runs[0], other=tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page, errors = browser.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.address)
+        expect(page.locator("#live")).to_contain_text("live: shows what is new")
+        assert (errors, page.locator("#bench").count()) == ([], 0)
+        server.shutdown()
+        page.close()
+
+
 def test_a_live_page_shows_what_is_new(browser, tmp_path):
     """It says that it waits, then shows turns as they come; an open episode stays until the reader asks."""
     with PageServer(tmp_path) as server:
