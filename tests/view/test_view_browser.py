@@ -363,6 +363,14 @@ def test_curves_can_be_read(opened, run_page):
     assert page.locator(".tile").count() == 19
 
 
+def test_a_curve_of_very_many_steps_is_drawn(opened, tmp_path):
+    write_log(tmp_path, [make_turn()])
+    points = "".join(f"{step},{step % 7}\n" for step in range(140_000))
+    (tmp_path / "metrics.csv").write_text(f"step,rollout/success\n{points}")
+    page = opened(build_page(tmp_path))
+    assert page.locator(".tile .range").inner_text().split() == ["6", "0"]
+
+
 def test_the_head_tells_the_run(opened, run_page):
     page = opened(run_page)
     text = page.locator("#head").inner_text()
