@@ -503,6 +503,24 @@ def test_two_runs_stand_beside_each_other(opened, two_runs, tmp_path):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_each_side_of_a_held_out_game_is_an_episode_of_its_own(opened, tmp_path):
+    """In the list, in the address and with marks; and beside the same side of another run."""
+    for name in ("one", "other"):
+        folder = tmp_path / name / "turns" / "held_out"
+        folder.mkdir(parents=True)
+        sides = [turn for side in (0, 1) for turn in held_out(3, 0, won=side == 0, episode=side)]
+        (folder / "rank0-000000.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in sides))
+    page = opened(build_page(tmp_path / "one"))
+    assert listed(page) == ["h3.0.1", "h3.0"]
+    page.locator("#rows .row[data-id='h3.0.1']").click()
+    page.reload()
+    expect(page.locator("#bar h3")).to_have_text("held-out seed 3, episode 1, before training ")
+    expect(page.locator("#bar .failed")).to_be_visible()
+    two = opened(build_page(tmp_path / "one", other=tmp_path / "other"))
+    assert listed(two) == ["h3.0.1", "h3.0"]
+    assert two.locator("#rows .row span:first-child").all_inner_texts() == ["neither", "both"]
+
+
 def test_two_runs_without_a_pair_are_shown_live(browser, two_runs, tmp_path):
     """There is no list yet, and the page goes on asking for news."""
     write_log(tmp_path, [make_turn()])
