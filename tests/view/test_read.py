@@ -195,6 +195,12 @@ def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_pat
 # The runs to choose from
 
 
+def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
+    write_log(tmp_path / "seen", [make_turn(iteration=k, image="A" * 3_000_000) for k in (1, 2)])
+    write_log(tmp_path / "other", [make_turn()])
+    assert "2 iterations, no summary: not ended, or without RunSummary" in list_runs(tmp_path)
+
+
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "one", random_turns(40, envs=2))
