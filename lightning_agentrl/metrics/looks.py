@@ -89,7 +89,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Average:
-    """A mean and its standard error; the error is not a number for fewer than two."""
+    """A mean and its standard error; the error is not a number for fewer than two, or where one is infinite."""
 
     mean: float
     error: float
@@ -99,6 +99,8 @@ class Average:
         """Return None if there are none."""
         if not numbers:
             return None
+        if not all(map(math.isfinite, numbers)):  # an environment may report such, of which statistics makes an error
+            return Average(sum(numbers) / len(numbers), math.nan)
         error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
         return Average(statistics.fmean(numbers), error)
 

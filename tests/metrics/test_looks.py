@@ -59,6 +59,10 @@ def test_spread_and_average() -> None:
     alone = Average.of([2.0])
     assert alone is not None
     assert math.isnan(alone.error)
+    far = Average.of([1.0, math.inf])
+    assert far is not None
+    assert (far.mean, math.isnan(far.error)) == (math.inf, True)
+    assert str(Average.of([math.inf, -math.inf, math.nan])) == str(Average(math.nan, math.nan))
 
 
 def test_a_look_by_hand() -> None:
