@@ -150,6 +150,8 @@ def test_what_does_not_end_or_repeat_is_told(config: Config, agentrl: Command, t
     assert (found["facts"]["unended"], found["facts"]["turns"], found["facts"]["repeats"]["value"]) == (5, 20, 0)
     assert found["advice"]["setting"] == "long_cuts"
     assert "5 of 5 episodes did not end" in found["advice"]["choices"][0]["why"]
+    assert found["facts"]["cut"]["value"] == 0
+    assert "a median episode has at least 4 turns" in found["advice"]["choices"][1]["why"]
     assert "does not repeat" in " ".join(found["advice"]["notes"])
 
 
