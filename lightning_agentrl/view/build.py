@@ -87,14 +87,19 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
     if other is None and not turns[0]:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
     iterations = [turn["iteration"] for own in turns for turn in own]
-    configs = [_config(known.config) for known in found]
+    configs, facts = [_config(known.config) for known in found], [_json_file(known.facts) for known in found]
+    if len({env for env in map(_environment, facts) if env}) > 1:
+        notes.append(
+            "The runs differ in their environments, or in the arguments of these: a pair of held-out episodes has its "
+            "seed in common, and maybe not its game."
+        )
     head = {
         "name": " and ".join(names),
         "notes": notes,
         "iterations": [min(iterations), max(iterations)] if iterations else [0, 0],
         "runs": [
-            {"name": name, "summary": _json_file(known.summary), "facts": _json_file(known.facts), "config": config}
-            for name, known, config in zip(names, found, configs, strict=True)
+            {"name": name, "summary": _json_file(known.summary), "facts": about, "config": config}
+            for name, known, about, config in zip(names, found, facts, configs, strict=True)
         ],
         "differences": different_keys(*configs) if other else [],
         "curves": curves_index(curves),
@@ -235,6 +240,12 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
     return value
+
+
+def _environment(facts: Any) -> str:
+    """Return what a run played, by its run.json; empty if that does not say so."""
+    rollout = facts.get("rollout") if isinstance(facts, dict) else None
+    return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
 
 
 def _config(path: Path | None) -> str | None:
