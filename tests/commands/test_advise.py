@@ -162,6 +162,7 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
         (["--most_turns", "0"], "--most_turns"),
         (["--out", "pages"], "--out"),
         (["--json", "pages"], "--json"),
+        (["--out", "a.yaml", "--json", "./a.yaml"], "'a.yaml' cannot be both files"),
         (["--out", "given.yaml"], "'given.yaml' is the config that is read"),
     ):
         assert part in sentence(agentrl(*arguments, config=config, command="advise"))
