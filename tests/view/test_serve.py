@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_agentrl.view.locate import find_runs
 from lightning_agentrl.view.serve import PageServer
 from tests.view.logs import make_turn, write_log
 
@@ -87,6 +88,7 @@ def test_folders_of_a_run_may_go_while_they_are_looked_at(tmp_path: Path) -> Non
         saving.start()
         try:
             assert all(server.stamp() for _ in range(1000))
+            assert all(find_runs(tmp_path) == [tmp_path] for _ in range(1000))
         finally:
             ended.set()
             saving.join()
