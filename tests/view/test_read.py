@@ -60,6 +60,8 @@ def test_any_other_broken_line_is_named(tmp_path):
         ({"values": [0.0]}, "'values' has 1 entries for 13 reply tokens"),
         ({"tokens": ["a"]}, "'tokens' has 1 entries for 13 reply tokens"),
         ({"turn": None}, "'turn' is missing or of another type"),
+        ({"values": 0.5}, "'values' is of another type"),
+        ({"prompt_ids": 7}, "'prompt_ids' is missing or of another type"),
     ],
 )
 def test_a_turn_that_does_not_fit_is_named_also_in_the_last_line(tmp_path, change, why):
