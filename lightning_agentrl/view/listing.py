@@ -45,7 +45,9 @@ def _row(run: Path) -> tuple[str, str, str]:
     if isinstance(before, int | float) and isinstance(after, int | float):
         told.append(f"held-out success {before:.1%} before, {after:.1%} after")
     else:
-        told.append("no summary: not ended, or without RunSummary")
+        told.append(
+            "no held-out episodes in its summary" if summary else "no summary: not ended, or without RunSummary"
+        )
     return started, os.path.relpath(run), ", ".join(told)
 
 

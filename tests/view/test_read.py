@@ -201,6 +201,8 @@ def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
     write_log(tmp_path / "seen", [make_turn(iteration=k, image="A" * 3_000_000) for k in (1, 2)])
     write_log(tmp_path / "other", [make_turn()])
     assert "2 iterations, no summary: not ended, or without RunSummary" in list_runs(tmp_path)
+    (tmp_path / "seen" / "summary.json").write_text('{"before": {}, "after": {}}')
+    assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
