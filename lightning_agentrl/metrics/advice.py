@@ -159,7 +159,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
             "cut",
             Sure.GUESS,
         )
-    if facts.mixed.value < LEAST_MIXED and within_share(facts) < LEAST_WITHIN:
+    if facts.mixed.value < LEAST_MIXED and not within_share(facts) >= LEAST_WITHIN:  # nor where nothing tells it
         yield critic(
             f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
             "differently, so most groups would teach nothing; a critic compares across starts",
