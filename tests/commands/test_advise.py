@@ -207,6 +207,14 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
         assert of_all["per_rollout"] % processes == 0
         of_all = setting_config(Setting.LONG_CUTS, config, 20.0, False, processes)["data"]["init_args"]
         assert of_all["num_envs"] % processes == of_all["mini_batch_turns"] % processes == 0
+    few = {"num_envs": 6, "turns_per_env": 8, "mini_batch_turns": 12, "groups": None}
+    grown = setting_config(Setting.LONG_CUTS, config | {"data": config["data"] | {"init_args": few}}, 20.0, True, 3)
+    assert grown["data"]["init_args"] == {
+        "num_envs": 3,
+        "turns_per_env": 64,
+        "mini_batch_turns": 96,  # two mini-batches: four would need four environments
+        "groups": None,
+    }
     config["data"]["init_args"] |= {"groups": {"size": 4, "per_rollout": 8, "mini_batches": 2}}
     config["model"]["init_args"] |= {
         "group_filter": {"class_path": "KeepWidest"},
