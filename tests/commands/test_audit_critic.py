@@ -73,6 +73,11 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
     told = audit_report(shifted, "an audit", 4).text()
     assert (f"{len(rollout.turns) - forked} more were played before" in told) == (forked < len(rollout.turns))
+    assert "no order of states" not in told
+
+    alike = audit(rollout.union(state_values=states * 0 + 0.1), Forked(), DualDiscountGAE())
+    told = audit_report(alike, "an audit", 4).text()
+    assert ("no order of states" in told, "better than chance" in told) == (True, False)
 
 
 def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):
