@@ -192,6 +192,8 @@ class AdviseCLI(LookCLI):
         if config.most_turns < 1:
             raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")
         self.check_file("json")
+        if config.json and config.out and Path(config.json).resolve() == Path(config.out).resolve():
+            raise ConfigError(f"'{config.out}' cannot be both files; name another one (argument --json)")
 
     def advise(self) -> None:
         """Play, print what was measured and the advice, and write the files."""

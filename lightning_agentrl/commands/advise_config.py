@@ -86,7 +86,8 @@ def _sizes(setting: Setting, data: Mapping[str, Any], mean_turns: float, grows: 
     cut = CUTS[setting]
     envs = _shared(max(round(turns / cut), steps if grows else 1), processes)
     of_each = envs // processes * cut
-    steps = next(count for count in range(min(steps, of_each), 0, -1) if of_each % count == 0)
+    most = min(steps, of_each, *([envs] if grows else []))  # a growing sample is of one environment, and in one step
+    steps = next(count for count in range(most, 0, -1) if of_each % count == 0)
     return {"num_envs": envs, "turns_per_env": cut, "mini_batch_turns": envs * cut // steps, "groups": None}
 
 

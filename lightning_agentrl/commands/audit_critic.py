@@ -256,7 +256,9 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
 def _values(values: Agreement, noise: float) -> list[Entry]:
     own = max(values.squared - _or_zero(noise), 0.0)
     warning = ""
-    if values.rank < LEAST_RANK or math.isnan(values.rank):
+    if math.isnan(values.explained):
+        warning = "all measured values are equal, so there is no order of states that a critic could know"
+    elif values.rank < LEAST_RANK or math.isnan(values.rank):
         warning = (
             "its order of states is hardly better than chance: a longer warm-up, or an estimator without a critic "
             "(model.init_args.advantage)"

@@ -110,6 +110,8 @@ class _Played:
         metadata |= {
             name: read(answer.info[name]) for name, read in readers.items() if answer.info.get(name) is not None
         }
+        if not math.isfinite(metadata.get("progression", 0.0)):  # JSON has no such numbers
+            del metadata["progression"]
         offered = {
             one.name: getattr(answer.contract, one.name) for one in fields(Contract) if one.name not in _NOT_TOLD
         }

@@ -159,7 +159,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
             "cut",
             Sure.GUESS,
         )
-    if facts.mixed.value < LEAST_MIXED and within_share(facts) < LEAST_WITHIN:
+    if facts.mixed.value < LEAST_MIXED and not within_share(facts) >= LEAST_WITHIN:  # nor where nothing tells it
         yield critic(
             f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
             "differently, so most groups would teach nothing; a critic compares across starts",
@@ -184,7 +184,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         )
     if facts.horizon[0] > LONG_EPISODE and not recurs:
         yield critic(
-            f"episodes have {facts.horizon[0]:g} turns and hardly meet in a state, so a group would give all of them "
+            f"episodes have {_median_turns(facts)} turns and hardly meet in a state, so a group would give all of them "
             "one number",
             Sure.GUESS,
         )
@@ -258,8 +258,8 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
     cut = Choice(
         "cut",
         f"{LONG_CUT} turns",
-        f"a median episode has {facts.horizon[0]:g} turns, so a cut at {SHORT_CUT} leaves the credit of a reward to a "
-        "critic that knows nothing yet",
+        f"a median episode has {_median_turns(facts)} turns, so a cut at {SHORT_CUT} leaves the credit of a reward to "
+        "a critic that knows nothing yet",
         Sure.STRONG if facts.horizon[0] >= SHORT_CUT and facts.on_the_way.value < 0.5 else WEAK,
         LONG,
         decides=True,
@@ -311,6 +311,11 @@ def _notes(facts: Facts, setting: Setting, few: bool) -> Iterator[str]:
 
 def _ends(facts: Facts) -> bool:
     return facts.unended <= (1 - LEAST_ENDED) * facts.episodes
+
+
+def _median_turns(facts: Facts) -> str:
+    left = "at least " if 2 * facts.unended >= facts.episodes else ""  # they were watched no longer
+    return f"{left}{facts.horizon[0]:g}"
 
 
 def _returns_differ(facts: Facts) -> bool:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torchmetrics.functional import spearman_corrcoef
 
+from lightning_agentrl.types.rounding import all_equal
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -34,10 +36,9 @@ def agreement(estimates_N: Tensor, measured_N: Tensor) -> Agreement:
     if not len(x_N):
         return Agreement(*[math.nan] * 4)
     off_N = x_N - y_N
-    spreads = len(x_N) > 1 and bool(x_N.std() > 0) and bool(y_N.std() > 0)
-    rank = float(spearman_corrcoef(x_N, y_N)) if spreads else math.nan
-    variance = float(y_N.var(correction=0))
-    explained = 1 - float(off_N.var(correction=0)) / variance if variance > 0 else math.nan
+    same_x, same_y = all_equal(x_N.tolist()), all_equal(y_N.tolist())  # rounding gives equal numbers a variance
+    rank = math.nan if same_x or same_y else float(spearman_corrcoef(x_N, y_N))
+    explained = math.nan if same_y else 1 - float(off_N.var(correction=0) / y_N.var(correction=0))
     return Agreement(float((off_N**2).mean()), float(off_N.mean()), rank, explained)
 
 
@@ -63,7 +64,7 @@ def explained_by_exact_values(returns: Sequence[Sequence[float]]) -> float:
         The share; NaN with fewer than two states, or where all returns are equal.
     """
     known = [torch.tensor(one, dtype=torch.float64) for one in returns if len(one) > 1]
-    if len(known) < 2:
+    if len(known) < 2 or all_equal(torch.cat(known).tolist()):
         return math.nan
     within = sum(float(one.var()) for one in known) / len(known)
     between = float(torch.stack([one.mean() for one in known]).var()) - noise_of_means(returns)

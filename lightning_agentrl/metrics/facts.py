@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from lightning_agentrl.metrics.episodes import wilson_interval
-from lightning_agentrl.types import Turn
+from lightning_agentrl.types import StopReason, Turn
 from lightning_agentrl.types.rounding import all_equal
 
 DRAWS = 1000  # of a bootstrap
@@ -169,7 +169,7 @@ def measure(
         unended=sum(not last.done for last in lasts),
         reply_tokens=middle_and_most(replies),
         horizon=middle_and_most(lengths),
-        cut=share(sum(not last.terminated for last in lasts), len(lasts)),
+        cut=share(sum(last.truncated and last.stop is not StopReason.INVALID_ACTION for last in lasts), len(lasts)),
         begin_alike=share(sum(len({one.turns[0].state for one in several}) == 1 for several in shared), len(shared)),
         met_in_others=ratio([met_in_others([_states(one) for one in several]) for several in starts.values()]),
         met_again=ratio([met_again([_states(one) for one in several]) for several in starts.values()]),

@@ -14,6 +14,7 @@ from lightning_agentrl.metrics.episodes import succeeded, wilson_interval
 from lightning_agentrl.metrics.invalid_replies import InvalidReplies, invalid_replies
 from lightning_agentrl.metrics.thoughts import Thoughts, thoughts
 from lightning_agentrl.types import StopReason, Turn
+from lightning_agentrl.types.rounding import all_equal
 
 LONGEST_CYCLE, TIMES = 4, 3  # an episode is stuck if its last turns are a cycle of so many, played so often
 
@@ -89,7 +90,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Average:
-    """A mean and its standard error; the error is not a number for fewer than two."""
+    """A mean and its standard error; the error is not a number for fewer than two, or where one is infinite."""
 
     mean: float
     error: float
@@ -99,8 +100,12 @@ class Average:
         """Return None if there are none."""
         if not numbers:
             return None
-        error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
-        return Average(statistics.fmean(numbers), error)
+        if not all(map(math.isfinite, numbers)):  # an environment may report such, of which statistics makes an error
+            return Average(sum(numbers) / len(numbers), math.nan)
+        if len(numbers) < 2:
+            return Average(numbers[0], math.nan)
+        spread = 0.0 if all_equal(numbers) else statistics.stdev(numbers)  # sums of rewards may differ by rounding
+        return Average(statistics.fmean(numbers), spread / math.sqrt(len(numbers)))
 
 
 @dataclass(frozen=True)

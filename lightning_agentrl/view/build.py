@@ -71,8 +71,7 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
     Raises:
         ValueError: when there is no turn log below a run, it holds nothing yet, or a line of it is broken.
     """
-    if last is not None and last < 1:
-        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
+    check_last(last)
     paths = [run] if other is None else [run, other]
     found = [find_run(path) for path in paths]
     names = [files.name for files in found]
@@ -88,19 +87,34 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
     if other is None and not turns[0]:
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
     iterations = [turn["iteration"] for own in turns for turn in own]
-    configs = [_config(known.config) for known in found]
+    configs, facts = [_config(known.config) for known in found], [_json_file(known.facts) for known in found]
+    if len({env for env in map(_environment, facts) if env}) > 1:
+        notes.append(
+            "The runs differ in their environments, or in the arguments of these: a pair of held-out episodes has its "
+            "seed in common, and maybe not its game."
+        )
     head = {
         "name": " and ".join(names),
         "notes": notes,
         "iterations": [min(iterations), max(iterations)] if iterations else [0, 0],
         "runs": [
-            {"name": name, "summary": _json_file(known.summary), "facts": _json_file(known.facts), "config": config}
-            for name, known, config in zip(names, found, configs, strict=True)
+            {"name": name, "summary": _json_file(known.summary), "facts": about, "config": config}
+            for name, known, about, config in zip(names, found, facts, configs, strict=True)
         ],
         "differences": different_keys(*configs) if other else [],
         "curves": curves_index(curves),
     }
     return _page(head, [episode for k, own in enumerate(turns) for episode in group(own, k)], stamp=stamp)
+
+
+def check_last(last: int | None) -> None:
+    """Refuse a number of iterations of which nothing would be shown.
+
+    Raises:
+        ValueError: with the argument to change.
+    """
+    if last is not None and last < 1:
+        raise ValueError(f"cannot show the last {last} iterations; give a number of at least 1 (argument --last)")
 
 
 def _read(run: RunFiles, last: int | None, held_out_only: bool) -> tuple[list[LoggedTurn], list[str]]:
@@ -226,6 +240,12 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
     return value
+
+
+def _environment(facts: Any) -> str:
+    """Return what a run played, by its run.json; empty if that does not say so."""
+    rollout = facts.get("rollout") if isinstance(facts, dict) else None
+    return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
 
 
 def _config(path: Path | None) -> str | None:

@@ -36,8 +36,7 @@ function tile(name) {
     series ? [{ run, xs: series[0], ys: series[1].map(Number), value: make("b", { class: "run" + run }), dot: svg("path", { class: "dot run" + run }) }] : [],
   );
   const finite = curves.flatMap(({ ys }) => ys.filter(Number.isFinite));
-  const low = Math.min(...finite);
-  const high = Math.max(...finite);
+  const [low, high] = ends(finite);
   const [first, final] = reach();
   const toX = (x) => (final > first ? ((x - first) / (final - first)) * WIDTH : WIDTH / 2);
   const toY = (y) => (high > low ? HEIGHT - ((y - low) / (high - low)) * HEIGHT : HEIGHT / 2);
@@ -79,7 +78,7 @@ function tile(name) {
   plain();
 
   const range = finite.length ? [high, low].map((y) => make("span", { text: formatNumber(y, 3) })) : [];
-  const ends = final > first ? [first, final] : [first];
+  const edges = final > first ? [first, final] : [first];
   return make(
     "div",
     { class: "tile", "data-name": name },
@@ -90,7 +89,7 @@ function tile(name) {
       { class: "plot" },
       make("div", { class: "range" }, ...range),
       picture,
-      make("div", { class: "ends" }, ...ends.map((x) => make("span", { text: x }))),
+      make("div", { class: "ends" }, ...edges.map((x) => make("span", { text: x }))),
     ),
   );
 }

@@ -92,7 +92,8 @@ def curves_index(runs: Sequence[Curves]) -> dict[str, Any]:
 
 def _sorted(points: Points) -> list[list[float]]:
     xs = sorted(points)
-    return [xs, [points[x] for x in xs]]
+    whole = [int(x) if float(x).is_integer() else x for x in xs]  # other numbers are rounded on the page
+    return [whole, [points[x] for x in xs]]
 
 
 def _from_events(events: Path) -> Curves:
@@ -129,9 +130,10 @@ def _from_table(path: Path) -> Curves:
     for row in rows:
         for name in names:
             with suppress(ValueError, TypeError):  # empty where nothing was logged, or a text
-                step, y, known = float(row[x]), float(row[name]), points.setdefault(name.rpartition(" - ")[2], {})
-                if step not in known or not math.isnan(y):  # some exports fill the other rows of a step
-                    known[step] = y
+                step, y, curve = float(row[x]), float(row[name]), name.rpartition(" - ")[2]
+                if not math.isfinite(step) or (math.isnan(y) and step in points.get(curve, {})):
+                    continue  # some exports fill the other rows of a step
+                points.setdefault(curve, {})[step] = y
     return _by_iteration(points if x != _EPOCH else {**points, _EPOCH: {step: step for step in points.get(_EPOCH, {})}})
 
 
@@ -140,7 +142,7 @@ def _by_iteration(by_step: dict[str, Points]) -> Curves:
 
     Some callbacks log at steps of their own, such as a monitor of learning rates.
     """
-    epochs = by_step.pop(_EPOCH, {})
+    epochs = {step: epoch for step, epoch in by_step.pop(_EPOCH, {}).items() if math.isfinite(epoch)}
     if not epochs:
         return Curves("step", by_step)
     noted = sorted(epochs)

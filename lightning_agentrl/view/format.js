@@ -17,6 +17,9 @@ const byId = (id) => document.getElementById(id);
 // JSON has no NaN and no infinity: those come as text, or as null from a log that has no more to tell.
 const toNumber = (x) => (x === null ? NaN : Number(x));
 
+// The smallest and the largest of any number of numbers; Math.min takes some 100,000 at most.
+const ends = (numbers) => numbers.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 function formatNumber(x, digits = 4) {

@@ -42,7 +42,7 @@ const negative = (x) => (x === null ? null : -x);
 const played = (row) => (row.last ? "after " + row.last : "before");
 const PAIR_COLUMNS = [
   ["solved by", (row) => row.verdict],
-  ["held-out seed", (row) => row.env],
+  ["held-out seed", (row) => row.env + (row.episode ? " / " + row.episode : "")],
   ["iterations", (row) => formatRange(...row.members.map((member) => member.last))],
   ...[0, 1].flatMap((k) => [
     ["turns " + LETTERS[k], (row) => row.members[k].turns],
@@ -51,7 +51,7 @@ const PAIR_COLUMNS = [
 ];
 const COLUMNS = TWO_RUNS ? PAIR_COLUMNS : [
   ["", (row) => row.outcome],
-  ["env / ep.", (row) => (row.held ? "held-out " + row.env : row.env + " / " + row.episode)],
+  ["env / ep.", (row) => (row.held ? "held-out " + row.env + (row.episode ? " / " + row.episode : "") : row.env + " / " + row.episode)],
   ["iteration", (row) => (row.held ? played(row) : formatRange(row.first, row.last))],
   ["turns", (row) => row.turns],
   ["return", (row) => formatNumber(row.return, 3)],

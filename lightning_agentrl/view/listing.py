@@ -45,7 +45,9 @@ def _row(run: Path) -> tuple[str, str, str]:
     if isinstance(before, int | float) and isinstance(after, int | float):
         told.append(f"held-out success {before:.1%} before, {after:.1%} after")
     else:
-        told.append("not ended, so no summary")
+        told.append(
+            "no held-out episodes in its summary" if summary else "no summary: not ended, or without RunSummary"
+        )
     return started, os.path.relpath(run), ", ".join(told)
 
 
@@ -53,10 +55,17 @@ def last_iteration(run: Path) -> int:
     """Return the last iteration in the turn log of a run, 0 if there is none."""
     found = 0
     for log in turn_logs(run) or held_out_logs(run):
-        with log.open("rb") as opened:
-            opened.seek(max(0, log.stat().st_size - _TAIL))
-            found = max(found, *map(int, [*re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M), b"0"]))
+        tail = _TAIL
+        while not (there := _iterations(log, tail)) and tail < log.stat().st_size:
+            tail *= 8  # a picture, or a long prompt, can make a line longer than that
+        found = max(found, *there, 0)
     return found
+
+
+def _iterations(log: Path, tail: int) -> list[int]:
+    with log.open("rb") as opened:
+        opened.seek(max(0, log.stat().st_size - tail))
+        return [int(number) for number in re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M)]
 
 
 def _json(path: Path) -> dict[str, Any]:

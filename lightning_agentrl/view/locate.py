@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,8 +39,11 @@ def find_runs(root: Path) -> list[Path]:
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise ValueError(f"'{root}' {what}; give the folder of a run")
-    found = {_run_of(path.parent) for path in root.rglob("rank*.jsonl") if LOG_NAME.fullmatch(path.name)}
-    return sorted(found | {path.parent for path in root.rglob(FACTS)})
+    found: set[Path] = set()
+    for folder, _, names in os.walk(root):  # passes over folders that go meanwhile, as those of checkpoints do
+        found |= {Path(folder)} if FACTS in names else set()
+        found |= {_run_of(Path(folder))} if any(map(LOG_NAME.fullmatch, names)) else set()
+    return sorted(found)
 
 
 def several(root: Path) -> bool:

@@ -82,9 +82,10 @@ async function followHash() {
 showHead();
 showCurves();
 setUpList();
-if (ROWS.length) followHash();
-else byId("bench").remove();
-showMarks();
+if (ROWS.length) {
+  followHash();
+  showMarks();
+} else byId("bench").remove();
 addEventListener("popstate", () => ROWS.length && followHash());
 addEventListener("keydown", onKey);
 addEventListener("click", onClick);

@@ -87,10 +87,12 @@ def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
     count = len(record["reply_ids"])
     for key in ("tokens", *PER_TOKEN):
         values = record.get(key)
+        if values is not None and not isinstance(values, list):
+            raise _broken(path, number, f"'{key}' is of another type")
         if values is not None and len(values) != count:
             raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
     prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
-    if prompts and not isinstance(prompt, list):
+    if not isinstance(prompt, list) and (prompts or prompt is not None):
         raise _broken(path, number, "'prompt_ids' is missing or of another type")
     return {**record, "prompt_tokens": None if prompt is None else len(prompt)}
 

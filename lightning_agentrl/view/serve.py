@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
-from lightning_agentrl.view.build import page_of
+from lightning_agentrl.view.build import check_last, page_of
 
 _HOST = "127.0.0.1"
 _SHOWN = ("*.jsonl", "*.csv", "*.json", "config.yaml", "events.out.tfevents.*")
@@ -27,6 +31,7 @@ class PageServer(ThreadingHTTPServer):
 
     Raises:
         OSError: the port is taken.
+        ValueError: ``last`` is below 1.
     """
 
     daemon_threads = True
@@ -37,6 +42,7 @@ class PageServer(ThreadingHTTPServer):
         self.last = last
         self._made = ("", "")  # the newest page, and the stamp of what it shows
         self._lock = Lock()
+        check_last(last)
         super().__init__((_HOST, port), _Handler)
         self.address = f"http://{_HOST}:{self.server_address[1]}"
 
@@ -51,22 +57,31 @@ class PageServer(ThreadingHTTPServer):
             if stamp != self._made[1]:
                 try:
                     text = page_of(self.run, self.last, self.other, stamp)
-                except ValueError as error:
+                except (ValueError, OSError) as error:  # also of a file that went while it was read
                     return _waiting(str(error))
                 self._made = text, stamp
             return self._made[0]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a browser may leave before it has its answer
+            super().handle_error(request, client_address)
 
 
 def _changes(runs: Sequence[Path]) -> int:
     known = []
     for run in runs:
-        for path in sorted(path for pattern in _SHOWN for path in run.rglob(pattern)):
+        for path in sorted(_files(run)):
             try:
-                state = path.stat()
-            except FileNotFoundError:  # rotated away
+                state = os.stat(path)
+            except OSError:  # rotated away
                 continue
-            known.append((str(path), state.st_size, state.st_mtime_ns))
+            known.append((path, state.st_size, state.st_mtime_ns))
     return hash(tuple(known)) & (2**64 - 1)
+
+
+def _files(run: Path) -> Iterator[str]:
+    for folder, _, names in os.walk(run):  # passes over folders that go meanwhile, as those of checkpoints do
+        yield from (os.path.join(folder, name) for name in names if any(fnmatch(name, shape) for shape in _SHOWN))
 
 
 def _waiting(why: str) -> str:
@@ -82,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "").rpartition(":")[0] not in (_HOST, "localhost"):  # a page of elsewhere asks
+        if self.headers.get("Host", "").partition(":")[0] not in (_HOST, "localhost"):  # a page of elsewhere asks
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path == "/stamp":
             self._answer("text/plain", self.server.stamp())

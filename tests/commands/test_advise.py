@@ -150,6 +150,8 @@ def test_what_does_not_end_or_repeat_is_told(config: Config, agentrl: Command, t
     assert (found["facts"]["unended"], found["facts"]["turns"], found["facts"]["repeats"]["value"]) == (5, 20, 0)
     assert found["advice"]["setting"] == "long_cuts"
     assert "5 of 5 episodes did not end" in found["advice"]["choices"][0]["why"]
+    assert found["facts"]["cut"]["value"] == 0
+    assert "a median episode has at least 4 turns" in found["advice"]["choices"][1]["why"]
     assert "does not repeat" in " ".join(found["advice"]["notes"])
 
 
@@ -160,6 +162,7 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
         (["--most_turns", "0"], "--most_turns"),
         (["--out", "pages"], "--out"),
         (["--json", "pages"], "--json"),
+        (["--out", "a.yaml", "--json", "./a.yaml"], "'a.yaml' cannot be both files"),
         (["--out", "given.yaml"], "'given.yaml' is the config that is read"),
     ):
         assert part in sentence(agentrl(*arguments, config=config, command="advise"))
@@ -204,6 +207,14 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
         assert of_all["per_rollout"] % processes == 0
         of_all = setting_config(Setting.LONG_CUTS, config, 20.0, False, processes)["data"]["init_args"]
         assert of_all["num_envs"] % processes == of_all["mini_batch_turns"] % processes == 0
+    few = {"num_envs": 6, "turns_per_env": 8, "mini_batch_turns": 12, "groups": None}
+    grown = setting_config(Setting.LONG_CUTS, config | {"data": config["data"] | {"init_args": few}}, 20.0, True, 3)
+    assert grown["data"]["init_args"] == {
+        "num_envs": 3,
+        "turns_per_env": 64,
+        "mini_batch_turns": 96,  # two mini-batches: four would need four environments
+        "groups": None,
+    }
     config["data"]["init_args"] |= {"groups": {"size": 4, "per_rollout": 8, "mini_batches": 2}}
     config["model"]["init_args"] |= {
         "group_filter": {"class_path": "KeepWidest"},

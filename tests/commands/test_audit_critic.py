@@ -44,6 +44,15 @@ def test_what_exact_values_explain_of_returns():
     assert explained_by_exact_values(drawn.tolist()) == pytest.approx(1 / 5, abs=0.03)
 
 
+def test_equal_numbers_have_no_variance_to_explain():
+    equal, other = torch.full((7,), 0.1, dtype=torch.float64), torch.arange(7.0)
+    assert float(equal.var()) > 0  # by rounding
+    assert math.isnan(agreement(other, equal).explained)
+    assert math.isnan(agreement(other, equal).rank)
+    assert math.isnan(agreement(equal, other).rank)
+    assert math.isnan(explained_by_exact_values([[0.1] * 3] * 7))
+
+
 def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_first():
     built = build(draw_episodes(3, dense=True), dtype=torch.float64)
     states = built.rollout.state_values
@@ -64,6 +73,11 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
     told = audit_report(shifted, "an audit", 4).text()
     assert (f"{len(rollout.turns) - forked} more were played before" in told) == (forked < len(rollout.turns))
+    assert "no order of states" not in told
+
+    alike = audit(rollout.union(state_values=states * 0 + 0.1), Forked(), DualDiscountGAE())
+    told = audit_report(alike, "an audit", 4).text()
+    assert ("no order of states" in told, "better than chance" in told) == (True, False)
 
 
 def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ import gymnasium
 import pytest
 import torch
 
+from lightning_agentrl.commands.serve_env import _Played
 from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import StopReason
@@ -145,6 +150,35 @@ def test_a_port_that_is_taken_is_told(agentrl: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert port in sentence(agentrl("agentrl_envs:Bandit-v0", "--port", port, command="serve-env"))
+
+
+class Unmeasured(gymnasium.Env[str, str]):
+    """Reports numbers that are none."""
+
+    observation_space = action_space = gymnasium.spaces.Text(9)
+
+    def reset(self, **settings: Any) -> tuple[str, dict[str, Any]]:
+        return "a", {"progression": math.nan, "metrics": {"speed": math.inf, "steps": 0.0}}
+
+
+gymnasium.register("Unmeasured-v0", Unmeasured)
+
+
+def test_numbers_that_json_does_not_have_are_not_sent() -> None:
+    source = EnvConfig("tests.commands.test_serve_env:Unmeasured-v0", retries=0)
+
+    async def first() -> dict[str, Any] | None:
+        with ThreadPoolExecutor(1) as pool:
+            worker = source.make_worker(pool)
+            try:
+                return await _Played(worker).reply('{"type": "reset", "data": {"seed": 1}}')
+            finally:
+                await worker.aclose()
+
+    answer = asyncio.run(first())
+    assert answer is not None
+    json.dumps(answer, allow_nan=False)
+    assert answer["data"]["metadata"]["metrics"] == {"steps": 0.0}
 
 
 WRONG_URLS = {

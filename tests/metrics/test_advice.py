@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,7 @@ CASES: list[tuple[dict[str, Any], Setting, Sure]] = [
     ({"horizon": (1, 1), "met_in_others": UNKNOWN}, Setting.GROUPS, Sure.GUESS),
     (START_DECIDES, Setting.LONG_CUTS, Sure.WEAK),
     (START_DECIDES | {"mixed": Measured(0.1, 0.02, 0.3)}, Setting.LONG_CUTS, Sure.GUESS),
+    (START_DECIDES | {"shared_starts": 1, "between": math.nan}, Setting.LONG_CUTS, Sure.GUESS),
     (START_DECIDES | {"horizon": (3, 3)}, Setting.SHORT_CUTS, Sure.GUESS),
     (START_DECIDES | {"first_values": 1.0}, Setting.WARM_UP, Sure.WEAK),
     ({"first_values": 1.0}, Setting.GROUPS_BY_STATE, Sure.WEAK),  # no critic is needed

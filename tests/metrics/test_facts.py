@@ -79,7 +79,10 @@ def test_a_cost_of_every_turn_tells_nothing_and_penalties_are_no_rewards() -> No
 
 def test_episodes_that_were_left_have_not_ended() -> None:
     facts = measure([episode(0, "ab", (0, 0), {}), episode(0, "ab", (0, 1))], iteration_turns=8)
-    assert (facts.unended, facts.cut.value) == (1, 0.5)
+    assert (facts.unended, facts.cut.value) == (1, 0)  # no limit ended the one that is no longer watched
+    invalid = {"truncated": True, "stop": StopReason.INVALID_ACTION}
+    facts = measure([episode(0, "ab", (0, 0), end) for end in (invalid, LIMIT, DONE, DONE)], iteration_turns=8)
+    assert (facts.unended, facts.cut.value) == (0, 0.25)
     with pytest.raises(ValueError, match="without an episode"):
         measure([], iteration_turns=8)
 

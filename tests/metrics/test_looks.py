@@ -59,6 +59,13 @@ def test_spread_and_average() -> None:
     alone = Average.of([2.0])
     assert alone is not None
     assert math.isnan(alone.error)
+    rounded = Average.of([0.1 + 0.2, 0.3])
+    assert rounded is not None
+    assert rounded.error == 0  # `agentrl inspect` warns where all returns are equal
+    far = Average.of([1.0, math.inf])
+    assert far is not None
+    assert (far.mean, math.isnan(far.error)) == (math.inf, True)
+    assert str(Average.of([math.inf, -math.inf, math.nan])) == str(Average(math.nan, math.nan))
 
 
 def test_a_look_by_hand() -> None:

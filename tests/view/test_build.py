@@ -82,6 +82,17 @@ def test_summary_facts_and_config_are_told(tmp_path):
     assert index["curves"]["x"] == "iteration"
 
 
+@pytest.mark.parametrize(
+    ("envs", "told"), [(("Maze-v0 with {}", "Maze-v0 with {size: 9}"), True), (("a", "a"), False), (("a", ""), False)]
+)
+def test_runs_of_different_environments_are_told(tmp_path, envs, told):
+    for name, env in zip(("one", "other"), envs, strict=True):
+        write_log(tmp_path / name, [make_turn()])
+        (tmp_path / name / "run.json").write_text(json.dumps({"rollout": {"env": env}} if env else {}))
+    head = index_of(build_page(tmp_path / "one", other=tmp_path / "other"))
+    assert ("differ in their environments" in " ".join(head["notes"])) is told
+
+
 def test_numbers_are_short_and_what_json_has_none_for_is_text(tmp_path):
     odd = [1 / 3, -1234567.0, float("nan"), float("inf"), -float("inf"), 0.0]
     write_log(tmp_path, [make_turn("a b c d e f", advantages=odd)])

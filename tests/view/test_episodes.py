@@ -195,6 +195,20 @@ def test_a_table_without_curves_of_one_run_is_told(tmp_path, text, why):
     assert why in notes[0]
 
 
+def test_large_steps_are_told_as_they_are(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,a\n" + "".join(f"{123451 + k},{k}\n" for k in range(3)))
+    curves, _ = read_curves(None, [tmp_path / "metrics.csv"])
+    (steps, _) = curves_index([curves])["series"]["a"][0]
+    assert repr(steps) == "[123451, 123452, 123453]"  # the page rounds what is no whole number to five digits
+
+
+def test_steps_and_epochs_that_are_no_numbers_are_left_out(tmp_path):
+    (tmp_path / "metrics.csv").write_text("step,epoch,a,b\n1,0,0.5,\nNaN,0,0.6,1\n3,inf,0.7,\n4,NaN,0.8,\n5,1,0.9,\n")
+    curves, notes = read_curves(None, [tmp_path / "metrics.csv"])
+    assert curves == Curves("iteration", {"a": {1: 0.5, 2: 0.9}})
+    assert notes == []
+
+
 def test_curves_of_two_runs_share_their_names():
     one, other = Curves("iteration", {"rollout/success": {2: 0.5, 1: 0.25}}), Curves("iteration", {"b": {1: 1.0}})
     index = curves_index([one, other])

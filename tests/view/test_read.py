@@ -60,6 +60,8 @@ def test_any_other_broken_line_is_named(tmp_path):
         ({"values": [0.0]}, "'values' has 1 entries for 13 reply tokens"),
         ({"tokens": ["a"]}, "'tokens' has 1 entries for 13 reply tokens"),
         ({"turn": None}, "'turn' is missing or of another type"),
+        ({"values": 0.5}, "'values' is of another type"),
+        ({"prompt_ids": 7}, "'prompt_ids' is missing or of another type"),
     ],
 )
 def test_a_turn_that_does_not_fit_is_named_also_in_the_last_line(tmp_path, change, why):
@@ -193,6 +195,14 @@ def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_pat
 
 
 # The runs to choose from
+
+
+def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
+    write_log(tmp_path / "seen", [make_turn(iteration=k, image="A" * 3_000_000) for k in (1, 2)])
+    write_log(tmp_path / "other", [make_turn()])
+    assert "2 iterations, no summary: not ended, or without RunSummary" in list_runs(tmp_path)
+    (tmp_path / "seen" / "summary.json").write_text('{"before": {}, "after": {}}')
+    assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lightning_agentrl.view.locate import find_runs
 from lightning_agentrl.view.serve import PageServer
 from tests.view.logs import make_turn, write_log
 
@@ -54,3 +58,52 @@ def test_the_page_is_made_anew_when_its_files_have_changed(server: PageServer, t
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
         PageServer(tmp_path, port=taken.getsockname()[1])
+
+
+def test_a_port_that_browsers_leave_out_is_answered(server: PageServer) -> None:
+    assert ask(server, "/stamp", host="127.0.0.1")[0] == 200  # of port 80 no browser tells the number
+
+
+def test_a_browser_that_leaves_is_no_news(server: PageServer, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    write_log(tmp_path, [make_turn()] * 3000)  # takes longer to show than the browser waits
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as browser:
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at its end
+        browser.sendall(f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{server.server_address[1]}\r\n\r\n".encode())
+    server.page()  # has to wait for that of the browser
+    time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
+def test_folders_of_a_run_may_go_while_they_are_looked_at(tmp_path: Path) -> None:
+    write_log(tmp_path, [make_turn()])
+    checkpoint, ended = tmp_path / "last.ckpt", threading.Event()
+
+    def save() -> None:
+        while not ended.is_set():
+            (checkpoint / "of_a_rank").mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(checkpoint)
+
+    with PageServer(tmp_path) as server:
+        saving = threading.Thread(target=save)
+        saving.start()
+        try:
+            assert all(server.stamp() for _ in range(1000))
+            assert all(find_runs(tmp_path) == [tmp_path] for _ in range(1000))
+        finally:
+            ended.set()
+            saving.join()
+
+
+def test_a_file_that_goes_while_the_page_is_made_is_waited_for(
+    server: PageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> str:
+        raise FileNotFoundError("config.yaml")
+
+    monkeypatch.setattr("lightning_agentrl.view.serve.page_of", gone)
+    assert "Nothing to show yet: config.yaml" in ask(server, "/")[1]
+
+
+def test_a_number_of_iterations_that_shows_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="argument --last"):
+        PageServer(tmp_path, last=0)

@@ -363,6 +363,14 @@ def test_curves_can_be_read(opened, run_page):
     assert page.locator(".tile").count() == 19
 
 
+def test_a_curve_of_very_many_steps_is_drawn(opened, tmp_path):
+    write_log(tmp_path, [make_turn()])
+    points = "".join(f"{step},{step % 7}\n" for step in range(140_000))
+    (tmp_path / "metrics.csv").write_text(f"step,rollout/success\n{points}")
+    page = opened(build_page(tmp_path))
+    assert page.locator(".tile .range").inner_text().split() == ["6", "0"]
+
+
 def test_the_head_tells_the_run(opened, run_page):
     page = opened(run_page)
     text = page.locator("#head").inner_text()
@@ -493,6 +501,38 @@ def test_two_runs_stand_beside_each_other(opened, two_runs, tmp_path):
     assert [text.split(" · ")[0] for text in about] == ["A: one / version_0, failed", "B: other / version_0, solved"]
     assert "seed_everything" in page.locator("#facts").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_each_side_of_a_held_out_game_is_an_episode_of_its_own(opened, tmp_path):
+    """In the list, in the address and with marks; and beside the same side of another run."""
+    for name in ("one", "other"):
+        folder = tmp_path / name / "turns" / "held_out"
+        folder.mkdir(parents=True)
+        sides = [turn for side in (0, 1) for turn in held_out(3, 0, won=side == 0, episode=side)]
+        (folder / "rank0-000000.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in sides))
+    page = opened(build_page(tmp_path / "one"))
+    assert listed(page) == ["h3.0.1", "h3.0"]
+    page.locator("#rows .row[data-id='h3.0.1']").click()
+    page.reload()
+    expect(page.locator("#bar h3")).to_have_text("held-out seed 3, episode 1, before training ")
+    expect(page.locator("#bar .failed")).to_be_visible()
+    two = opened(build_page(tmp_path / "one", other=tmp_path / "other"))
+    assert listed(two) == ["h3.0.1", "h3.0"]
+    assert two.locator("#rows .row span:first-child").all_inner_texts() == ["neither", "both"]
+
+
+def test_two_runs_without_a_pair_are_shown_live(browser, two_runs, tmp_path):
+    """There is no list yet, and the page goes on asking for news."""
+    write_log(tmp_path, [make_turn()])
+    with PageServer(two_runs[0], other=tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page, errors = browser.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.address)
+        expect(page.locator("#live")).to_contain_text("live: shows what is new")
+        assert (errors, page.locator("#bench").count()) == ([], 0)
+        server.shutdown()
+        page.close()
 
 
 def test_a_live_page_shows_what_is_new(browser, tmp_path):
