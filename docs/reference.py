@@ -296,14 +296,21 @@ def _made(part: Part, cls: type) -> dict[str, Any]:
 
 def _shipped(part: Part, cls: type) -> Iterator[dict[str, Any]]:
     """Yield what the shipped configs have at a key, where it is of this class."""
-    for path in sorted((REPOSITORY / "configs").glob("*.yaml"), key=lambda path: path.stem != "quickstart"):
-        value: Any = yaml.safe_load(path.read_text())
+    for config in _configs():
+        value: Any = config
         for name in part.key.split("."):
             value = value.get(name, {}) if isinstance(value, dict) else {}
         for item in value if isinstance(value, list) else [value]:
             names = {argument.name for argument in arguments(cls)}
             if isinstance(item, dict) and item and (item.get("class_path") == cls.__name__ or names.issuperset(item)):
                 yield item
+
+
+@cache
+def _configs() -> list[Any]:
+    """Return the shipped configs, first the quickstart."""
+    paths = sorted((REPOSITORY / "configs").glob("*.yaml"), key=lambda path: path.stem != "quickstart")
+    return [yaml.safe_load(path.read_text()) for path in paths]
 
 
 # Hooks
