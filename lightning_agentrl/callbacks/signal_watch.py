@@ -151,9 +151,10 @@ class SignalWatch:
 
     def _exchange_with(self, store: Any) -> bool:
         """Return whether a rank had a second signal."""
-        with self._counting:
-            new, self._new_saves = self._new_saves, 0
+        new = self._new_saves
         self.stopping.saves = store.add("saves", new)
+        with self._counting:
+            self._new_saves -= new  # only now: nothing is told where the store is gone
         if self.stopping.asked and not self._passed_on:
             store.set("end", str(self.stopping.asked))
         elif not self.stopping.asked and store.check(["end"]):
