@@ -7,12 +7,14 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
-from lightning_agentrl.commands.audit_critic import audit, audit_report, audit_run, worst_turns
+from lightning_agentrl.callbacks.progress import total_epochs
+from lightning_agentrl.commands.audit_critic import AuditCritic, audit, audit_report, audit_run, worst_turns
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.types import ForkPlan
@@ -98,6 +100,12 @@ def test_the_turns_that_are_furthest_off_come_first():
     gaps = [abs(value - measured) for _, value, measured in worst]
     assert {measured for *_, measured in worst} == {2.0}
     assert gaps == sorted(gaps, reverse=True)
+
+
+def test_progress_counts_up_to_no_last_iteration():
+    trainer = L.Trainer(max_epochs=1_000_002, accelerator="cpu", logger=False)
+    AuditCritic(Forked()).on_train_start(trainer, L.LightningModule())
+    assert total_epochs(trainer) is None
 
 
 @pytest.mark.slow
