@@ -458,6 +458,8 @@ class Agent(L.LightningModule, ABC):
         self.masters = MasterWeights(self.named_parameters(), self._saved_weights or kept)
         self._saved_weights = {}
         zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        if self._watch is not None:
+            self._watch.release()
         self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
