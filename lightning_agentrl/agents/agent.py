@@ -543,9 +543,9 @@ class Agent(L.LightningModule, ABC):
         return self.attempts
 
     @property
-    def held_steps(self) -> int:
-        """How many of the first of these leave the policy as it is, in a warm-up of the critic."""
-        return held_steps(self.trainer)
+    def held_steps(self) -> range:
+        """Which of these leave the policy as it is, in a warm-up of the critic."""
+        return self.steps.held(self.trainer)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
