@@ -115,7 +115,7 @@ def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:
 # Which answers
 
 ASKED = SamplingRequest(prompt=text(5, 6), max_tokens=3, temperature=1.0, seed=0)
-CLOSE, VERSION = (9,), "abc-2"
+CLOSE, VOCABULARY, VERSION = (9,), 300, "abc-2"
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def read(given: dict[str, Any]) -> Any:
-    return read_reply(given, ASKED, CLOSE, VERSION, policy_version=7)
+    return read_reply(given, ASKED, CLOSE, VOCABULARY, VERSION, policy_version=7)
 
 
 def test_a_whole_answer_is_a_reply() -> None:
@@ -155,8 +155,9 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
         ({"token_ids": 3}, "another form than vLLM"),
         *(
             ({"token_ids": [4, x, 8], "logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, x, 8))}, f"{x!r} is no id")
-            for x in ("7", 7.0, True, None, -7)
+            for x in ("7", 7.0, True, None, -7, 300)
         ),
+        ({"token_ids": [4, 7, 8, 9], "logprobs": with_logps(*[-1.0] * 4, ids=(4, 7, 8, 9))}, "4 tokens, of at most 3"),
         ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
         ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
         ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),
