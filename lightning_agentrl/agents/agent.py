@@ -458,6 +458,8 @@ class Agent(L.LightningModule, ABC):
         self.masters = MasterWeights(self.named_parameters(), self._saved_weights or kept)
         self._saved_weights = {}
         zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        if self._watch is not None:
+            self._watch.release()
         self._watch = GradientWatch(p for p in self.parameters() if p.requires_grad) if zero else None
         return make_optimizer(self.models, self.masters, self.optim, zero, sharded=self.device_mesh is not None)
 
@@ -541,9 +543,9 @@ class Agent(L.LightningModule, ABC):
         return self.attempts
 
     @property
-    def held_steps(self) -> int:
-        """How many of the first of these leave the policy as it is, in a warm-up of the critic."""
-        return held_steps(self.trainer)
+    def held_steps(self) -> range:
+        """Which of these leave the policy as it is, in a warm-up of the critic."""
+        return self.steps.held(self.trainer)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))

@@ -44,7 +44,7 @@ def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], 
 
 
 def describe_collected(
-    rollout: Rollout, data: RolloutDataModule, version: int, held_steps: int, device: torch.device
+    rollout: Rollout, data: RolloutDataModule, version: int, held_steps: range, device: torch.device
 ) -> dict[str, float]:
     """Return the numbers of how a rollout was collected by name; every rank must call it.
 
@@ -52,7 +52,7 @@ def describe_collected(
         rollout: seen for the first time.
         data: that has collected it.
         version: of the policy that is trained on it.
-        held_steps: at the start of the run, in which the version grows and the policy stays the same.
+        held_steps: in which the version grows and the policy stays the same.
         device: where ranks can exchange tensors.
     """
     numbers: dict[str, float] = {}

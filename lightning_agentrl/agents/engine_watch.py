@@ -98,5 +98,5 @@ def proof_of(
         replace(reader, advance=lambda count: None),
         evaluating,
         derive_seed(data.seed, rank()),
-        data.stopping.look_together,
+        data.stopping,
     )

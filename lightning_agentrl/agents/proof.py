@@ -29,6 +29,7 @@ from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cau
 from lightning_agentrl.metrics.gap import GapWatch, bounds_for
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout.event_loop import LoopThread
+from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ModelInput, Rollout
 
 LEAST_TOKENS = 512  # of a round, over all ranks
@@ -100,7 +101,7 @@ class EngineProof:
         reader: reads rows as training does.
         evaluating: context of the trainer's precision, without gradients.
         seed: of the run; each rank has its own.
-        pause: called on all ranks between two batches; may raise to leave the proof.
+        stopping: of the run, which may leave the proof while it waits for replies.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ class EngineProof:
         reader: Reader,
         evaluating: Callable[[], AbstractContextManager],
         seed: int,
-        pause: Callable[[], None],
+        stopping: Stopping,
     ) -> None:
         self.engine, self.handle, self.prompts, self.tokenizer = engine, handle, prompts, tokenizer
-        self.reader, self.evaluating, self.seed, self.pause = reader, evaluating, seed, pause
+        self.reader, self.evaluating, self.seed, self.stopping = reader, evaluating, seed, stopping
         self.bounds = bounds_for(engine.dtype, str(handle.computes_in))
         self.gaps = GapWatch(self.bounds)
         self._probed: Sampled | None = None
@@ -249,7 +250,6 @@ class EngineProof:
         sampled = Sampled()
         with self.engine.collecting():
             for batch in range(MOST_BATCHES):
-                self.pause()
                 alike, fresh = (self._alike(batch), False), (self._fresh(number, batch, TOKENS), True)
                 for requests, is_fresh in (alike, fresh) if number % 2 else (fresh, alike):
                     sampled += self._ask(requests, is_fresh)
@@ -260,7 +260,8 @@ class EngineProof:
     def _ask(self, requests: Sequence[SamplingRequest], fresh: bool) -> Sampled:
         loop = LoopThread()
         try:
-            replies = loop.run(_replies(self.engine, requests))
+            with self.stopping.apart():
+                replies = loop.run(_replies(self.engine, requests), self.stopping.look)
         finally:
             loop.stop()
         return Sampled(tuple(requests), tuple(replies), (fresh,) * len(requests))

@@ -88,6 +88,11 @@ class Steps:
         if not skipped:
             self.rates.count(held)
 
+    def held(self, trainer: L.Trainer) -> range:
+        """Return the numbers of the attempts of this run in which the actor does not move."""
+        began = self.attempts - self._missed - trainer.global_step
+        return range(began, began + held_steps(trainer))
+
     def _skip(self, trainer: L.Trainer, steps: int) -> None:
         loop = cast(Any, trainer).fit_loop.epoch_loop
         if loop.max_steps > 0:

@@ -88,8 +88,12 @@ class GradientWatch:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._norms: list[Tensor] = []
-        for parameter in parameters:
-            parameter.register_hook(self._see)
+        self._hooks = [parameter.register_hook(self._see) for parameter in parameters]
+
+    def release(self) -> None:
+        """Look at no more gradients."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _see(self, gradient: Tensor) -> None:
         self._norms.append(torch.linalg.vector_norm(gradient.detach()))

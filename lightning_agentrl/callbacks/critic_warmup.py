@@ -21,7 +21,8 @@ class CriticWarmup(L.Callback, RolloutSource):
 
     Each round recomputes values and targets of all data with the current critic and trains once on a sample drawn
     without replacement. The actor does not change and its optimizer state stays empty. A round spans as many epochs as
-    its sample has iterations' worth of turns, so warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``.
+    its sample has iterations' worth of turns, so warm-up takes ``rounds * rollouts * fraction`` of ``max_epochs``. A
+    second run from Python warms up anew.
 
     Args:
         rollouts: iterations' worth of turns to collect.
@@ -60,6 +61,11 @@ class CriticWarmup(L.Callback, RolloutSource):
     def phase(self) -> Phase:
         """The warm-up to the end of its last epoch; training from the first rollout after it."""
         return "critic_warmup" if self._warm else "train"
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Forget an earlier run; a checkpoint is loaded later."""
+        if stage == "fit" and trainer.global_step == 0:
+            self.done_epochs, self.buffer, self.prepared = 0, None, None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:

@@ -78,13 +78,13 @@ class Background:
         if not _dropped(misfit(rollout, num_envs, turns, forks)):
             self.ready, self.seconds = rows_of(rollout, own_envs), 0.0
 
-    def take(self, policy_version: int, steps_per_iteration: int, held_steps: int) -> Rollout | None:
+    def take(self, policy_version: int, steps_per_iteration: int, held_steps: range) -> Rollout | None:
         """Return the rollout, if one was begun and may be trained on. Every rank must call it.
 
         Args:
             policy_version: of the weights that are trained next.
             steps_per_iteration: by which the version grows in an iteration.
-            held_steps: at the start of the run, in which it grows and the policy stays the same.
+            held_steps: in which it grows and the policy stays the same.
         """
         taken, self.ready = self.ready, None
         if taken is None:

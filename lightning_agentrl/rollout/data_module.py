@@ -306,6 +306,7 @@ class RolloutDataModule(L.LightningDataModule):
         if self._episodes is not None:
             self.teardown("fit")  # those of a run that did not come to its end
         self._saved = RolloutState.from_plain(state_dict)
+        self._lost = LostEpisodes(self.faults.share, self._saved.lost)
         self._trained = None
         if self.stream is not None:  # sharded strategies load after the agent was connected
             self.stream.iteration = self._saved.iteration
@@ -316,10 +317,12 @@ class RolloutDataModule(L.LightningDataModule):
             return self._begun
         iteration = self.stream.iteration if self.stream else self._saved.iteration
         if self._episodes is None:
-            return replace(self._saved, iteration=iteration)
+            return replace(self._saved, iteration=iteration, lost=self._lost.entries)
         before = self._background.before
         own = self._episodes.state_dict() if before is None else before  # if the collection failed, it is begun again
-        return RolloutState(own, iteration, self._saved.collected, self._origin, self._background.ready)
+        return RolloutState(
+            own, iteration, self._saved.collected, self._origin, self._background.ready, self._lost.entries
+        )
 
     @property
     def _origin(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lightning_agentrl.distributed import all_gather
@@ -38,11 +39,17 @@ class LostEpisodes:
 
     Args:
         share: see :class:`FaultLimits`.
+        before: entries of the run that goes on.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, before: Iterable[bool] = ()) -> None:
         self.share = share
-        self._lost: deque[bool] = deque(maxlen=WINDOW)
+        self._lost = deque(before, maxlen=WINDOW)
+
+    @property
+    def entries(self) -> list[bool]:
+        """Whether each of them was lost; the same on all ranks."""
+        return list(self._lost)
 
     def add(self, rollout: Rollout) -> None:
         """Take note of a rollout; every rank must call it.

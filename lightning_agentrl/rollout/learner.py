@@ -43,8 +43,8 @@ class Learner(Protocol):
         """Optimizer steps behind the current weights."""
 
     @property
-    def held_steps(self) -> int:
-        """How many of the first of these leave the policy as it is, since the critic alone is trained."""
+    def held_steps(self) -> range:
+        """Which of these leave the policy as it is, since the critic alone is trained."""
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""

@@ -42,7 +42,7 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
 
 
 def too_old(
-    rollout: Rollout, policy_version: int, steps_per_iteration: int, held_steps: int, max_staleness: int
+    rollout: Rollout, policy_version: int, steps_per_iteration: int, held_steps: range, max_staleness: int
 ) -> str:
     """Return why a rollout collected ahead must not be trained on, empty if it may. Every rank must call it."""
     own = staleness(rollout.turns, policy_version, steps_per_iteration, held_steps)

@@ -19,6 +19,7 @@ class RolloutState:
     collected: int = 0  # rollouts
     origin: str = ""  # what the episodes follow from
     ahead: Rollout | None = None  # collected and not trained on yet
+    lost: Sequence[bool] = ()  # of the last episodes of all ranks, whether they were lost
 
     @classmethod
     def from_plain(cls, state: Mapping[str, Any]) -> RolloutState:
@@ -30,6 +31,7 @@ class RolloutState:
             state.get("collected", 0),
             state["origin"],
             None if ahead is None else rollout_from_plain(ahead),
+            state.get("lost", ()),
         )
 
     def to_plain(self) -> dict[str, Any]:
@@ -40,6 +42,7 @@ class RolloutState:
             "collected": self.collected,
             "origin": self.origin,
             "ahead": pooled(self.ahead),
+            "lost": list(self.lost),
         }
 
     def check_origin(self, origin: str) -> None:

@@ -64,10 +64,20 @@ class Stopping:
         if self.asked and self._inside:
             raise _Left
 
-    def look_together(self) -> None:
-        """Leave the work of :meth:`together` on all ranks if one is asked to end. All ranks must call it."""
-        self.asked = max(all_gather(self.asked))
-        self.look()
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Work inside :meth:`together` in which ranks do not wait for each other; then all go on, or all leave."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as raised:  # noqa: BLE001 - raised again below
+            error = self._or_left(raised) if self._inside else raised
+        if self._inside and (asked := max(all_gather(self.asked))):
+            self.asked = asked
+            raise error or _Left
+        with raise_once():
+            if error is not None:
+                raise error
 
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[None]:
@@ -86,13 +96,9 @@ class Stopping:
         try:
             yield
         except Exception as raised:
-            if isinstance(raised, EngineGoneError) and self.save is not None and not self.asked:
-                self.reason = one_line(str(raised))
-                self.ask(signal.SIGTERM)
-                raised = _Left()
+            error = self._or_left(raised)
             if not (self.asked or alone):
                 raise
-            error = raised
         finally:
             self._inside = False
         if self.asked and error is not None and not isinstance(error, _Left):  # of an engine that another rank has left
@@ -103,6 +109,14 @@ class Stopping:
             with raise_once():
                 if error is not None:
                     raise error
+
+    def _or_left(self, error: Exception) -> Exception:
+        """Return the error of some work; that of an engine that is gone asks to end, and is one of leaving."""
+        if not isinstance(error, EngineGoneError) or self.save is None or self.asked:
+            return error
+        self.reason = one_line(str(error))
+        self.ask(signal.SIGTERM)
+        return _Left()
 
     def agree(self) -> None:
         """Do what any rank is asked for. All ranks must call it, where the run can be continued from.
@@ -115,9 +129,10 @@ class Stopping:
     def _agree(self, failed: bool) -> None:
         """Do the same after work that may have failed on this rank: what cannot be continued from is not saved."""
         wishes = all_gather((self.asked, self.saves, failed))
-        self.asked, saves, failures = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
-        if self.asked:
-            raise Stopped(self.asked)
+        asked, saves, failures = (max(of_ranks) for of_ranks in zip(*wishes, strict=True))
+        if asked:
+            self.asked = asked
+            raise Stopped(asked)
         if saves > self._saved and self.save is not None and not failures:
             self._saved = saves
             self.save()

@@ -20,6 +20,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from lightning_agentrl.models.last_layer import skip_unread
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.tree_attention import TREE
+from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ImageChunk, ModelInput
 from tests.engines.plain import PlainEngine, as_is, colder, presence_penalty, top_k, top_p
 from tests.inputs import text
@@ -91,7 +92,7 @@ def proving(
             reader,
             lambda: evaluating(policy),
             seed=3,
-            pause=lambda: None,
+            stopping=Stopping(),
         )
     finally:
         engine.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import pytest
@@ -150,6 +150,34 @@ def test_skipped_steps_and_the_warm_up_do_not_advance_the_actor_and_a_resumed_ru
     assert part + resumed == whole
     assert logs["whole"] == logs["part"] == list(whole[-1])
     assert_same(read(tmp_path / "whole" / "last.ckpt"), read(tmp_path / "part" / "last.ckpt"))
+
+
+class Told(L.Callback):
+    """Phase and age of the oldest turn, by iteration."""
+
+    def __init__(self) -> None:
+        self.of_iterations: list[tuple[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        age = float(trainer.callback_metrics["mismatch/staleness_max"])
+        self.of_iterations.append((cast(Agent, pl_module).phase, age))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_run_warms_up_and_schedules_anew(tmp_path: Path, tiny_folder: Path) -> None:
+    """Of two iterations of warm-up, with the same objects; turns do not age in them."""
+    warmup = CriticWarmup(rollouts=2, rounds=2, fraction=0.5)
+    agent = make_agent(tiny_folder, schedule=Schedules(Schedule("linear"), Schedule("linear")))
+    runs, held = [], []
+    for _ in range(2):
+        told = Told()
+        rates = fit(tmp_path, agent, 5, [warmup, told], data={"max_staleness": 1})
+        runs.append((rates, told.of_iterations))
+        held.append(agent.held_steps)
+    assert [phase for phase, _ in runs[0][1]] == ["critic_warmup"] * 2 + ["train"] * 3
+    assert runs[0][1][-1][1] == 1.0
+    assert runs[0] == runs[1]
+    assert held == [range(4), range(10, 14)]  # of all attempts of this agent
 
 
 def of_class(kind: type[PPOAgent], folder: Path, **kwargs: Any) -> PPOAgent:

@@ -21,6 +21,7 @@ from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from tests.agents.harness import make_agent
 from tests.agents.processes import fit, metrics, read
 
 ROOT = Path(__file__).parents[2]
@@ -93,6 +94,15 @@ def test_stages_that_were_tried_are_taken_and_leave_the_boundary_of_a_step_to_us
     prepare_zero(trainer.strategy)
     assert trainer.strategy.config["managed_gradient_accumulation"] is False
     assert trainer.strategy.config["zero_optimization"]["overlap_comm"] == (stage == 2)
+
+
+def test_gradients_of_a_second_run_are_seen_by_its_own_watch_alone(tiny_folder):
+    agent = make_agent(tiny_folder)
+    agent.configure_model()
+    agent._trainer = Trainer()
+    watches = [agent.configure_optimizers() and agent._watch for _ in range(2)]
+    (torch.inf * next(agent.actor.parameters()).sum()).backward()
+    assert [watch.finite() for watch in watches] == [True, False]
 
 
 @pytest.mark.parametrize(

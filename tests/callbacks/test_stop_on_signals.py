@@ -152,9 +152,10 @@ class NeverAnswers(TransformersEngine):
         await asyncio.sleep(3600)
 
 
-def test_a_collection_that_would_never_end_is_left(tmp_path: Path, exact_folder: Path) -> None:
+@pytest.mark.parametrize("prove", [pytest.param("stop", id="in its proof"), pytest.param("off", id="in a rollout")])
+def test_an_engine_that_never_answers_is_left(tmp_path: Path, exact_folder: Path, prove: Any) -> None:
     trainer = make_trainer(tmp_path, 2, [StopOnSignals()], enable_checkpointing=True)
-    data, started = make_data(engine=NeverAnswers(), prove="off"), time.monotonic()
+    data, started = make_data(engine=NeverAnswers(), prove=prove), time.monotonic()
     with pytest.raises(Stopped):
         trainer.fit(make_agent(exact_folder), data)
     assert time.monotonic() - started < 60

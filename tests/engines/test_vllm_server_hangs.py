@@ -54,7 +54,7 @@ def play(test: Test, count: int = 2, patience: float = PATIENCE, wait_seconds: f
 async def pool_of(servers: Sequence[SmallServer], patience: float, wait_seconds: float) -> AsyncIterator[ServerPool]:
     async with open_session(patience) as session:
         ours = [VLLMServer(server.url, session, patience) for server in servers]
-        pool = ServerPool(ours, {}, 100, (), "folder", wait_seconds)
+        pool = ServerPool(ours, {"vocab_size": 300}, 100, (), "folder", wait_seconds)
         minding = asyncio.create_task(pool.mind())
         try:
             yield pool

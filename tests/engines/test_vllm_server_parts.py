@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import math
 import random
+import shutil
 import warnings
 from collections import Counter
 from contextlib import nullcontext
@@ -115,7 +117,7 @@ def test_a_fault_is_followed_by_a_longer_pause_up_to_two_seconds() -> None:
 # Which answers
 
 ASKED = SamplingRequest(prompt=text(5, 6), max_tokens=3, temperature=1.0, seed=0)
-CLOSE, VERSION = (9,), "abc-2"
+CLOSE, VOCABULARY, VERSION = (9,), 300, "abc-2"
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -131,7 +133,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def read(given: dict[str, Any]) -> Any:
-    return read_reply(given, ASKED, CLOSE, VERSION, policy_version=7)
+    return read_reply(given, ASKED, CLOSE, VOCABULARY, VERSION, policy_version=7)
 
 
 def test_a_whole_answer_is_a_reply() -> None:
@@ -155,8 +157,9 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
         ({"token_ids": 3}, "another form than vLLM"),
         *(
             ({"token_ids": [4, x, 8], "logprobs": with_logps(-1.0, -1.0, -1.0, ids=(4, x, 8))}, f"{x!r} is no id")
-            for x in ("7", 7.0, True, None, -7)
+            for x in ("7", 7.0, True, None, -7, 300)
         ),
+        ({"token_ids": [4, 7, 8, 9], "logprobs": with_logps(*[-1.0] * 4, ids=(4, 7, 8, 9))}, "4 tokens, of at most 3"),
         ({"logprobs": None}, "3 ids and log-probs of 0.*agentrl serve"),
         ({"logprobs": {"content": None}}, "3 ids and log-probs of 0"),
         ({"logprobs": {"content": [1, 2, 3]}}, "another form than vLLM"),
@@ -332,6 +335,24 @@ def test_weights_are_written_whole_and_the_newest_only(tiny_folder: Path, tmp_pa
     assert torch.equal(again["lm_head.weight"], written["lm_head.weight"] + 1.0)
     shared.remove()
     assert list((tmp_path / "made").iterdir()) == []
+
+
+def test_older_weights_that_cannot_be_removed_are_told_once_and_go_later(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(path: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+
+    lm, shared = load_causal_lm(str(tiny_folder)), SharedWeights(None)
+    with monkeypatch.context() as here:
+        here.setattr(shutil, "rmtree", busy)
+        with pytest.warns(UserWarning, match=r"Directory not empty.*weights_folder") as told:
+            names = [shared.write(lm, f"a-{number}").name for number in range(3)]
+    assert names == ["a-0", "a-1", "a-2"]
+    assert len(told) == 1
+    shared.write(lm, "a-3")
+    assert [path.name for path in shared.folder.iterdir()] == ["a-3"]
+    shared.remove()
 
 
 def test_adapters_are_written_as_part_of_the_weights(tiny_folder: Path) -> None:

@@ -86,6 +86,8 @@ def test_staleness_by_hand():
 
 @pytest.mark.parametrize(("version", "ages"), [(6, [0, 0, 0]), (10, [0, 0, 0]), (14, [1.0, 1.0, 0.5])])
 def test_turns_age_only_in_steps_that_move_the_policy(version, ages):
-    """Of 10 steps of a warm-up none does."""
+    """Of 10 steps of a warm-up none does, nor of those of a second run, before which two steps move it."""
     turns = [turn(policy_version=min(old, version)) for old in (2, 10, 12)]
-    assert staleness(turns, version, steps_per_iteration=4, held_steps=10) == ages
+    assert staleness(turns, version, steps_per_iteration=4, held_steps=range(10)) == ages
+    later = [replace(each, policy_version=each.policy_version + 6) for each in (*turns, turn(policy_version=-2))]
+    assert staleness(later, version + 6, steps_per_iteration=4, held_steps=range(6, 16)) == [*ages, ages[0] + 0.5]

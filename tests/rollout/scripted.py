@@ -176,7 +176,7 @@ class Learner:
 
     temperature = 1.0
     policy_version = 0
-    held_steps = 0
+    held_steps = range(0)
     needs_greedy_baseline = False
     needs_forks: ForkPlan | None = None
 

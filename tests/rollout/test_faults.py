@@ -320,6 +320,21 @@ def test_a_share_of_lost_episodes_stops_the_run(tiny_folder):
     LostEpisodes(0.0).add(rollout)  # too few to tell
 
 
+def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
+    with group_data(tiny_folder, faults=FaultLimits(share=0.0)) as data:
+        data.collect()  # too few to tell
+        state = data.state_dict()
+        with pytest.raises(EnvError) as whole:
+            data.collect()
+    with group_data(tiny_folder, faults=FaultLimits(share=0.0)) as data:
+        data.load_state_dict(state)
+        data.connect(Learner(tiny_folder))
+        with pytest.raises(EnvError) as resumed:
+            data.collect()
+    assert str(resumed.value) == str(whole.value)
+    assert "episodes were lost" in str(whole.value)
+
+
 def test_limits_out_of_range_are_refused():
     with pytest.raises(ValueError, match=r"data.init_args.faults.in_a_row must be at least 0, got -1"):
         FaultLimits(in_a_row=-1)

@@ -99,6 +99,7 @@ def read_reply(
     answer: Mapping[str, Any],
     request: SamplingRequest,
     stop_token_ids: Collection[int],
+    vocabulary: int,
     label: str,
     policy_version: int,
 ) -> Reply:
@@ -108,13 +109,14 @@ def read_reply(
         answer: decoded JSON.
         request: the request.
         stop_token_ids: tokens that end a reply.
+        vocabulary: how many tokens the model has.
         label: version of the weights that must have sampled it.
         policy_version: version of the same weights, for the reply.
 
     Raises:
         Lost: the server aborted the reply, was restarted and has its initial weights, or has older ones of this run.
-        ValueError: ids or log-probs are missing or no numbers, or the reply is from weights of another run: the fault
-            of the server.
+        ValueError: ids or log-probs are missing, too many or no such numbers, or the reply is from weights of another
+            run: the fault of the server.
     """
     try:
         (choice,) = answer.get("choices") or [{}]
@@ -143,9 +145,15 @@ def read_reply(
             f"answered with {len(ids)} ids and log-probs of {len(content)}; start it with `agentrl serve`, which turns "
             "both on"
         )
-    if wrong_ids := [token for token in ids if type(token) is not int or token < 0]:
+    if wrong_ids := [token for token in ids if type(token) is not int or not 0 <= token < vocabulary]:
         raise ValueError(
-            f"answered in another form than vLLM ({wrong_ids[0]!r} is no id of a token); start it with `agentrl serve`"
+            f"answered in another form than vLLM ({wrong_ids[0]!r} is no id of the model's {vocabulary} tokens); start "
+            "it with `agentrl serve`"
+        )
+    if len(ids) > request.max_tokens:
+        raise ValueError(
+            f"answered in another form than vLLM ({len(ids)} tokens, of at most {request.max_tokens}); start it with "
+            "`agentrl serve`"
         )
     if wrong := [logp for logp in logps if not NO_LOGP < logp <= 1e-4]:  # NaN too
         raise ValueError(

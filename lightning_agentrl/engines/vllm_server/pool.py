@@ -71,7 +71,7 @@ class ServerPool:
 
     Args:
         servers: the servers, at least one.
-        sizes: sizes of the policy, see :func:`complaint`; empty to accept any model.
+        sizes: sizes of the policy, see :func:`complaint`; empty to accept any model, and sample nothing.
         max_model_len: most tokens of a prompt with its reply.
         stop_token_ids: tokens that end a reply.
         transfer: how weights get to them.
@@ -238,7 +238,8 @@ class ServerPool:
         return sampling
 
     async def _generate(self, server: VLLMServer, request: SamplingRequest, weights: Weights) -> Reply:
-        return await server.generate(request, self.stop_token_ids, weights.version, weights.policy_version)
+        vocabulary = self.sizes["vocab_size"]
+        return await server.generate(request, self.stop_token_ids, vocabulary, weights.version, weights.policy_version)
 
     async def _look_after(self, replica: Replica, faults: Sequence[Lost]) -> None:
         """Drop a server that is gone, hangs or lost its weights after a fault; else give it a moment."""

@@ -133,7 +133,12 @@ class VLLMServer:
         return int((await self._tell("/get_world_size"))["world_size"])
 
     async def generate(
-        self, request: SamplingRequest, stop_token_ids: Collection[int], version: str, policy_version: int
+        self,
+        request: SamplingRequest,
+        stop_token_ids: Collection[int],
+        vocabulary: int,
+        version: str,
+        policy_version: int,
     ) -> Reply:
         """Sample one reply.
 
@@ -146,7 +151,7 @@ class VLLMServer:
         params = sampling_arguments(request, stop_token_ids)
         body = {"token_ids": list(request.prompt.ids), "sampling_params": params}
         answer = await self.post("/inference/v1/generate", body)
-        return read_reply(answer, request, stop_token_ids, version, policy_version)
+        return read_reply(answer, request, stop_token_ids, vocabulary, version, policy_version)
 
     async def _forget_prefixes(self) -> None:
         end = time.monotonic() + self.deadlines.patience / 2  # aborted requests may still be ending

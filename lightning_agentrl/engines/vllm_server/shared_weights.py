@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -18,7 +19,7 @@ from lightning_agentrl.errors import ConfigError, one_line
 
 
 class SharedWeights:
-    """Folders of weights, of which only the newest is kept.
+    """Folders of weights, of which only the newest is kept, and what cannot be removed.
 
     Args:
         parent: folder for them; None for a temporary folder.
@@ -28,6 +29,7 @@ class SharedWeights:
     """
 
     def __init__(self, parent: str | None) -> None:
+        self._told = False  # that older versions stay
         try:
             if parent is not None:
                 Path(parent).mkdir(parents=True, exist_ok=True)
@@ -63,8 +65,21 @@ class SharedWeights:
             raise _no_place(self.folder, error) from error
         for older in self.folder.iterdir():
             if older != done:
-                shutil.rmtree(older)
+                self._remove_older(older)
         return done
+
+    def _remove_older(self, older: Path) -> None:
+        """Remove an older version; what cannot go, as on NFS while a server reads it, is tried again at each update."""
+        try:
+            shutil.rmtree(older)
+        except OSError as error:
+            if not self._told:
+                warnings.warn(
+                    f"older weights for the servers cannot be removed ({one_line(str(error))}) and take room in "
+                    f"{self.folder} ({KEY}.weights_folder); this is tried again at each update, and not told again",
+                    stacklevel=2,
+                )
+            self._told = True
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
