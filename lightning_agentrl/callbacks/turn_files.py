@@ -31,12 +31,17 @@ class TurnFiles:
 
     def cut(self, iteration: int, world: int) -> None:
         """Remove the turns from an iteration on, of this rank and of those beyond the last that it stands for."""
-        ranks = {int(path.name[4:].split("-")[0]) for path in self.folder.glob("rank*-*.jsonl")}
-        for other in sorted(ranks):
-            if other % world == self.rank:
-                for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
-                    if cut_from(self._path(other, number), iteration) > 0:
-                        break
+        for other in self._ranks(world):
+            for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
+                if cut_from(self._path(other, number), iteration) > 0:
+                    break
+
+    def drop_gone(self, world: int) -> None:
+        """Remove all files of the ranks beyond the last that this one stands for: of a run that was here before."""
+        for other in self._ranks(world):
+            if other >= world:
+                for number in self._numbers(other):
+                    self._path(other, number).unlink()
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Add a line for each record; its first key must be the iteration."""
@@ -59,6 +64,11 @@ class TurnFiles:
 
     def _path(self, rank: int, number: int) -> Path:
         return self.folder / f"rank{rank}-{number:06d}.jsonl"
+
+    def _ranks(self, world: int) -> list[int]:
+        """Return the ranks with files that this one stands for, among so many processes."""
+        found = (re.fullmatch(r"rank(\d+)-\d+\.jsonl", path.name) for path in self.folder.iterdir())
+        return sorted({rank for match in found if match and (rank := int(match[1])) % world == self.rank})
 
     def _numbers(self, rank: int) -> list[int]:
         """Return the sorted numbers of the files of a rank."""

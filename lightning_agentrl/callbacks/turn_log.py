@@ -23,7 +23,8 @@ class TurnLog(RolloutCallback):
     """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
     Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. A run that goes on
-    from a checkpoint in the same folder first cuts off what was played after it, since these turns are played again.
+    from a checkpoint in the same folder first cuts off what was played after it, since these turns are played again; a
+    new run there first removes the files of processes that it does not have.
     Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:
@@ -92,9 +93,13 @@ class TurnLog(RolloutCallback):
         return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
 
     def _write(self, trainer: L.Trainer, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
-        """Write records; a run that goes on from a checkpoint first removes those from iteration ``cut`` on."""
+        """Write records; a run that goes on from a checkpoint first removes those from iteration ``cut`` on, a new one
+        those of processes that it does not have.
+        """
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
             if trainer.ckpt_path:
                 self._files[folder].cut(cut, trainer.world_size)
+            else:
+                self._files[folder].drop_gone(trainer.world_size)
         self._files[folder].write(records)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from lightning_agentrl.agents.checkpoint_files import METADATA, damage
 from lightning_agentrl.agents.checkpoints import KEY
+from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, frozen_weights
@@ -46,8 +47,9 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
     if settings is None and merge is not None:
         raise ValueError(f"the checkpoint '{checkpoint}' has no adapters; leave out --merge")
     name = model or saved[KEY]["model"]
-    tokenizer = load_tokenizer(name)
-    policy = LanguageModel(_load(name, settings))
+    with naming_argument("--model"):
+        tokenizer = load_tokenizer(name)
+        policy = LanguageModel(_load(name, settings))
     try:
         _take_weights(policy, saved["state_dict"])
     except RuntimeError as error:

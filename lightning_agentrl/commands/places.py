@@ -35,10 +35,10 @@ def tree_of(path: Path) -> yaml.Node | None:
     """Return the node tree of a config file, whose nodes have their line numbers.
 
     Raises:
-        ConfigError: it cannot be read, or is not YAML.
+        ConfigError: it cannot be read, is not YAML, or a part of it holds itself.
     """
     try:
-        return yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(f"the config file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -49,6 +49,29 @@ def tree_of(path: Path) -> yaml.Node | None:
         place = Place(f"{path}, line {mark.line + 1}, column {mark.column + 1}") if mark else Place(str(path))
         fix = next((fix for sign, fix in _YAML_FIXES.items() if sign in problem), "")
         raise ConfigError(Problem(f"the config file is not valid YAML: {problem}", place=place, fix=fix)) from None
+    if (inside := _inside_itself(root, (), set())) is not None:
+        what, fix = "a part of the config file holds itself", "write what it should hold in place of its own name (*)"
+        raise ConfigError(Problem(what, place=Place(f"{path}, line {_line(inside)}"), fix=fix))
+    return root
+
+
+def _inside_itself(node: yaml.Node | None, above: tuple[yaml.Node, ...], sound: set[int]) -> yaml.Node | None:
+    """Return a node that is among those that it holds, as an anchor allows; None if there is none.
+
+    Args:
+        node: the tree.
+        above: the nodes that hold it.
+        sound: ids of nodes that were looked at before.
+    """
+    if not isinstance(node, yaml.CollectionNode) or id(node) in sound:
+        return None
+    if any(node is other for other in above):
+        return node
+    for part in (part for item in node.value for part in (item if isinstance(item, tuple) else (item,))):
+        if (inside := _inside_itself(part, (*above, node), sound)) is not None:
+            return inside
+    sound.add(id(node))
+    return None
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,8 @@ def _tree(name: str, value: str) -> yaml.Node:
         node = yaml.compose(value, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
         node = None
-    node = node or yaml.ScalarNode("tag:yaml.org,2002:str", value)
+    if node is None or _inside_itself(node, (), set()) is not None:
+        node = yaml.ScalarNode("tag:yaml.org,2002:str", value)
     for part in reversed(_split(name)):
         node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])
     return node

@@ -134,7 +134,8 @@ def step_turns(data: RolloutDataModule, world: int) -> int:
 def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
     warmup = sum(c.warmup_iterations for c in cast(Any, trainer).callbacks if isinstance(c, CriticWarmup))
     epochs = total_epochs(trainer)
-    rows = [("epochs", "no limit" if epochs is None else str(epochs))]
+    done = f", {trainer.current_epoch} of them done" if trainer.current_epoch else ""
+    rows = [("epochs", ("no limit" if epochs is None else str(epochs)) + done)]
     if warmup:
         rows.append(("critic warm-up", f"{warmup} epochs, in which only the critic learns"))
     if epochs is not None:
@@ -177,16 +178,20 @@ def rate_text(schedule: Schedule, full: float, run: int | None) -> str:
 
 
 def held_out_plays(trainer: L.Trainer, episodes: int, epochs: int | None) -> str:
-    """Return when held-out episodes are played: at validations, and before and after the run for its summary."""
-    around = any(isinstance(callback, RunSummary) for callback in cast(Any, trainer).callbacks)
+    """Return when held-out episodes are played: at validations, and before and after the run for its summary.
+
+    Where a run goes on from a checkpoint, those that it has played are left out.
+    """
+    summaries = [callback for callback in cast(Any, trainer).callbacks if isinstance(callback, RunSummary)]
+    before, after = any(summary.before is None for summary in summaries), bool(summaries)
     often = trainer.check_val_every_n_epoch if trainer.limit_val_batches else 0
-    between = 0 if epochs is None or not often else epochs // often
-    parts = ["before the run"] if around else []
+    between = 0 if epochs is None or not often else epochs // often - trainer.current_epoch // often
+    parts = ["before the run"] if before else []
     parts += [f"after every {often} epochs"] if between or (often and epochs is None) else []
-    parts += ["after it"] if around else []
+    parts += ["after it"] if after else []
     if not parts:
         return "none"
-    total = "" if epochs is None else f"; {episodes * (between + 2 * around):,} in all"
+    total = "" if epochs is None else f"; {episodes * (between + before + after):,} in all"
     return f"{episodes} {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}{total}"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.fit import RunConfigCLI
+from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.commands.plan import prompt_parts
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.environment import png
@@ -127,11 +129,13 @@ def play_environment(env_id: str, config: Path | None, model: str | None, kwargs
     if seed < 0:
         raise ConfigError(f"--seed must be at least 0, got {seed}")
     data: RolloutDataModule | None = None
+    named: AbstractContextManager[None] = nullcontext() if model is None else naming_argument("--model")
     if config is not None:
         cli = PlayCLI(config)
         data, model = cast(RolloutDataModule, cli.datamodule), model or cast(Agent, cli.model).model
     model = model or "demo"
-    tokenizer, context, image_reader = load_tokenizer(model), read_context_length(model), read_images(model)
+    with named:
+        tokenizer, context, image_reader = load_tokenizer(model), read_context_length(model), read_images(model)
     if data is None:
         interaction = TurnInteraction(max_reply_tokens=min(512, context // 2))
         prompt = PromptFormat(max_prompt_tokens=context - interaction.max_reply_tokens)

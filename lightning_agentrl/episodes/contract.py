@@ -119,9 +119,12 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
         given = info[entry] if entry == "metrics" else {entry: info[entry]}
         try:
             numbers |= {str(name): float(value) for name, value in given.items()}
-        except (AttributeError, TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            wrong = (
+                "has a whole number that no float holds" if isinstance(error, OverflowError) else f"must be {needed}"
+            )
             raise contract_error(
-                f"the environment reports info['{entry}'] = {_shown(info[entry])}, which must be {needed}"
+                f"the environment reports info['{entry}'] = {_shown(info[entry])}, which {wrong}"
             ) from None
     ours, *prefixes = OUR_METRICS
     if taken := [name for name in numbers if name == ours or name.startswith(tuple(prefixes))]:
@@ -326,5 +329,8 @@ def _same(value: Any, checked: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number that is so long
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

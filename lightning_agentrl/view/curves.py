@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 # Shown first, in this order; the rest is one press away.
 MAIN = (
@@ -35,6 +37,8 @@ MAIN = (
 _STEPS = ("step", "trainer/global_step", "_step", "Step")
 _EPOCH = "epoch"
 _BOUNDS = ("__MIN", "__MAX")  # beside each curve of an exported chart
+
+EVENTS = "events.out.tfevents.*"  # files of TensorBoard
 
 Points = dict[float, float]  # values by step or iteration
 
@@ -61,6 +65,9 @@ def read_curves(events: Path | None, tables: Sequence[Path] = ()) -> tuple[Curve
     """
     notes: list[str] = []
     found = [] if events is None else [_from_events(events)]
+    for path in [] if events is None else sorted(events.glob(EVENTS)):
+        if _is_damaged(path):
+            notes.append(f"{path.name} is damaged: of the curves in it only what lies before the damage is shown.")
     for path in tables:
         try:
             found.append(_from_table(path))
@@ -104,6 +111,19 @@ def _from_events(events: Path) -> Curves:
         for name in accumulator.Tags()["scalars"]
     }
     return _by_iteration(points)
+
+
+def _is_damaged(events: Path) -> bool:
+    """Return whether a record of an event file is not what was written. A last one that is cut short may yet grow."""
+    with events.open("rb") as opened:
+        while len(head := opened.read(12)) == 12:
+            length, checksum = struct.unpack("<QI", head)
+            if masked_crc32c(head[:8]) != checksum:
+                return True
+            body = opened.read(length + 4)
+            if len(body) == length + 4 and struct.pack("<I", masked_crc32c(body[:-4])) != body[-4:]:
+                return True
+    return False
 
 
 def _from_table(path: Path) -> Curves:

@@ -68,9 +68,9 @@ let asked = 0; // of two searches under way only the later one may show its resu
 function readHash() {
   const given = new URLSearchParams(location.hash.slice(1));
   for (const key in DEFAULTS) state[key] = given.get(key) ?? DEFAULTS[key];
-  if (!(state.show in SHOWS)) state.show = DEFAULTS.show;
-  if (!(state.kind in KINDS)) state.kind = DEFAULTS.kind;
-  if (!(state.sort in SORTS)) state.sort = DEFAULTS.sort;
+  if (!Object.hasOwn(SHOWS, state.show)) state.show = DEFAULTS.show;
+  if (!Object.hasOwn(KINDS, state.kind)) state.kind = DEFAULTS.kind;
+  if (!Object.hasOwn(SORTS, state.sort)) state.sort = DEFAULTS.sort;
 }
 
 // Filters replace the entry of the history; an opened episode is a new one, so that "back" leads to the list.

@@ -41,7 +41,8 @@ def _row(run: Path) -> tuple[str, str, str]:
     iterations = last_iteration(run)
     told = [f"{iterations} iterations" if iterations else "no iteration in its turn log"]
     summary = _json(run / "summary.json")
-    before, after = ((summary.get(when) or {}).get("success") for when in ("before", "after"))
+    results = (summary.get(when) for when in ("before", "after"))
+    before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
         told.append(f"held-out success {before:.1%} before, {after:.1%} after")
     else:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
-from lightning_agentrl.callbacks.turn_files import cut_from
+from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
@@ -188,6 +188,25 @@ def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
     assert log.read_bytes() == b'{"iteration":1,"a":2}\n'
     assert cut_from(log, 1) == 0
     assert not log.exists()
+
+
+def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folder: Path, tmp_path: Path) -> None:
+    """One that is continued keeps the turns before its checkpoint, whoever wrote them."""
+    names = ("rank0-000000.jsonl", "rank1-000000.jsonl", "rank3-000000.jsonl", "rank3-000001.jsonl", "rankings.jsonl")
+
+    def write_old() -> None:
+        for name in names:
+            (tmp_path / name).write_text('{"iteration":1,"a":2}\n')
+
+    write_old()
+    TurnFiles(tmp_path, 1, 1.0, 1).drop_gone(2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:2], names[4]]
+    write_old()
+    TurnFiles(tmp_path, 1, 1.0, 1).cut(2, 2)
+    TurnFiles(tmp_path, 3, 1.0, 1).drop_gone(4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [names[0], "rank0-000001.jsonl", names[4]]
 
 
 @pytest.mark.slow

@@ -7,18 +7,19 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
+from lightning import LightningModule
 
 from lightning_agentrl.advantages import DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.callbacks.progress import total_epochs
-from lightning_agentrl.commands.audit_critic import AuditCritic, audit, audit_report, audit_run, worst_turns
+from lightning_agentrl.commands.audit_critic import LONGER, AuditCritic, audit, audit_report, audit_run, worst_turns
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.types import ForkPlan
 from tests.advantages.cases import build, draw_episodes
+from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence, three_iterations
 
 
@@ -102,12 +103,6 @@ def test_the_turns_that_are_furthest_off_come_first():
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_progress_counts_up_to_no_last_iteration():
-    trainer = L.Trainer(max_epochs=1_000_002, accelerator="cpu", logger=False)
-    AuditCritic(Forked()).on_train_start(trainer, L.LightningModule())
-    assert total_epochs(trainer) is None
-
-
 @pytest.mark.slow
 def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
     code, told = agentrl(config=changed(three_iterations(config), "trainer.default_root_dir", "run"))
@@ -161,6 +156,13 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
     assert code == 0, told
     assert "Audit of run/lightning_logs/version_2" in Path("newest.html").read_text()
     assert {path.name for path in Path().iterdir()} == {"run", "newest.html"}
+
+
+def test_the_progress_of_an_audit_counts_to_the_iteration_that_it_plays(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, LONGER)
+    trainer.fit_loop.epoch_progress.current.completed = 3
+    AuditCritic(Forked()).on_train_start(trainer, LightningModule())
+    assert total_epochs(trainer) == 4
 
 
 def test_a_folder_in_place_of_the_page_is_refused_before_anything_is_played(tmp_path: Path) -> None:

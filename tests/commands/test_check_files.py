@@ -32,6 +32,8 @@ from tests.cli import Write
         ("- a\n- b\n", ["holds no keys", "trainer, model, data"]),
         ("# later\ntrainer:\n", ["trainer has no keys; give it some, or leave it out (a.yaml, line 2)"]),
         ("seed_everything:\n", ["seed_everything has no value", "a.yaml, line 1"]),
+        ("trainer:\n  callbacks: &all [*all]\n", ["holds itself", "a.yaml, line 2"]),
+        ("model: &one\n  <<: *one\n", ["holds itself", "a.yaml, line 1"]),
     ],
 )
 def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Write) -> None:

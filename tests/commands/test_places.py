@@ -120,3 +120,10 @@ def test_what_a_further_file_may_hold_is_not_guessed(write: Write) -> None:
     problem = Problem("", key="model.init_args.lr_actor")
     assert where(problem, "--config", "a.yaml", "--config", "b.yaml") == []
     assert where(problem, "--config", "a.yaml", "--model", "agent.yaml") == []
+
+
+def test_what_holds_itself_ends_the_search(write: Write) -> None:
+    write(a="trainer:\n  callbacks: &all [*all]\n", b="model: {<<: &one {<<: *one}}\n")
+    problem = Problem("", key="trainer.callbacks.init_args.patience")
+    assert where(problem, "--config", "a.yaml", "--trainer.callbacks", "&all [*all]") == []
+    assert where(Problem("", key="model.init_args"), "--config", "b.yaml", "--model", "&one {<<: *one}") == []

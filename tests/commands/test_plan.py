@@ -110,6 +110,22 @@ def test_the_plays_around_a_run_are_told(settings: dict[str, Any], told: str, tm
     assert held_out_plays(make_trainer(tmp_path, 10), 128, 10) == "none"
 
 
+@pytest.mark.slow
+def test_the_plan_of_a_run_that_goes_on_is_of_what_is_left(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saving = {"class_path": "RunCheckpoints", "init_args": {"dirpath": str(tmp_path / "saved")}}
+    config = changed(config, "trainer.callbacks", [{"class_path": "RunSummary"}, saving])
+    config["trainer"] |= {"max_epochs": 2, "check_val_every_n_epoch": 2}
+    fit(config, tmp_path, monkeypatch)
+    capsys.readouterr()
+    more = ("--trainer.max_epochs=7", f"--ckpt_path={tmp_path / 'saved' / 'last.ckpt'}", "--dry-run")
+    fit(config, tmp_path, monkeypatch, *more)
+    shown = capsys.readouterr().out
+    assert re.search(r"epochs +7, 2 of them done\n", shown)
+    assert re.search(r"held-out episodes +2 after every 2 epochs and after it; 6 in all\n", shown)
+
+
 def test_learning_rates_are_told_with_their_schedules() -> None:
     assert rate_text(Schedule(), 5e-6, 24) == "5e-06"
     assert rate_text(Schedule(warmup_steps=3), 5e-6, None) == "rises over 3 steps to 5e-06"

@@ -126,6 +126,14 @@ def test_wrong_input_is_told_in_a_sentence(arguments: list[str], part: str, play
     assert part in err
 
 
+def test_a_missing_model_is_told_with_what_named_it(play: Play, config: Config) -> None:
+    assert "argument --model" in play("1\n", GUESS, model=Path("/nowhere"))[2]
+    config = changed(config, "model.init_args.model", "/nowhere")
+    told = play("1\n", GUESS, config=config)[2]
+    assert "key model.init_args.model" in told
+    assert "--model" not in told
+
+
 def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> None:
     model = tiny_vision_folder(tmp_path, "qwen3_vl")
     code, out, err = play("lower left\n", "tests.seen_game:Corner-v0", model=model)

@@ -231,6 +231,12 @@ def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
         assert text.rstrip().endswith(f"iteration {iteration} is the same to the bit")
 
 
+@pytest.mark.parametrize("tolerance", ["-1", ".nan"])
+def test_a_tolerance_that_no_gap_is_within_is_refused(agentrl: Command, tmp_path: Path, tolerance: str) -> None:
+    told = sentence(agentrl(str(tmp_path), str(tmp_path), f"--tolerance={tolerance}", command="bisect"))
+    assert f"--tolerance must be at least 0, got {tolerance.lstrip('.')}" in told
+
+
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:

@@ -207,6 +207,12 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"info": {"short_term_text": 3}}, r"info\['short_term_text'\] of type int; it must be text"),
         ({"info": {"metrics": {"mood": "good"}}}, r"info\['metrics'\] = .*'good'.*, which must be a dictionary"),
         ({"info": {"metrics": 3}}, r"info\['metrics'\] = 3, which must be a dictionary of names and numbers"),
+        (
+            {"info": {"metrics": {"gold": 10**400}}},
+            r"info\['metrics'\] = \{'gold': 1000.*whole number that no float holds",
+        ),
+        ({"info": {"metrics": {"gold": 10**5000}}}, r"info\['metrics'\] = a value of type dict, .*no float holds"),
+        ({"info": {"progression": 10**400}}, r"info\['progression'\] = 1000.*whole number that no float holds"),
         ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
         (
             {"info": {"metrics": {"errors/mine": 1}}},

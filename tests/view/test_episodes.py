@@ -138,6 +138,22 @@ def test_curves_without_epochs_run_over_steps(tmp_path):
     assert curves["series"]["rollout/success"][0][0] == [7, 9]
 
 
+def test_a_damaged_event_file_is_named(tmp_path):
+    write_events(tmp_path, 40, ["rollout/success"])
+    (events,) = tmp_path.iterdir()
+    whole = events.read_bytes()
+    for kept in (len(whole), len(whole) - 3):  # the second as of a run that is writing
+        events.write_bytes(whole[:kept])
+        assert read_curves(tmp_path)[1] == []
+    middle = len(whole) // 4
+    for width in (1, 40):
+        turned = bytes(255 - byte for byte in whole[middle : middle + width])
+        events.write_bytes(whole[:middle] + turned + whole[middle + width :])
+        curves, (note,) = read_curves(tmp_path)
+        assert 0 < len(curves.points["rollout/success"]) < 40
+        assert f"{events.name} is damaged" in note
+
+
 def test_a_run_without_events_has_no_curves():
     assert of_one(read_curves(None)[0])["series"] == {}
 

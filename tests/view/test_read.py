@@ -203,6 +203,8 @@ def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
     assert "2 iterations, no summary: not ended, or without RunSummary" in list_runs(tmp_path)
     (tmp_path / "seen" / "summary.json").write_text('{"before": {}, "after": {}}')
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
+    (tmp_path / "seen" / "summary.json").write_text('{"before": 0.5, "after": [0.7]}')  # of another program
+    assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):

@@ -202,6 +202,12 @@ def test_iterations_and_filters_live_in_the_address(opened, run_page, episodes):
     assert set(listed(again)) == right
 
 
+def test_an_address_with_other_words_shows_every_episode(opened, run_page, episodes):
+    page = opened(run_page, "#show=toString&kind=constructor&sort=valueOf")
+    assert sorted(listed(page)) == sorted(episodes)
+    assert page.locator("#shows button[aria-pressed=true]").inner_text().startswith("all")
+
+
 # An episode
 
 
