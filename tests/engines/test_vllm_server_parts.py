@@ -6,6 +6,7 @@ import asyncio
 import copy
 import errno
 import math
+import multiprocessing
 import random
 import shutil
 import warnings
@@ -17,6 +18,7 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.commands.serve import server_command
 from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMServerEngine
@@ -30,6 +32,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence
+from tests.engines import updating_ranks
 from tests.inputs import image, text
 
 
@@ -394,3 +397,11 @@ def test_a_checksum_tells_each_bit_rows_in_another_order_and_layouts_apart(dtype
         assert checksum(other.items(), "cpu")[1] != content
     transposed = {**weights, "a": weights["a"].transpose(0, 1).contiguous()}
     assert checksum(transposed.items(), "cpu")[0] != layout != checksum(weights.items(), "cuda")[0]
+
+
+@pytest.mark.slow
+def test_an_update_that_fails_on_one_process_fails_on_all(tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload([updating_ranks.__name__])  # import torch once, not in each process
+    start_processes(updating_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    told = [(tmp_path / f"{failing}-{rank}.txt").read_text() for failing in range(2) for rank in range(2)]
+    assert told == ["the server has another model"] * 4

@@ -6,7 +6,8 @@ import asyncio
 import math
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from lightning_agentrl.distributed import all_gather, rank, ranks
@@ -115,19 +116,16 @@ class VLLMServerEngine(Engine):
         loop, pool, handle = self._started()
         loop.run(pool.pause())
         self._updates += 1
-        version, delivery, fault = f"{self._run}-{self._updates}", None, None
-        try:
+        version, delivery = f"{self._run}-{self._updates}", None
+        with _raised_on_all():
             with handle.gathered():
                 if self._weights is not None:
                     delivery = self._weights.deliver(handle.policy.lm, version)
             if delivery is not None:
                 loop.run(pool.update(Weights(version, policy_version, delivery)))
-        except ConfigError as error:  # raised on all ranks, which would otherwise wait for this one
-            fault = error
-        if told := next(filter(None, all_gather(fault)), None):
-            raise told
-        if self._weights is None:  # another rank has updated the servers
-            loop.run(pool.update(Weights(version, policy_version, None)))
+        with _raised_on_all():
+            if self._weights is None:  # another rank has updated the servers
+                loop.run(pool.update(Weights(version, policy_version, None)))
         self.policy_version = policy_version
 
     async def generate(self, request: SamplingRequest) -> Reply:
@@ -195,6 +193,18 @@ class VLLMServerEngine(Engine):
         """Return the servers, first the one that this rank prefers."""
         order = preferred(rank(), ranks(), len(self.urls))
         return [VLLMServer(self.urls[place], session, self.hang_seconds) for place in order]
+
+
+@contextmanager
+def _raised_on_all() -> Iterator[None]:
+    """Raise a ConfigError of one rank on all of them, which would otherwise wait for it."""
+    fault = None
+    try:
+        yield
+    except ConfigError as error:
+        fault = error
+    if told := next(filter(None, all_gather(fault)), None):
+        raise told
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:
