@@ -55,7 +55,11 @@ def bisect_runs(first: Path, second: Path, tolerance: float) -> list[str]:
     both = [read_links(run / FOLDER) for run in runs]
     common = sorted(set(both[0]) & set(both[1]))
     if not common:
-        raise ValueError(f"the chains of '{runs[0]}' and '{runs[1]}' have no iteration in common")
+        spans = [f"'{run}' ({min(chain)} to {max(chain)})" for run, chain in zip(runs, both, strict=True)]
+        raise ValueError(
+            f"the chains of {' and '.join(spans)} have no iteration in common; that of a run that went on begins in "
+            "the version that it went on from"
+        )
     at_all, beyond, struck = None, None, []
     for iteration in common:
         ranks = [sorted(chain[iteration]) for chain in both]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -235,6 +236,15 @@ def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
 def test_a_tolerance_that_no_gap_is_within_is_refused(agentrl: Command, tmp_path: Path, tolerance: str) -> None:
     told = sentence(agentrl(str(tmp_path), str(tmp_path), f"--tolerance={tolerance}", command="bisect"))
     assert f"--tolerance must be at least 0, got {tolerance.lstrip('.')}" in told
+
+
+def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command, tmp_path: Path) -> None:
+    for name, iterations in (("one", (3, 4)), ("other", (1, 2))):
+        (tmp_path / name / "chain").mkdir(parents=True)
+        for iteration in iterations:
+            link_path(tmp_path / name / "chain", iteration, 0).touch()
+    told = sentence(agentrl(str(tmp_path / "one"), str(tmp_path / "other"), command="bisect"))
+    assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", told)
 
 
 @pytest.mark.slow
