@@ -42,7 +42,12 @@ class CloneCLI(RunConfigCLI):
         )
         add("--episodes", type=int, default=EPISODES, help="Episodes that the scripted players play.")
         add("--min_return", type=float | None, default=None, help="Episodes that earned less are left out.")
-        add("--steps", type=int, default=100, help="Optimizer steps, each of data.init_args.mini_batch_turns turns.")
+        add(
+            "--steps",
+            type=int,
+            default=100,
+            help="Optimizer steps, each of data.init_args.mini_batch_turns turns; rounded up to whole iterations.",
+        )
         add("--lr", type=float, default=LR, help="Learning rate, which falls along a line to 0.")
         add(
             "--action_share",

@@ -291,6 +291,10 @@ class RunConfigCLI(AgentCLI):
     def __init__(self, args: ArgsType = None) -> None:
         super().__init__(args, run=False)
 
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        description, *_ = (type(self).__doc__ or "").splitlines() or [""]
+        return super().init_parser(description=description, **kwargs)
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         for key in ("weights_only", "verbose"):

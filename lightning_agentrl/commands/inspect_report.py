@@ -153,7 +153,8 @@ def _lengths(look: Look, max_prompt_tokens: int, max_reply_tokens: int) -> Table
     if look.thought_tokens:
         rows.append(Entry("thought", _spread(look.thought_tokens)))
     share = look.capped / look.turns if look.turns else 0.0
-    warning = "raise max_reply_tokens, or ask for shorter thoughts" if share > MOST_CAPPED else ""
+    shorter = "thoughts" if look.thought_tokens else "replies"
+    warning = f"raise max_reply_tokens, or ask for shorter {shorter}" if share > MOST_CAPPED else ""
     rows.append(Entry("replies cut by their cap", _count(look.capped, look.turns), share, warning))
     return Table("Lengths in tokens", rows, "least, median, 95 %, largest")
 

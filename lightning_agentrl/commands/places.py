@@ -35,10 +35,18 @@ def tree_of(path: Path) -> yaml.Node | None:
     """Return the node tree of a config file, whose nodes have their line numbers.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or a part of it holds itself.
+        ConfigError: it cannot be read, is not YAML of plain values, or a part of it holds itself.
     """
     try:
-        root = yaml.compose(path.read_text(), Loader=yaml.SafeLoader)
+        text = path.read_text()
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if (inside := _inside_itself(root, (), set())) is not None:
+            what, place = "a part of the config file holds itself", Place(f"{path}, line {_line(inside)}")
+            raise ConfigError(Problem(what, place=place, fix="write what it should hold in place of its own name (*)"))
+        with suppress(ValueError):  # of a date that there is not, which a run reads as text
+            yaml.safe_load(text)  # finds tags and keys that no value can be made of
+    except RecursionError:
+        raise ConfigError(f"the config file '{path}' is nested too deeply") from None
     except OSError as error:
         raise ConfigError(f"the config file '{path}' cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -49,9 +57,6 @@ def tree_of(path: Path) -> yaml.Node | None:
         place = Place(f"{path}, line {mark.line + 1}, column {mark.column + 1}") if mark else Place(str(path))
         fix = next((fix for sign, fix in _YAML_FIXES.items() if sign in problem), "")
         raise ConfigError(Problem(f"the config file is not valid YAML: {problem}", place=place, fix=fix)) from None
-    if (inside := _inside_itself(root, (), set())) is not None:
-        what, fix = "a part of the config file holds itself", "write what it should hold in place of its own name (*)"
-        raise ConfigError(Problem(what, place=Place(f"{path}, line {_line(inside)}"), fix=fix))
     return root
 
 

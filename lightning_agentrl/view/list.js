@@ -43,7 +43,7 @@ const played = (row) => (row.last ? "after " + row.last : "before");
 const PAIR_COLUMNS = [
   ["solved by", (row) => row.verdict],
   ["held-out seed", (row) => row.env + (row.episode ? " / " + row.episode : "")],
-  ["iterations", (row) => formatRange(...row.members.map((member) => member.last))],
+  ["iterations", (row) => [...new Set(row.members.map((member) => member.last))].join(" / ")],
   ...[0, 1].flatMap((k) => [
     ["turns " + LETTERS[k], (row) => row.members[k].turns],
     ["return " + LETTERS[k], (row) => formatNumber(row.members[k].return, 3)],

@@ -39,7 +39,8 @@ def _row(run: Path) -> tuple[str, str, str]:
     """Return when a run was started, to the minute, its folder, and how it went."""
     started = str(_json(run / "run.json").get("started", ""))[:16].replace("T", " ")
     iterations = last_iteration(run)
-    told = [f"{iterations} iterations" if iterations else "no iteration in its turn log"]
+    several = "s" if iterations > 1 else ""
+    told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
     summary = _json(run / "summary.json")
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
@@ -53,9 +54,12 @@ def _row(run: Path) -> tuple[str, str, str]:
 
 
 def last_iteration(run: Path) -> int:
-    """Return the last iteration in the turn log of a run, 0 if there is none."""
+    """Return the last iteration in the turn log of a run, 0 if there is none.
+
+    Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one.
+    """
     found = 0
-    for log in turn_logs(run) or held_out_logs(run):
+    for log in (*turn_logs(run), *held_out_logs(run)):
         tail = _TAIL
         while not (there := _iterations(log, tail)) and tail < log.stat().st_size:
             tail *= 8  # a picture, or a long prompt, can make a line longer than that

@@ -47,6 +47,15 @@ def test_own_commands_explain_themselves(agentrl: Callable[..., tuple[int, str, 
     assert f"usage: agentrl {command}" in shown
 
 
+@pytest.mark.parametrize("command", [commands.CLONE, pytest.param(commands.INSPECT, marks=pytest.mark.slow)])
+def test_commands_with_the_config_of_a_run_say_what_they_are(
+    agentrl: Callable[..., tuple[int, str, str]], command: str
+) -> None:
+    code, shown, _ = agentrl(command, "--help")
+    assert code == 0
+    assert f"\n`agentrl {command}`, which " in shown
+
+
 def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     code, _, told = agentrl("view", str(tmp_path / "nowhere"))
     assert code == 2

@@ -13,7 +13,7 @@ import yaml
 from lightning_agentrl.commands import inspect
 from lightning_agentrl.commands.inspect_report import make_report
 from lightning_agentrl.episodes.contract import Contract
-from lightning_agentrl.metrics.looks import Average, Failure, SeenEpisode, SeenTurn, look_at
+from lightning_agentrl.metrics.looks import Average, Failure, SeenEpisode, SeenTurn, Spread, look_at
 from lightning_agentrl.metrics.thoughts import Thoughts
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import StopReason, Turn
@@ -71,6 +71,14 @@ def test_a_remark_is_made_beyond_its_bound(name: str, bad: dict[str, Any], good:
 
     assert warned(**bad) == [name]
     assert warned(**good) == []
+
+
+@pytest.mark.parametrize(("thought_tokens", "shorter"), [(None, "replies"), (Spread.of([4]), "thoughts")])
+def test_replies_without_a_thought_have_none_to_shorten(thought_tokens: Spread | None, shorter: str) -> None:
+    look = replace(look_at([seen([turn()], "", {})]), turns=100, capped=90, thought_tokens=thought_tokens)
+    report = make_report("a game", look, "data.init_args.env", 100, 20)
+    (remark,) = [row.warning for table in report.tables for row in table.rows if "cap" in row.name and row.warning]
+    assert remark.endswith(f"ask for shorter {shorter}")
 
 
 def test_prompts_are_all_that_was_read_before_a_reply() -> None:

@@ -201,6 +201,7 @@ def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
     write_log(tmp_path / "seen", [make_turn(iteration=k, image="A" * 3_000_000) for k in (1, 2)])
     write_log(tmp_path / "other", [make_turn()])
     assert "2 iterations, no summary: not ended, or without RunSummary" in list_runs(tmp_path)
+    assert "1 iteration, " in list_runs(tmp_path)
     (tmp_path / "seen" / "summary.json").write_text('{"before": {}, "after": {}}')
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
     (tmp_path / "seen" / "summary.json").write_text('{"before": 0.5, "after": [0.7]}')  # of another program
@@ -217,6 +218,10 @@ def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
     _, newest, older, *_ = list_runs(tmp_path).splitlines()
     assert newest.split()[:3] == ["two", "2026-05-06", "07:08"]
     assert "3 iterations" in newest
+    held_out = tmp_path / "two" / "turns" / "held_out"
+    held_out.mkdir()
+    (held_out / "rank0-000000.jsonl").write_text('{"iteration":4,"phase":"held_out"}\n')
+    assert "4 iterations" in list_runs(tmp_path)
     assert older.split()[0] == "one/lightning_logs/version_0"
     assert "32.0% before, 90.6% after" in older
     (tmp_path / "one" / "lightning_logs" / "version_0" / "empty").mkdir()

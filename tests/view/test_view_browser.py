@@ -492,6 +492,7 @@ def test_two_runs_stand_beside_each_other(opened, two_runs, tmp_path):
     assert re.fullmatch(r"A .+\nB .+", tile.locator(".top").inner_text().strip())
     # Equal iterations are a pair, and so are the last ones of both.
     assert listed(page) == ["h1.2", "h0.2", "h1.0", "h0.0"]
+    assert page.locator("#rows .row span:nth-child(3)").all_inner_texts() == ["2 / 3", "2 / 3", "0", "0"]
     page.locator("#shows button", has_text="by B only").click()
     assert listed(page) == ["h1.2", "h1.0"]
     page.locator("#rows .row").first.click()
