@@ -134,8 +134,13 @@ class SignalWatch:
         self._news.set()
 
     def _exchange(self) -> None:
-        """Tell the other ranks what this one is asked for, and do what they are, until the store or the watch ends."""
-        while not self._closed:
+        """Tell the other ranks what this one is asked for, and do what they are, until the store or the watch ends.
+
+        A rank that ends with its watch tells them before.
+        """
+        closed = False
+        while not closed:
+            closed = self._closed
             self._news.clear()
             try:
                 at_once = self._exchange_with(self._store)
@@ -147,7 +152,8 @@ class SignalWatch:
                 self._end("and a second one ended it at once")
             if self._store is None:
                 return
-            self._news.wait(LOOK_SECONDS)
+            if not closed:
+                self._news.wait(LOOK_SECONDS)
 
     def _exchange_with(self, store: Any) -> bool:
         """Return whether a rank had a second signal."""
@@ -155,11 +161,13 @@ class SignalWatch:
         self.stopping.saves = store.add("saves", new)
         with self._counting:
             self._new_saves -= new  # only now: nothing is told where the store is gone
-        if self.stopping.asked and not self._passed_on:
-            store.set("end", str(self.stopping.asked))
-        elif not self.stopping.asked and store.check(["end"]):
+        asked = self.stopping.asked  # once: a signal may come meanwhile
+        if asked and not self._passed_on:
+            store.set("end", str(asked))
+            self._passed_on = True
+        elif not asked and store.check(["end"]):
             self.stopping.ask(int(store.get("end")))
-        self._passed_on = self.stopping.asked > 0
+            self._passed_on = True
         if self._at_once:
             store.set("at once", "")
             self._told.set()

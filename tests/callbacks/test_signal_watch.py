@@ -122,7 +122,9 @@ def test_a_signal_to_one_rank_reaches_the_other_without_its_main_thread(tmp_path
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGUSR1)
                 os.kill(os.getpid(), signal.SIGTERM)
-            return 7 if wait_for(lambda: stopping.asked == signal.SIGTERM and stopping.saves == 1) else 8
+            known = wait_for(lambda: stopping.asked == signal.SIGTERM and stopping.saves == 1)
+            stopping.watch.close()  # type: ignore[attr-defined] # the first to know must tell the other before it ends
+            return 7 if known else 8
 
         return inner
 
