@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +169,6 @@ class AuditCLI(RunConfigCLI):
         callback = AuditCritic(forked)
         kept = [each for each in trainer.callbacks if isinstance(each, ProgressBar | RolloutSource)]
         trainer.callbacks, trainer.loggers = [*kept, callback], []
-        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
 
         def run() -> None:
             try:

@@ -289,6 +289,7 @@ class RunConfigCLI(AgentCLI):
     """A command that does something else with the config of a run, or of a validation, than to repeat it."""
 
     def __init__(self, args: ArgsType = None) -> None:
+        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # callbacks of a run write
         super().__init__(args, run=False)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:

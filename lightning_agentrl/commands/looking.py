@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -44,7 +43,6 @@ def validate_until_looked(
     trainer: L.Trainer, agent: Agent, data: RolloutDataModule, ckpt_path: str | None = None
 ) -> None:
     """Connect an agent by a validation, whose callback :class:`LookOnce` ends it."""
-    warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # those of the run write
     try:
         trainer.validate(agent, data, ckpt_path=ckpt_path, verbose=False)
     except Looked:

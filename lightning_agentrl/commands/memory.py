@@ -102,14 +102,19 @@ def trained_state(trained: int, stage: int, processes: int) -> tuple[int, int]:
 
 
 def program_bytes(agent: Agent) -> int:
-    """Return the main memory of the process without the weights that it has loaded: interpreter, libraries, games."""
+    """Return the main memory of the process without what it has loaded: interpreter, libraries, games.
+
+    Weights are loaded, and the state of the optimizer where a run goes on from a checkpoint.
+    """
     weights = _weights(agent)
     for weight in weights:  # some are mapped from files, and not there before they are read
         if weight.device.type == "cpu":
             local = weight.to_local() if isinstance(weight, DTensor) else weight
             local.detach().sum()
     trim()
-    held = sum(local_bytes(weight) for weight in weights if weight.device.type == "cpu")
+    states = tree_leaves([list(optimizer.state.values()) for optimizer in agent.trainer.optimizers])
+    loaded = [*weights, *(state for state in states if isinstance(state, Tensor))]
+    held = sum(local_bytes(tensor) for tensor in loaded if tensor.device.type == "cpu")
     return max(resident_bytes() - held, 0)
 
 

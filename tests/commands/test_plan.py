@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,6 +96,18 @@ def test_live_bytes_are_those_that_are_there() -> None:
         before = live.now
         del gradient
         assert live.now == before
+
+
+def test_the_state_of_an_optimizer_that_goes_on_is_not_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = torch.nn.Linear(9, 3)
+    optimizer = torch.optim.Adam(actor.parameters())
+    models, trainer = SimpleNamespace(reference=None), SimpleNamespace(optimizers=[optimizer])
+    agent: Any = SimpleNamespace(actor=actor, critic=None, models=models, trainer=trainer)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 1000)
+    assert memory.program_bytes(agent) == 1000 - 4 * 30
+    actor(torch.ones(9)).sum().backward()
+    optimizer.step()
+    assert memory.program_bytes(agent) == 1000 - 4 * (3 * 30 + 2)  # two moments, and the steps of both weights
 
 
 @pytest.mark.parametrize(

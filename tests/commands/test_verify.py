@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,9 @@ def test_the_weights_of_a_checkpoint_are_compared_if_the_command_line_names_one(
     trained = changed(config, "model.init_args.optim", {"lr_actor": 0.1})
     assert agentrl(config=changed(trained, "trainer.default_root_dir", "run"))[0] == 0
     (checkpoint,) = Path("run").rglob("iteration-*.ckpt")
-    code, lines = verify(config, "--ckpt_path", str(checkpoint))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Be aware that")  # of callbacks that the checkpoint knows
+        code, lines = verify(config, "--ckpt_path", str(checkpoint))
     assert code == 0
     assert str(checkpoint) in lines[0]
     code, untrained = verify(changed(config, "ckpt_path", "gone.ckpt"))  # as the config of a run that went on has it
