@@ -177,7 +177,11 @@ def test_rows_of_a_folder_are_played(tmp_path) -> None:
         ([{**ROW, "image": "train.jsonl"}], {}, "cannot be read"),
         ([{**ROW, "image": ["a.png", "a.png"]}], {}, "has 2 images"),
         ([{**ROW, "choices": ["1", "2"], "answer": "E"}], {}, "neither a choice nor the letter"),
+        ([{**ROW, "image": "a\0.png"}], {}, "image of Row 0 .* cannot be read"),
+        ([{**ROW, "choices": 5}], {}, "Row 0 of .* has the choices 5, which are not a list"),
+        ([{**ROW, "choices": "1, 2"}], {}, "has the choices '1, 2', which are not a list"),
         (["{"], {}, "Line 1 of .* is not JSON"),
+        (["[" * 100_000], {}, "Line 1 of .* is not JSON"),
         (["3"], {}, "Line 1 of .* is not a JSON object"),
         ([], {}, "has 0 rows"),
         ([ROW], {"first": 1}, "no 0 rows from row 1 on"),
@@ -190,6 +194,12 @@ def test_rows_of_a_folder_are_played(tmp_path) -> None:
 def test_what_cannot_be_played_is_said(tmp_path, rows, kwargs, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         GeometryTasks(str(folder(tmp_path, rows)), **kwargs)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_bytes('{"question": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.jsonl is not a text in UTF-8"):
+        GeometryTasks(str(tmp_path))
 
 
 def test_a_missing_package_or_file_is_said(monkeypatch, tmp_path) -> None:
