@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from agentrl_envs.geometry.env import PictureTask
+from agentrl_envs.picture_space import of_8_bits
 
 QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # names of columns, the first that is there
 _LETTERS = "ABCDEFGH"
@@ -130,7 +131,7 @@ def fit(picture: Image.Image, most_px: int) -> Image.Image:
 
     White is added where a side would have less than 32 pixels, or less than a hundredth of the other one.
     """
-    plain = picture.convert("RGBA")
+    plain = of_8_bits(picture).convert("RGBA")
     flat = Image.new("RGBA", plain.size, "white")
     flat.alpha_composite(plain)
     shown = flat.convert("RGB")

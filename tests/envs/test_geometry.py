@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from agentrl_envs.geometry.drawn import DrawnGeometry
 from agentrl_envs.geometry.figures import KINDS
 from agentrl_envs.geometry.scoring import is_right, number
 from agentrl_envs.geometry.tasks import _lines, fit
+from agentrl_envs.openenv.images import read_images
 
 CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_call>'
 
@@ -228,6 +231,16 @@ def test_pictures_are_made_fit_to_be_seen(size, shown) -> None:
     for mode in ("RGB", "RGBA", "L", "1", "P", "I;16", "CMYK"):
         picture = fit(Image.new(mode, size), 1024)
         assert (picture.mode, picture.size) == ("RGB", shown)
+
+
+def test_shades_of_16_bits_are_kept() -> None:
+    shades = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    file = io.BytesIO()
+    Image.fromarray(shades).save(file, "PNG")
+    with Image.open(file) as picture:
+        shown = np.asarray(fit(picture, 1024))
+    assert np.array_equal(shown[..., 0], shades >> 8)
+    assert np.array_equal(read_images(b64encode(file.getvalue()).decode())[0], shown)
 
 
 def test_what_is_see_through_is_white() -> None:
