@@ -148,26 +148,37 @@ class ModelJudge(Judge):
         return self.scale * min(max(number, self.lowest), self.highest)
 
     def _prompt(self, turn: JudgedTurn) -> ModelInput:
-        """Return the question below the turn. What is too long for the model's context is cut in the middle."""
+        """Return the question below the turn. What is too long for the model's context is cut in the middle.
+
+        Raises:
+            ConfigError: the question alone is too long.
+            PromptTooLongError: the images are.
+        """
         assert self._chat is not None
         seen = [c.pixels for one in turn.images for c in one.images if c.pixels is not None]
         images = self._chat.see(seen) if self._chat.image_reader else ()
-        most = max(len(turn.observation), len(turn.reply))
+        most = max(map(len, (turn.task, turn.observation, turn.reply, turn.action)))
         while True:
             shown = "\n\n".join(
                 (
                     f"Observation:\n{_middle_cut(turn.observation, most)}",
                     f"Reply:\n{_middle_cut(turn.reply, most)}",
-                    f"Action: {turn.action}",
+                    f"Action: {_middle_cut(turn.action, most)}",
                     self.question,
                 )
             )
             try:
-                rendered = self._chat.render(turn.task, (), Recollection(), shown, "", {}, images)
+                task = _middle_cut(turn.task, most)
+                rendered = self._chat.render(task, (), Recollection(), shown, "", {}, images)
                 return rendered.segments[0].input
-            except PromptTooLongError:
-                if most < 2:
+            except PromptTooLongError as error:
+                if most < 2 and images:
                     raise
+                if most < 2:
+                    raise ConfigError(
+                        f"the question of the judge is longer than the context of '{self.model}'; make it shorter (key "
+                        f"{self.key}.init_args.question)"
+                    ) from error
                 most //= 2
 
 

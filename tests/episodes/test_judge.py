@@ -11,6 +11,7 @@ import torch
 
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import read_images
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.types import input_of
@@ -110,6 +111,11 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
     judge.start(torch.device("cpu"))
     long = JudgedTurn("", "a door " * 5000, (), "open " * 5000, "", "open", True, 0.0)
     assert math.isfinite(asyncio.run(judge.judge(long)))
+    for part in ("task", "action"):  # of free text the action is the whole reply
+        assert math.isfinite(asyncio.run(judge.judge(replace(TURN, **{part: "a door " * 5000}))))
+    judge.question = "How good? " * 3000
+    with pytest.raises(ConfigError, match=r"the question of the judge is longer.* \(key judge\.init_args\.question\)"):
+        asyncio.run(judge.judge(TURN))
 
 
 def test_a_judge_belongs_to_a_source(tmp_path):
