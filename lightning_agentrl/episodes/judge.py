@@ -119,8 +119,10 @@ class ModelJudge(Judge):
         """
         if self._engine is not None:
             return
+        device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
-            policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(self.device or device)
+            policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(device)
+            tokenizer, reader = load_tokenizer(self.model), read_images(self.model)
         except ValueError as error:  # which names the key of the policy
             sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
             raise ConfigError(sentence) from error
@@ -131,7 +133,7 @@ class ModelJudge(Judge):
                 f"{self.max_reply_tokens}; lower {self.key}.init_args.max_reply_tokens"
             )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
-        self._chat = ChatRenderer(load_tokenizer(self.model), words, read_images(self.model)).free_text
+        self._chat = ChatRenderer(tokenizer, words, reader).free_text
         engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come", gather_seconds=0.0)
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
@@ -184,3 +186,16 @@ class ModelJudge(Judge):
 
 def _middle_cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 2 :]}"
+
+
+def usable_device(device: str | None, key: str) -> torch.device | None:
+    """Return a device that a config names; None if it names none.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    try:
+        return None if device is None else torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"the device '{device}' cannot be used: {reason} (key {key})") from error

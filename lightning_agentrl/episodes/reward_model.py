@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from lightning_agentrl.episodes.judge import usable_device
 from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
@@ -60,6 +61,7 @@ class RewardModel(Scorer):
         """
         if self._classifier is not None:
             return
+        device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
             self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
             classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
@@ -74,7 +76,7 @@ class RewardModel(Scorer):
                 f"number; give a model with one (key {self.key}.init_args.model)"
             )
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
-        self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
+        self._classifier = classifier.to(device).eval().requires_grad_(False)
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the model's output. The first thread to come scores the pairs of all that wait, in batches.

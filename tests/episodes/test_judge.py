@@ -124,4 +124,15 @@ def test_a_judge_belongs_to_a_source(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.* \(key data\.init_args\.env\.judge\.init_args\.model\)"):
         source.start(torch.device("cpu"))
     assert judge.key == "data.init_args.env.judge"
+    folder = tiny_model_folder(tmp_path / "model")
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?", device="gpu"))
+    with pytest.raises(
+        ConfigError, match=r"device 'gpu' cannot be used.* \(key data\.init_args\.env\.judge\.init_args\.device\)"
+    ):
+        source.start(torch.device("cpu"))
+    for file in folder.glob("token*"):
+        file.unlink()
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?"))
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(key data\.init_args\.env\.judge\.init_args\.model\)"):
+        source.start(torch.device("cpu"))
     assert PatternJudge("key", 1.0).key == "judge"
