@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -65,10 +66,10 @@ class RewardModel(Scorer):
         try:
             self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
             classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"the reward model '{self.model}' cannot be loaded: {str(error).splitlines()[0]} (key "
-                f"{self.key}.init_args.model)"
+                f"the reward model '{self.model}' cannot be loaded: {reason} (key {self.key}.init_args.model)"
             ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(
