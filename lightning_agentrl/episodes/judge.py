@@ -16,7 +16,8 @@ from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
 from lightning_agentrl.types import ModelInput
 
-_NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?")  # 7-8 is a range, with no number below 0
+# 7-8 is a range, with no number below 0
+_NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class ModelJudge(Judge):
         assert self._chat is not None
         prompt = self._prompt(turn)
         reply = await self._engine.generate(SamplingRequest(prompt, self.max_reply_tokens, temperature=0.0, seed=0))
-        numbers = _NUMBER.findall(self._chat.decode(reply.ids))
+        numbers = _NUMBER.findall(self._chat.decode(reply.ids).replace("\u2212", "-"))  # the minus sign of print
         number = float(numbers[-1]) if numbers else self.missing
         return self.scale * min(max(number, self.lowest), self.highest)
 

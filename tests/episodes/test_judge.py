@@ -88,7 +88,9 @@ def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     first = asyncio.run(judge.judge(TURN))
     assert asyncio.run(judge.judge(TURN)) == first
     assert 0.0 <= first <= 1.0
-    for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("7-8", 0.8), ("99", 1.0), ("good", 0.4)):
+    numbers = {"7 of 10, no: 3.5": 0.35, "-2": 0.0, "\u22122": 0.0, "7-8": 0.8, "99": 1.0, "good": 0.4}
+    fractions = {".5": 0.05, "it is .75.": 0.075, "5e-1": 0.05, "well...5": 0.5}
+    for said, expected in (numbers | fractions).items():
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
 
