@@ -120,7 +120,7 @@ class LoRA:
         parts = tower(lm)
         names = [name for part in parts.values() for name, layer in part.named_modules() if _can_adapt(layer)]
         if self.targets != "all-linear":
-            names = [name for name in names if name.rpartition(".")[2] in self.targets]
+            names = [name for name in names if any(f".{name}".endswith(f".{target}") for target in self.targets)]
         return rf"{lm.base_model_prefix}\.({'|'.join(parts)})\..*" if names else None
 
 

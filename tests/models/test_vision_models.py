@@ -119,7 +119,11 @@ def test_recomputed_activations_give_the_same_gradients(folder: Path, train_towe
 
 @pytest.mark.parametrize(
     "targets",
-    ["all-linear", *(pytest.param(names, marks=pytest.mark.slow) for names in (["q_proj", "fc1"], ["q_proj"]))],
+    [
+        "all-linear",
+        ["self_attn.q_proj", "mlp.gate_proj"],
+        *(pytest.param(names, marks=pytest.mark.slow) for names in (["q_proj", "fc1"], ["q_proj"])),
+    ],
     ids=str,
 )
 def test_adapters_are_of_the_text_alone(folder: Path, targets: str | list[str]) -> None:
