@@ -122,6 +122,14 @@ def test_numbers_success_and_ends_are_those_of_the_game() -> None:
     assert [env.step("stay")[4]["success"] for _ in range(2)] == [False, True]
 
 
+def test_names_may_differ_in_case_alone() -> None:
+    env = counting(actions=["stay", "h", "H"])
+    for said, adds in (("h", 1), ("H", 2), (" H\n", 2), ("stay", 0)):
+        env.reset(seed=0)
+        observation, *_, info = env.step(said)
+        assert (observation, info["executed_action"]) == (str(adds), said.strip())
+
+
 def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:
     def numbers() -> list[str]:
         env = Discrete("CartPole-v1", describe=repr, actions=LEFT_RIGHT)
