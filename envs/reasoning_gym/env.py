@@ -62,6 +62,12 @@ class ReasoningGym(gymnasium.Env[str, str]):
         if dataset not in factory.DATASETS:
             known = ", ".join(sorted(set(factory.DATASETS) - set(BROKEN)))
             raise ValueError(f"reasoning-gym has no generator {dataset!r}; known: {known}.")
+        if answer_after == "":
+            raise ValueError(
+                "answer_after must be a text such as Answer:, or None where the whole reply is the answer."
+            )
+        if not isinstance(config, Mapping | None):
+            raise ValueError(f"config must be settings of {dataset} and their values, not {config!r}.")
         size = _MOST_LISTED if dataset in _LISTED else _QUESTIONS
         try:
             self._questions = factory.create_dataset(dataset, **{"seed": 0, "size": size, **(config or {})})

@@ -175,6 +175,8 @@ def test_a_run_asks_in_processes_with_that_hash_seed():
         ({"dataset": "leg_count"}, "no generator 'leg_count'; known: .*leg_counting"),
         ({"dataset": "leg_counting", "config": {"legs": 3}}, "config {'legs': 3}"),
         ({"dataset": "leg_counting", "config": {"min_animals": 0}}, "min_animals must be positive"),
+        ({"dataset": "leg_counting", "answer_after": ""}, "answer_after must be a text"),
+        ({"dataset": "leg_counting", "config": ["max_animals"]}, "config must be settings of leg_counting"),
     ],
 )
 def test_generators_that_cannot_be_used_are_refused_by_name(kwargs, told):
