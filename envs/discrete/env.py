@@ -1,5 +1,6 @@
 """An adapter: a gymnasium environment with discrete actions and a function that tells its observations in words."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -57,6 +58,8 @@ class Discrete(TextEnv):
             raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
         if others := [name for name in actions if not isinstance(name, str)]:  # YAML reads yes, no and on as others
             raise ValueError(f"Names of actions must be texts, not {others}; put them in quotes.")
+        if solved_at is not None and math.isnan(solved_at):
+            raise ValueError(f"solved_at must be a number or None, not {solved_at}.")
         self._describe = find_function(describe, "describe") if isinstance(describe, str) else describe
         self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
         self._first = _first_action(game, self._inner.action_space, len(actions))

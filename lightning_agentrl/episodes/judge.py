@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -61,6 +62,8 @@ class PatternJudge(Judge):
             self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ValueError(f"PatternJudge: the pattern '{pattern}' is not a regular expression ({error})") from error
+        if not math.isfinite(reward):
+            raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
 
     async def judge(self, turn: JudgedTurn) -> float:
@@ -98,6 +101,10 @@ class ModelJudge(Judge):
         device: str | None = None,
         max_batch: int = 1,
     ) -> None:
+        if not (math.isfinite(scale) and math.isfinite(lowest) and math.isfinite(highest)):
+            raise ValueError(
+                f"ModelJudge: scale, lowest and highest must be finite, got {scale}, {lowest} and {highest}"
+            )
         if not lowest <= missing <= highest:
             raise ValueError(
                 f"ModelJudge: missing must lie from lowest to highest, got {missing} outside {lowest} to {highest}"
