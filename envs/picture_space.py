@@ -1,10 +1,11 @@
-"""The space of pictures whose size varies."""
+"""Pictures from outside: the space of those whose size varies, and those of 16 bits as others are."""
 
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from PIL import Image
 
 
 class PictureSpace(spaces.Space[NDArray[np.uint8]]):
@@ -37,3 +38,10 @@ class PictureSpace(spaces.Space[NDArray[np.uint8]]):
 
     def __repr__(self) -> str:
         return f"PictureSpace({self.most})"
+
+
+def of_8_bits(picture: Image.Image) -> Image.Image:
+    """Return a picture with the highest 8 bits of 16-bit shades of grey; Pillow would make nearly all of it white."""
+    if not picture.mode.startswith("I;16"):
+        return picture
+    return Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))

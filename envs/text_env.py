@@ -160,6 +160,8 @@ class TextEnv(gymnasium.Env[str | Seen, str], ABC):
         """Return the action that `text` names and True, or the default action and False if it names none."""
         if self.free_text:
             return text, True
+        if (exact := text.strip()) in self.actions:  # of names such as h and H the one that is meant
+            return exact, True
         said = normalise(text)
         for name in self.actions:
             if said == normalise(name):

@@ -1,5 +1,6 @@
 """An adapter: a gymnasium environment with discrete actions and a function that tells its observations in words."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -53,8 +54,12 @@ class Discrete(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(actions, str):
+        if isinstance(actions, str) or not isinstance(actions, Sequence | Mapping):
             raise ValueError(f"actions must be a list of names, or names and descriptions, not {actions!r}.")
+        if others := [name for name in actions if not isinstance(name, str)]:  # YAML reads yes, no and on as others
+            raise ValueError(f"Names of actions must be texts, not {others}; put them in quotes.")
+        if solved_at is not None and math.isnan(solved_at):
+            raise ValueError(f"solved_at must be a number or None, not {solved_at}.")
         self._describe = find_function(describe, "describe") if isinstance(describe, str) else describe
         self._inner = _make(game, dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {}))
         self._first = _first_action(game, self._inner.action_space, len(actions))
@@ -126,8 +131,9 @@ def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
         if isinstance(found, type) and issubclass(found, gymnasium.Env):
             return found(**kwargs)
         return gymnasium.make(game, disable_env_checker=True, **kwargs)
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {error}") from error
+    except Exception as error:  # a game of others may raise anything
+        told = error if isinstance(error, gymnasium.error.Error | ImportError | TypeError | ValueError) else repr(error)
+        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {told}") from error
 
 
 def _first_action(game: str, space: Any, names: int) -> int:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|frac|sqrt|pi|[-+*/(){}]")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|(?<!\d)\.\d+|frac|sqrt|pi|[-+*/(){}]")
 _DROPPED = re.compile(
     r"\\(?:left|right|text|mathrm|,|;|!| )|\^?\s*\{?\s*\\circ\s*\}?|[\s$°,\\]|(?:degrees?|units?|square|cm|mm|m)\b"
 )
@@ -45,16 +45,16 @@ def number(text: str) -> float | None:
     r"""Return the number that a text is, such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
 
     A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop behind it are left out.
-    None if it is no number, as for `3 1/2`, which may be meant as a sum or as a product.
+    None if it is no number, as for `3 1/2` and `3\frac{1}{2}`, which may be meant as a sum or as a product.
     """
     if len(text) > _MOST_CHARS:
         return None
     boxed = re.fullmatch(r"\s*\$?\s*\\boxed\s*\{(.*)\}\s*\$?\s*\.?\s*", text, re.DOTALL)
     plain = (boxed[1] if boxed else text).replace("−", "-").strip(" \n$").removesuffix(".")
     plain = _UNIT.sub("", plain.strip(" $"))
-    if re.search(r"\d\s+\d+\s*/", plain):
-        return None
     plain = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", plain).replace("\\dfrac", "\\frac")
+    if re.search(r"\d\s+\d+\s*/|\d\s*\\t?frac\s*\{?\s*\d+\s*\}?\s*\{?\s*\d+\s*\}?", plain):
+        return None
     plain = plain.replace("π", "pi").replace("√", "sqrt").replace("·", "*").replace("×", "*").replace("\\cdot", "*")
     plain = _DROPPED.sub("", re.sub(r"^\s*\w+\s*=", "", plain))
     tokens = _TOKEN.findall(plain)

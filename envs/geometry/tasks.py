@@ -11,6 +11,7 @@ from typing import Any
 from PIL import Image
 
 from agentrl_envs.geometry.env import PictureTask
+from agentrl_envs.picture_space import of_8_bits
 
 QUESTION, PICTURE = ("question", "problem"), ("image", "images")  # names of columns, the first that is there
 _LETTERS = "ABCDEFGH"
@@ -52,12 +53,16 @@ _FOLDER = "folder of the file"  # a key of rows that come from a file
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    for count, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text in UTF-8: {error}.") from None
+    for count, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"Line {count} of {path} is not JSON: {error}.") from None
         if not isinstance(row, dict):
             raise ValueError(f"Line {count} of {path} is not a JSON object.")
@@ -86,7 +91,10 @@ def read_task(row: Mapping[str, Any], name: str, most_px: int) -> PictureTask:
     question = next((row[key] for key in QUESTION if row.get(key)), None)
     picture = next((row[key] for key in PICTURE if row.get(key)), None)
     answer = row.get("answer")
-    choices = tuple(str(choice) for choice in row.get("choices") or ())
+    listed = row.get("choices")
+    if not isinstance(listed, list | tuple | None):
+        raise ValueError(f"{name} has the choices {listed!r}, which are not a list.")
+    choices = tuple(str(choice) for choice in listed or ())
     for key, value in (("question", question), ("answer", answer), ("image", picture)):
         if value is None or value == "":
             raise ValueError(f"{name} has no {key}.")
@@ -114,7 +122,7 @@ def _open(picture: Any, row: Mapping[str, Any], name: str, most_px: int) -> Imag
         source = io.BytesIO(picture) if isinstance(picture, bytes) else Path(row.get(_FOLDER, ".")) / str(picture)
         with Image.open(source) as opened:
             return fit(opened, most_px)
-    except (OSError, Image.DecompressionBombError, SyntaxError) as error:
+    except (OSError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise ValueError(f"The image of {name} cannot be read: {error}.") from error
 
 
@@ -123,7 +131,7 @@ def fit(picture: Image.Image, most_px: int) -> Image.Image:
 
     White is added where a side would have less than 32 pixels, or less than a hundredth of the other one.
     """
-    plain = picture.convert("RGBA")
+    plain = of_8_bits(picture).convert("RGBA")
     flat = Image.new("RGBA", plain.size, "white")
     flat.alpha_composite(plain)
     shown = flat.convert("RGB")

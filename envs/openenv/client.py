@@ -175,7 +175,7 @@ class OpenEnv(gymnasium.Env[Any, str]):
                 "off; give max_turns below its own limit",
                 stacklevel=2,
             )
-        truncated = told is True if done else at_limit
+        truncated = bool(told) if done else at_limit  # 1 is true
         self._active = not (done or truncated)
         return observation, reward, done and not truncated, truncated, info
 

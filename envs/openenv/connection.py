@@ -177,7 +177,12 @@ def fetch_schema(url: str, seconds: float) -> dict[str, Any]:
 
 async def _get(url: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        return answer.status, (await answer.content.read(_MOST_BYTES)).decode(errors="replace")
+        text = bytearray()
+        async for part in answer.content.iter_any():  # `read` returns what has come so far
+            text += part
+            if len(text) > _MOST_BYTES:
+                break
+        return answer.status, text[:_MOST_BYTES].decode(errors="replace")
 
 
 @cache

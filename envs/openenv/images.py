@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from agentrl_envs.picture_space import of_8_bits
+
 FIELD = "images"
 """The field in which `agentrl serve-env` puts pictures."""
 
@@ -73,6 +75,6 @@ def _from_file(text: str) -> NDArray[np.uint8]:
     try:
         file = b64decode(rest if comma and start.startswith("data:") else text, validate=True)
         with Image.open(io.BytesIO(file)) as picture:
-            return np.array(picture.convert("RGB"))
+            return np.array(of_8_bits(picture).convert("RGB"))
     except (binascii.Error, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"a picture in it cannot be read: {type(error).__name__}") from error

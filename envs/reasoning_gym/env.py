@@ -1,5 +1,6 @@
 """A question of reasoning-gym: one turn, and a score of the answer."""
 
+import ast
 import math
 import re
 from collections.abc import Mapping
@@ -21,12 +22,15 @@ EVALUATED = (
     *("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"),  # by eval()
     *("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"),  # sympy
 )
-"""Generators whose scorer runs the reply as Python; only what cannot name a function or make a text reaches it."""
+"""Generators whose scorer runs the reply as Python; only what is `harmless` reaches it."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _MATHS = (
     *("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "ln"),
     *("sqrt", "pi", "erf", "Integral"),
 )
+_GROWING = ("exp", "sinh", "cosh")
+_NUMBERS = ("E", "pi")  # other single letters stay symbols
+_MOST_BITS = 4096  # of any number that an answer computes
 _MOST_CHARS = 2**20
 _QUESTIONS = 2**31  # that a generator can be asked for, so that held-out seeds hardly ever meet one of training
 _LISTED = ("acre", "gsm_symbolic", "list_functions", "word_ladder")  # generators that make a list of all of them
@@ -58,6 +62,12 @@ class ReasoningGym(gymnasium.Env[str, str]):
         if dataset not in factory.DATASETS:
             known = ", ".join(sorted(set(factory.DATASETS) - set(BROKEN)))
             raise ValueError(f"reasoning-gym has no generator {dataset!r}; known: {known}.")
+        if answer_after == "":
+            raise ValueError(
+                "answer_after must be a text such as Answer:, or None where the whole reply is the answer."
+            )
+        if not isinstance(config, Mapping | None):
+            raise ValueError(f"config must be settings of {dataset} and their values, not {config!r}.")
         size = _MOST_LISTED if dataset in _LISTED else _QUESTIONS
         try:
             self._questions = factory.create_dataset(dataset, **{"seed": 0, "size": size, **(config or {})})
@@ -116,12 +126,63 @@ class ReasoningGym(gymnasium.Env[str, str]):
 
 
 def harmless(answer: str) -> bool:
-    """Return whether an answer stays a value or a formula when it is run as Python.
+    """Return whether an answer stays a value or a formula when it is run as Python, and is soon computed.
 
     Names are single letters, the letters of string_insertion, or functions of maths. There is no text beside a bracket,
-    since sympy's `S` runs a text.
+    since sympy's `S` runs a text. Factorials and towers of powers, such as `9**9**9`, would be computed for hours.
     """
     words = _WORD.findall(answer)
     named = all(len(word) == 1 or word in _MATHS or set(word) <= set("ABCDE") for word in words)
     called = "(" in answer and ("'" in answer or '"' in answer)
-    return answer.isascii() and "\\" not in answer and named and not called
+    return answer.isascii() and "\\" not in answer and "!" not in answer and named and not called and _is_small(answer)
+
+
+def _is_small(answer: str) -> bool:
+    """Return whether no number that an answer computes is very long; what is no Python is not computed."""
+    try:
+        _bits(ast.parse(answer.strip(), mode="eval").body)
+    except OverflowError:
+        return False
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+    return True
+
+
+def _bits(node: ast.AST) -> float:
+    """Return about how many bits the value of a formula has at most; that of a list or a text is endless.
+
+    Raises:
+        OverflowError: a part of it has more than there may be, or is no formula.
+    """
+    if isinstance(node, ast.Constant):
+        return float(max(node.value.bit_length(), 1)) if isinstance(node.value, int) else _bits_of_other(node.value)
+    if isinstance(node, ast.Name):
+        return 2.0 if node.id in _NUMBERS else 1.0
+    if isinstance(node, ast.List | ast.Tuple):
+        for part in node.elts:
+            _bits(part)
+        return math.inf
+    if isinstance(node, ast.UnaryOp):
+        bits = _bits(node.operand)
+    elif isinstance(node, ast.Call):
+        bits = max((_bits(part) for part in node.args), default=1.0)
+        names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if names.intersection(_GROWING) and names.issubset((*_MATHS, *_NUMBERS)):  # with a symbol it stays a formula
+            bits = 2.0 ** min(bits, 64)
+    elif isinstance(node, ast.BinOp):
+        left, right = _bits(node.left), _bits(node.right)
+        if isinstance(node.op, ast.Pow | ast.LShift):
+            bits = left * 2.0 ** min(right, 64)
+        elif isinstance(node.op, ast.Add | ast.Sub):
+            bits = max(left, right) + 1
+        else:
+            bits = left + right
+    else:
+        raise OverflowError(f"{type(node).__name__} is no part of a formula")
+    if bits > _MOST_BITS:
+        raise OverflowError(f"a number may have {_MOST_BITS} bits")
+    return bits
+
+
+def _bits_of_other(value: object) -> float:
+    return 64.0 if isinstance(value, float | complex) else math.inf

@@ -155,11 +155,10 @@ class ZoomSearch(TextEnv):
         """Return a player that knows where the target is: it zooms onto it, in one or two steps, and answers."""
 
         def player() -> str:
-            boxes = [self._around(self._detail)]
-            if self.level == "two_steps":
-                boxes.insert(0, self._around(self.canvas_px // 2))
+            sides = [self.canvas_px // 2, self._detail] if self.level == "two_steps" else [self._detail]
+            boxes = [self._around(max(side, self.min_side)) for side in sides]  # what a smaller box would become
             unseen = [box for box in boxes if not any(overlap(box, shown) > _SAME for shown in self._shown)]
-            if not unseen:
+            if not unseen or (self.max_images is not None and len(self._shown) >= self.max_images):
                 return f"<answer>{self._scene.answer}</answer>"
             box = [round(side / self._scale, 3) for side in unseen[0]]
             call = json.dumps({"name": "zoom", "arguments": {"box": box}})

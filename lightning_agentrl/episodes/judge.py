@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -16,7 +17,8 @@ from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
 from lightning_agentrl.types import ModelInput
 
-_NUMBER = re.compile(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?")  # 7-8 is a range, with no number below 0
+# 7-8 is a range, with no number below 0
+_NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class PatternJudge(Judge):
             self.pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
         except re.error as error:
             raise ValueError(f"PatternJudge: the pattern '{pattern}' is not a regular expression ({error})") from error
+        if not math.isfinite(reward):
+            raise ValueError(f"PatternJudge: reward must be finite, got {reward}")
         self.reward = reward
 
     async def judge(self, turn: JudgedTurn) -> float:
@@ -97,6 +101,10 @@ class ModelJudge(Judge):
         device: str | None = None,
         max_batch: int = 1,
     ) -> None:
+        if not (math.isfinite(scale) and math.isfinite(lowest) and math.isfinite(highest)):
+            raise ValueError(
+                f"ModelJudge: scale, lowest and highest must be finite, got {scale}, {lowest} and {highest}"
+            )
         if not lowest <= missing <= highest:
             raise ValueError(
                 f"ModelJudge: missing must lie from lowest to highest, got {missing} outside {lowest} to {highest}"
@@ -119,8 +127,10 @@ class ModelJudge(Judge):
         """
         if self._engine is not None:
             return
+        device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
-            policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(self.device or device)
+            policy = LanguageModel(load_causal_lm(self.model)).requires_grad_(False).to(device)
+            tokenizer, reader = load_tokenizer(self.model), read_images(self.model)
         except ValueError as error:  # which names the key of the policy
             sentence = str(error).replace("model.init_args.model", f"{self.key}.init_args.model")
             raise ConfigError(sentence) from error
@@ -131,7 +141,7 @@ class ModelJudge(Judge):
                 f"{self.max_reply_tokens}; lower {self.key}.init_args.max_reply_tokens"
             )
         words = PromptFormat(think=False, instruction="", max_prompt_tokens=room)
-        self._chat = ChatRenderer(load_tokenizer(self.model), words, read_images(self.model)).free_text
+        self._chat = ChatRenderer(tokenizer, words, reader).free_text
         engine = TransformersEngine(max_batch=self.max_batch, admission="as_they_come", gather_seconds=0.0)
         engine.start(PolicyHandle(policy, self._chat.stop_token_ids, nullcontext))
         engine.sync(0)
@@ -143,33 +153,57 @@ class ModelJudge(Judge):
         assert self._chat is not None
         prompt = self._prompt(turn)
         reply = await self._engine.generate(SamplingRequest(prompt, self.max_reply_tokens, temperature=0.0, seed=0))
-        numbers = _NUMBER.findall(self._chat.decode(reply.ids))
+        numbers = _NUMBER.findall(self._chat.decode(reply.ids).replace("\u2212", "-"))  # the minus sign of print
         number = float(numbers[-1]) if numbers else self.missing
         return self.scale * min(max(number, self.lowest), self.highest)
 
     def _prompt(self, turn: JudgedTurn) -> ModelInput:
-        """Return the question below the turn. What is too long for the model's context is cut in the middle."""
+        """Return the question below the turn. What is too long for the model's context is cut in the middle.
+
+        Raises:
+            ConfigError: the question alone is too long.
+            PromptTooLongError: the images are.
+        """
         assert self._chat is not None
         seen = [c.pixels for one in turn.images for c in one.images if c.pixels is not None]
         images = self._chat.see(seen) if self._chat.image_reader else ()
-        most = max(len(turn.observation), len(turn.reply))
+        most = max(map(len, (turn.task, turn.observation, turn.reply, turn.action)))
         while True:
             shown = "\n\n".join(
                 (
                     f"Observation:\n{_middle_cut(turn.observation, most)}",
                     f"Reply:\n{_middle_cut(turn.reply, most)}",
-                    f"Action: {turn.action}",
+                    f"Action: {_middle_cut(turn.action, most)}",
                     self.question,
                 )
             )
             try:
-                rendered = self._chat.render(turn.task, (), Recollection(), shown, "", {}, images)
+                task = _middle_cut(turn.task, most)
+                rendered = self._chat.render(task, (), Recollection(), shown, "", {}, images)
                 return rendered.segments[0].input
-            except PromptTooLongError:
-                if most < 2:
+            except PromptTooLongError as error:
+                if most < 2 and images:
                     raise
+                if most < 2:
+                    raise ConfigError(
+                        f"the question of the judge is longer than the context of '{self.model}'; make it shorter (key "
+                        f"{self.key}.init_args.question)"
+                    ) from error
                 most //= 2
 
 
 def _middle_cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[len(text) - most // 2 :]}"
+
+
+def usable_device(device: str | None, key: str) -> torch.device | None:
+    """Return a device that a config names; None if it names none.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    try:
+        return None if device is None else torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"the device '{device}' cannot be used: {reason} (key {key})") from error

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from lightning_agentrl.episodes.judge import usable_device
 from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
@@ -60,13 +62,14 @@ class RewardModel(Scorer):
         """
         if self._classifier is not None:
             return
+        device = usable_device(self.device, f"{self.key}.init_args.device") or device
         try:
             self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
             classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"the reward model '{self.model}' cannot be loaded: {str(error).splitlines()[0]} (key "
-                f"{self.key}.init_args.model)"
+                f"the reward model '{self.model}' cannot be loaded: {reason} (key {self.key}.init_args.model)"
             ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(
@@ -74,7 +77,7 @@ class RewardModel(Scorer):
                 f"number; give a model with one (key {self.key}.init_args.model)"
             )
         self._safe = Untrusted(self._tokenizer, self._markers(self._tokenizer), MAX_CHARS)
-        self._classifier = classifier.to(self.device or device).eval().requires_grad_(False)
+        self._classifier = classifier.to(device).eval().requires_grad_(False)
 
     def score(self, prompt: str, reply: str, answer: str | None) -> float:
         """Return the model's output. The first thread to come scores the pairs of all that wait, in batches.

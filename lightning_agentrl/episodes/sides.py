@@ -46,13 +46,14 @@ class SidesInteraction(TurnInteraction):
         """End the episodes of the other sides as that of the last turn has ended."""
         if rewards is None and last.terminated:
             raise contract_error("the game is over, and its environment gave no info['side_rewards']")
+        earned_by = [0.0] * sides if rewards is None else _earned(rewards, sides)
         latest = {turn.episode: turn for sample in recorder.samples() for turn in sample.turns}
         game = last.episode - last.episode % sides
         for episode in range(game, game + sides):
             turn = latest.get(episode)
             if turn is None or episode == last.episode:  # a side without a turn has no episode
                 continue
-            earned = float(rewards[episode - game]) if rewards is not None else 0.0
+            earned = earned_by[episode - game]
             recorder.amend(
                 episode,
                 env_reward=turn.env_reward + earned,
@@ -69,6 +70,20 @@ class SidesInteraction(TurnInteraction):
 def _info(session: Session) -> Mapping[str, Any]:
     assert session.worker.answer is not None, "an episode has begun"
     return session.worker.answer.info
+
+
+def _earned(rewards: Any, sides: int) -> list[float]:
+    """Return what each side has earned.
+
+    Raises:
+        EnvError: the environment does not say so.
+    """
+    try:
+        return [float(rewards[side]) for side in range(sides)]
+    except (TypeError, ValueError, LookupError):
+        raise contract_error(
+            f"info['side_rewards'] must have a number for each of {sides} sides, got {rewards!r}"
+        ) from None
 
 
 def _whose_turn(info: Mapping[str, Any]) -> tuple[int, list[int]]:

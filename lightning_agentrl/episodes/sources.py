@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from copy import copy
@@ -213,8 +214,8 @@ def all_sources(env: EnvConfig | None, envs: Sequence[EnvConfig | TaskSet] | Non
         )
     for place, source in enumerate(sources):
         source.key = ENV if env is not None else f"{ENVS}[{place}]"
-        if not source.share > 0:
-            raise ValueError(f"{source.key}.share must be above 0, got {source.share}")
+        if not 0 < source.share < math.inf:
+            raise ValueError(f"{source.key}.share must be above 0 and finite, got {source.share}")
         if isinstance(source, EnvConfig):
             source.check()
     return sources

@@ -197,7 +197,11 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"there is no file of tasks '{path}' (key {key})")
-    lines = ((number, line) for number, line in enumerate(file.read_text("utf-8").split("\n"), 1) if line.strip())
+    try:
+        text = file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the file of tasks '{path}' is not a text in UTF-8: {error} (key {key})") from error
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
     tasks = [_task(line, f"line {number} of '{path}'", key, needs_answer) for number, line in lines]
     if not tasks:
         raise ValueError(f"the file of tasks '{path}' is empty (key {key})")
@@ -207,7 +211,7 @@ def read_tasks(path: str, key: str, needs_answer: bool = False) -> list[Task]:
 def _task(line: str, where: str, key: str, needs_answer: bool) -> Task:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers that are too long
         raise ValueError(f"{where} is not JSON: {error} (key {key})") from error
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise ValueError(f'{where} is not a task; write {{"prompt": "...", "answer": "..."}} (key {key})')

@@ -12,6 +12,7 @@ from transformers.utils.hub import cached_file
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -25,11 +26,14 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
     Args:
         policy: the policy, with or without adapters.
         tokenizer: the policy's tokenizer.
-        folder: folder to create; files of an earlier export are overwritten.
+        folder: folder to create; files of an earlier export are overwritten, its adapters removed by a whole model.
         merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if merge or not has_adapters(policy.lm):
+        for name in ADAPTER_FILES:  # with one of them transformers would load the earlier adapters, too
+            (folder / name).unlink(missing_ok=True)
     if not has_adapters(policy.lm):
         policy.lm.save_pretrained(folder)
     elif merge:
@@ -52,7 +56,7 @@ def save_adapters(lm: PreTrainedModel, folder: Path) -> None:
     weights = peft.get_peft_model_state_dict(lm, adapter_name=name, save_embedding_layers=False)
     # A PeftModel holds the plain model two levels down, and files name the weights that way.
     named = {f"base_model.model.{key}": weight.contiguous() for key, weight in weights.items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(named, folder / ADAPTER_FILES[1], metadata={"format": "pt"})
     config = lm.peft_config[name]
     config.inference_mode = True  # as peft writes it; nothing else reads it here
     config.save_pretrained(folder)

@@ -80,8 +80,22 @@ def read_config(model: str) -> PreTrainedConfig:
 
 
 def read_context_length(model: str) -> int:
-    """Return how many tokens a model can read, from its config alone."""
-    return int(read_config(model).get_text_config().max_position_embeddings)
+    """Return how many tokens a model can read, from its config alone.
+
+    Raises:
+        ConfigError: it does not say so.
+    """
+    return _context_length(read_config(model).get_text_config(), model)
+
+
+def _context_length(config: PreTrainedConfig, model: str) -> int:
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int) or length < 1:
+        raise ConfigError(
+            f"the config of the model '{model}' (family {config.model_type}) does not say how many tokens it can read; "
+            "write max_position_embeddings into its config.json, or choose another model (key model.init_args.model)"
+        )
+    return length
 
 
 def read_images(model: str) -> FamilyReader | None:
@@ -230,7 +244,7 @@ class LanguageModel(nn.Module):
 
     @property
     def context_length(self) -> int:
-        return int(self.lm.config.get_text_config().max_position_embeddings)
+        return _context_length(self.lm.config.get_text_config(), str(self.lm.name_or_path))
 
     @property
     def shares_prefixes(self) -> bool:

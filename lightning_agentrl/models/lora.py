@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -49,8 +50,8 @@ class LoRA:
     ) -> None:
         if rank < 1:
             raise ValueError(f"the rank of LoRA must be at least 1, got {rank} (key {KEY}.init_args.rank)")
-        if alpha is not None and alpha <= 0:
-            raise ValueError(f"the alpha of LoRA must be above 0, got {alpha} (key {KEY}.init_args.alpha)")
+        if alpha is not None and not 0 < alpha < math.inf:
+            raise ValueError(f"the alpha of LoRA must be above 0 and finite, got {alpha} (key {KEY}.init_args.alpha)")
         if not 0 <= dropout < 1:
             raise ValueError(
                 f"the dropout of LoRA must be at least 0 and below 1, got {dropout} (key {KEY}.init_args.dropout)"
@@ -120,7 +121,7 @@ class LoRA:
         parts = tower(lm)
         names = [name for part in parts.values() for name, layer in part.named_modules() if _can_adapt(layer)]
         if self.targets != "all-linear":
-            names = [name for name in names if name.rpartition(".")[2] in self.targets]
+            names = [name for name in names if any(f".{name}".endswith(f".{target}") for target in self.targets)]
         return rf"{lm.base_model_prefix}\.({'|'.join(parts)})\..*" if names else None
 
 

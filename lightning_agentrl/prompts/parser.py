@@ -81,7 +81,8 @@ class TolerantParser(ActionParser):
         thought, said, action_start = split_reply(reply)
         lines = said.splitlines()
         line = next((line for line in lines if normalise(line)), next((x for x in lines if x.strip()), "")).strip()
-        exact = [name for name in actions if name.casefold() == line.casefold()]  # also names made of marks only
+        exact = [name for name in actions if name == line]  # of names such as h and H the one that is meant
+        exact = exact or [name for name in actions if name.casefold() == line.casefold()]  # also names of marks only
         if len(exact) == 1:
             return ParsedReply(thought, exact[0], action_start)
         pattern, names = _names(tuple(actions), tuple(aliases.items()))

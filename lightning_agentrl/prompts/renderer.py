@@ -114,6 +114,7 @@ class ChatRenderer:
         self.image_reader = image_reader
         self.template = ChatTemplate(tokenizer, image_reader)
         self._heading = "Observation:"
+        self._whole_replies = False  # a reply is the action
         # A text of so many characters is over the limit of tokens, whatever it says; megabytes are never encoded.
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)
@@ -125,7 +126,7 @@ class ChatRenderer:
     def free_text(self) -> ChatRenderer:
         """A renderer for environments that take the whole reply: it asks for no thought and adds no headings."""
         other = copy(self)
-        other.format, other._heading = replace(self.format, think=False), ""
+        other.format, other._heading, other._whole_replies = replace(self.format, think=False), "", True
         other._rules = lru_cache(REMEMBERED_RULES)(other._rules_text)
         return other
 
@@ -226,7 +227,7 @@ class ChatRenderer:
         shown = examples if self.format.examples else ()
         return {
             "system": self._system(system, actions, places),
-            "examples": self._turns(_shown(text, said) for text, said in shown),
+            "examples": self._turns(_shown(text, said, self._whole_replies) for text, said in shown),
             "history": self._turns(recollection.turns),
             "current": self._observed(
                 observation, short_term, recollection.note, self._instruction(actions), images, role, own
@@ -425,6 +426,6 @@ def _listed(actions: Mapping[str, str]) -> list[str]:
     return [f"- {name}: {text}" if text else f"- {name}" for name, text in actions.items()]
 
 
-def _shown(observation: str, reply: str) -> PastTurn:
-    thought, action, _ = split_reply(reply)
+def _shown(observation: str, reply: str, whole: bool) -> PastTurn:
+    thought, action, _ = ("", reply, 0) if whole else split_reply(reply)
     return PastTurn(observation, thought.strip(), action.strip())

@@ -214,8 +214,13 @@ def folded(messages: list[Message]) -> list[Message]:
     if not rest or rest[0]["role"] != "user":
         return [{**system, "role": "user"}, *rest]
     content = rest[0]["content"]
-    text = "\n\n".join(filter(None, (text_of(system), text_of(rest[0]))))
-    told = text if isinstance(content, str) else [*(item for item in content if _IMAGE in item), _text_item(text)]
+    if isinstance(content, str):
+        told: Any = "\n\n".join(filter(None, (text_of(system), content)))
+    else:  # above its first text, so that images and texts keep their order
+        place = next((k for k, item in enumerate(content) if _IMAGE not in item), len(content))
+        first = content[place].get("text", "") if place < len(content) else ""
+        text = "\n\n".join(filter(None, (text_of(system), first)))
+        told = [*content[:place], _text_item(text), *content[place + 1 :]]
     return [{**rest[0], "content": told}, *rest[1:]]
 
 

@@ -108,6 +108,19 @@ def test_a_policy_is_exported_and_stays_as_it_is(tmp_path, family, merge):
     assert (logits(again) - before).abs().max() < 1e-4  # float32
 
 
+def test_a_whole_model_leaves_no_earlier_adapters_in_its_folder(tmp_path, tiny_folder):
+    """Transformers would load them with it."""
+    lm = LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor")
+    policy, tokenizer = LanguageModel(lm), load_tokenizer(str(tiny_folder))
+    for merge in (False, True):
+        for parameter in lm.parameters():
+            if parameter.requires_grad:
+                parameter.data.normal_(0, 0.2)
+        export_policy(policy, tokenizer, tmp_path / "out", merge=merge)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert (logits(again) - logits(lm)).abs().max() < 1e-4
+
+
 @pytest.mark.slow
 def test_an_untied_head_is_exported(tmp_path, tiny_folder):
     lm = load_causal_lm(str(tiny_folder))

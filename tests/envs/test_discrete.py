@@ -122,6 +122,14 @@ def test_numbers_success_and_ends_are_those_of_the_game() -> None:
     assert [env.step("stay")[4]["success"] for _ in range(2)] == [False, True]
 
 
+def test_names_may_differ_in_case_alone() -> None:
+    env = counting(actions=["stay", "h", "H"])
+    for said, adds in (("h", 1), ("H", 2), (" H\n", 2), ("stay", 0)):
+        env.reset(seed=0)
+        observation, *_, info = env.step(said)
+        assert (observation, info["executed_action"]) == (str(adds), said.strip())
+
+
 def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:
     def numbers() -> list[str]:
         env = Discrete("CartPole-v1", describe=repr, actions=LEFT_RIGHT)
@@ -141,6 +149,11 @@ def test_equal_seeds_give_equal_episodes_also_without_a_seed() -> None:
         ({"game": "CartPole-v1", "describe": "no_such_module:cart_pole"}, "no_such_module"),
         ({"game": "CartPole-v1", "describe": "json:cart_pole"}, "json has no function cart_pole"),
         ({"game": "CartPole-v1", "actions": "ab"}, "list of names, or names and descriptions, not 'ab'"),
+        ({"game": "CartPole-v1", "actions": [True, False]}, r"must be texts, not \[True, False\]; put them in quotes"),
+        ({"game": "CartPole-v1", "actions": None}, "list of names, or names and descriptions, not None"),
+        ({"game": "FrozenLake-v1", "game_kwargs": {"map_name": "9x9"}}, r"cannot be made: KeyError\('9x9'\)"),
+        ({"game": "CartPole-v1", "solved_at": float("nan")}, "solved_at must be a number or None, not nan"),
+        ({"game": ":Game"}, "':Game' with arguments {} cannot be made"),
         ({"game": "NoSuchGame-v1"}, "'NoSuchGame-v1' with arguments {} cannot be made"),
         ({"game": "no_such_module:Game-v1"}, "no_such_module"),
         ({"game": "CartPole-v1", "game_kwargs": {"speed": 1}}, "'speed'"),

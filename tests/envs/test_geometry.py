@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ from agentrl_envs.geometry.drawn import DrawnGeometry
 from agentrl_envs.geometry.figures import KINDS
 from agentrl_envs.geometry.scoring import is_right, number
 from agentrl_envs.geometry.tasks import _lines, fit
+from agentrl_envs.openenv.images import read_images
 
 CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_call>'
 
@@ -32,7 +35,9 @@ CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_cal
         (r"\frac{\sqrt{3}}{2}", math.sqrt(3) / 2), ("10-2-3", 5), ("8/2/2", 2),
         ("12 cm^2", 12), ("12 units^2", 12), (r"12\text{ cm}^2", 12), ("12 cm²", 12), ("12 ft", 12), ("5 meters", 5),
         ("2 inches", 2), ("5.", 5), ("5 cm.", 5), ("−5", -5), (r"\frac12", 0.5), (r"$\boxed{5}$.", 5),
-        (r"9\pi cm^2", 9 * math.pi), ("12 square feet", 12), ("3 1/2", None), ("5 min", None), ("m", None),
+        (r"9\pi cm^2", 9 * math.pi), ("12 square feet", 12), ("3 1/2", None), (r"3\frac{1}{2}", None),
+        (r"3 \frac { 1 } { 2 }", None), (r"3\dfrac12", None), ("1.2.3", None),
+        (r"3\frac{\sqrt{2}}{2}", 1.5 * math.sqrt(2)), (r"3*\frac{1}{2}", 1.5), ("5 min", None), ("m", None),
         ("", None), ("cat", None), ("1/0", None), ("--3", None), ("5}", None), ("2(3", None), ("9**9", None),
         (r"\sqrt{-1}", None), ("1 2", 12), ("(" * 90, None), ("9" * 101, None), ("nan", None), ("inf", None),
         ("frac", None), ("__import__('os')", None),
@@ -177,7 +182,11 @@ def test_rows_of_a_folder_are_played(tmp_path) -> None:
         ([{**ROW, "image": "train.jsonl"}], {}, "cannot be read"),
         ([{**ROW, "image": ["a.png", "a.png"]}], {}, "has 2 images"),
         ([{**ROW, "choices": ["1", "2"], "answer": "E"}], {}, "neither a choice nor the letter"),
+        ([{**ROW, "image": "a\0.png"}], {}, "image of Row 0 .* cannot be read"),
+        ([{**ROW, "choices": 5}], {}, "Row 0 of .* has the choices 5, which are not a list"),
+        ([{**ROW, "choices": "1, 2"}], {}, "has the choices '1, 2', which are not a list"),
         (["{"], {}, "Line 1 of .* is not JSON"),
+        (["[" * 100_000], {}, "Line 1 of .* is not JSON"),
         (["3"], {}, "Line 1 of .* is not a JSON object"),
         ([], {}, "has 0 rows"),
         ([ROW], {"first": 1}, "no 0 rows from row 1 on"),
@@ -190,6 +199,12 @@ def test_rows_of_a_folder_are_played(tmp_path) -> None:
 def test_what_cannot_be_played_is_said(tmp_path, rows, kwargs, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         GeometryTasks(str(folder(tmp_path, rows)), **kwargs)
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_bytes('{"question": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.jsonl is not a text in UTF-8"):
+        GeometryTasks(str(tmp_path))
 
 
 def test_a_missing_package_or_file_is_said(monkeypatch, tmp_path) -> None:
@@ -218,6 +233,16 @@ def test_pictures_are_made_fit_to_be_seen(size, shown) -> None:
     for mode in ("RGB", "RGBA", "L", "1", "P", "I;16", "CMYK"):
         picture = fit(Image.new(mode, size), 1024)
         assert (picture.mode, picture.size) == ("RGB", shown)
+
+
+def test_shades_of_16_bits_are_kept() -> None:
+    shades = np.arange(0, 65536, 16, dtype=np.uint16).reshape(64, 64)
+    file = io.BytesIO()
+    Image.fromarray(shades).save(file, "PNG")
+    with Image.open(file) as picture:
+        shown = np.asarray(fit(picture, 1024))
+    assert np.array_equal(shown[..., 0], shades >> 8)
+    assert np.array_equal(read_images(b64encode(file.getvalue()).decode())[0], shown)
 
 
 def test_what_is_see_through_is_white() -> None:

@@ -23,6 +23,7 @@ from agentrl_envs.openenv.connection import (
     ProtocolError,
     ServerError,
     ServerFullError,
+    fetch_schema,
 )
 from agentrl_envs.openenv.fields import choose_fields
 from agentrl_envs.openenv.images import read_images
@@ -328,7 +329,7 @@ def test_missing_rewards_and_doubtful_ends_are_counted():
         env.close()
 
 
-@pytest.mark.parametrize("truncated", [True, False])
+@pytest.mark.parametrize("truncated", [True, False, 1, 0])
 def test_a_server_may_say_how_an_episode_ended(truncated):
     async def play(connected: web.WebSocketResponse) -> None:
         async for message in connected:
@@ -340,9 +341,27 @@ def test_a_server_may_say_how_an_episode_ended(truncated):
     with serving(answering(play)) as url:
         env = make(url)
         env.reset(seed=0)
-        assert env.step("go")[2:4] == (not truncated, truncated)
+        assert env.step("go")[2:4] == (not truncated, bool(truncated))
         assert env.unwrapped.free_text
         env.close()
+
+
+def test_a_schema_may_come_in_parts():
+    """As a large one does, or one behind a slow network."""
+
+    async def parts(request: web.Request) -> web.StreamResponse:
+        slow = web.StreamResponse()
+        await slow.prepare(request)
+        told = json.dumps(SCHEMA).encode()
+        for part in (told[:20], told[20:]):
+            await slow.write(part)
+            await asyncio.sleep(0.05)
+        return slow
+
+    app = web.Application()
+    app.router.add_get("/schema", parts)
+    with serving(app) as url:
+        assert fetch_schema(url, 10) == SCHEMA
 
 
 # Wrong input

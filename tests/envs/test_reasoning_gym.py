@@ -103,6 +103,34 @@ def test_no_reply_is_run_as_code(dataset, monkeypatch):
         assert (reward, info["metrics"]["scorer_errors"], "RAN" in os.environ) == (0.0, 1.0, False)
 
 
+ENDLESS = (
+    *("9**9**9", "((9**999)**999)**999", "9**(9**9)", "3 + -9**9**9", "1<<10**10", "99999999!", "E**E**E**E"),
+    "exp(exp(exp(exp(9))))",
+    *("[0]*10**10", "'A'*10**10", "[9**9**9]", "'%999999999d'%1", "f'{1:999999999}'"),
+)
+
+
+@pytest.mark.parametrize("dataset", ["countdown", "n_queens"])
+def test_no_reply_is_computed_for_hours(dataset):
+    env = make(dataset)
+    for reply in ENDLESS:
+        env.reset(seed=0)
+        _, reward, _, _, info = env.step(reply)
+        assert (reward, info["metrics"]["scorer_errors"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("8/(3 - 8/3)", "-(12 + 7)*99 - 4", "x**3/3 + exp(2*x)*sin(x) + C", "-(3*x + 2)**12/8"),
+        *("exp(-x**2/250 + 9*x)", "sqrt(x**2 + 1)*log(x)", "2**10", "[[1, 0], [0, 1]]", "['A', 'B']", "1 0\n0 1"),
+        *("_ Q _ _\n_ _ _ Q", "ABCDE", ""),
+    ],
+)
+def test_values_and_formulas_are_harmless(answer):
+    assert harmless(answer)
+
+
 @pytest.mark.parametrize("dataset", ["leg_counting", "prime_factorization", "number_sorting"])
 def test_hostile_replies_are_scored(dataset):
     env = make(dataset)
@@ -147,6 +175,8 @@ def test_a_run_asks_in_processes_with_that_hash_seed():
         ({"dataset": "leg_count"}, "no generator 'leg_count'; known: .*leg_counting"),
         ({"dataset": "leg_counting", "config": {"legs": 3}}, "config {'legs': 3}"),
         ({"dataset": "leg_counting", "config": {"min_animals": 0}}, "min_animals must be positive"),
+        ({"dataset": "leg_counting", "answer_after": ""}, "answer_after must be a text"),
+        ({"dataset": "leg_counting", "config": ["max_animals"]}, "config must be settings of leg_counting"),
     ],
 )
 def test_generators_that_cannot_be_used_are_refused_by_name(kwargs, told):

@@ -242,6 +242,15 @@ def test_the_scripted_player_gets_all(level) -> None:
     assert (result.success, result.mean_return) == (1.0, pytest.approx(1.2))
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "earned"), [({"min_side": 300}, 1.2), ({"min_side": 512}, 1.0), ({"max_images": 1}, 1.0)]
+)
+@pytest.mark.parametrize("level", ["number", "two_steps"])
+def test_the_scripted_player_answers_also_where_zooms_are_limited(level, kwargs, earned) -> None:
+    result = baselines.solver_agent("ZoomSearch-v0", range(6), level=level, **SMALL, **kwargs)
+    assert (result.success, result.mean_return) == (1.0, pytest.approx(earned))
+
+
 def test_twenty_turns_with_views_of_a_thousand_tokens() -> None:
     env = ZoomSearch(canvas_px=512, view_px=1024, max_turns=20)
     seen, _ = env.reset(seed=1)

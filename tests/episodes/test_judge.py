@@ -11,6 +11,8 @@ import torch
 
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
+from lightning_agentrl.episodes.sources import all_sources
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import read_images
 from lightning_agentrl.rollout import EnvConfig
 from lightning_agentrl.types import input_of
@@ -81,13 +83,29 @@ def test_a_pattern_is_searched_in_the_whole_reply():
         PatternJudge("(", 1.0)
 
 
+def test_numbers_of_judges_are_finite():
+    with pytest.raises(ValueError, match="PatternJudge: reward must be finite, got nan"):
+        PatternJudge("key", math.nan)
+    for name in ("scale", "lowest", "highest"):
+        with pytest.raises(ValueError, match=r"ModelJudge: scale, lowest and highest must be finite.*inf"):
+            ModelJudge("somewhere", "How good?", **{name: math.inf})
+
+
+@pytest.mark.parametrize("share", [0.0, math.nan, math.inf])
+def test_the_share_of_a_source_is_a_number(share):
+    with pytest.raises(ValueError, match=r"env\.share must be above 0 and finite"):
+        all_sources(EnvConfig("agentrl_envs:Bandit-v0", share=share), None)
+
+
 def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
     judge.start(torch.device("cpu"))
     first = asyncio.run(judge.judge(TURN))
     assert asyncio.run(judge.judge(TURN)) == first
     assert 0.0 <= first <= 1.0
-    for said, expected in (("7 of 10, no: 3.5", 0.35), ("-2", 0.0), ("7-8", 0.8), ("99", 1.0), ("good", 0.4)):
+    numbers = {"7 of 10, no: 3.5": 0.35, "-2": 0.0, "\u22122": 0.0, "7-8": 0.8, "99": 1.0, "good": 0.4}
+    fractions = {".5": 0.05, "it is .75.": 0.075, "5e-1": 0.05, "well...5": 0.5}
+    for said, expected in (numbers | fractions).items():
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
 
@@ -110,6 +128,11 @@ def test_what_is_too_long_for_the_judge_is_cut(tmp_path):
     judge.start(torch.device("cpu"))
     long = JudgedTurn("", "a door " * 5000, (), "open " * 5000, "", "open", True, 0.0)
     assert math.isfinite(asyncio.run(judge.judge(long)))
+    for part in ("task", "action"):  # of free text the action is the whole reply
+        assert math.isfinite(asyncio.run(judge.judge(replace(TURN, **{part: "a door " * 5000}))))
+    judge.question = "How good? " * 3000
+    with pytest.raises(ConfigError, match=r"the question of the judge is longer.* \(key judge\.init_args\.question\)"):
+        asyncio.run(judge.judge(TURN))
 
 
 def test_a_judge_belongs_to_a_source(tmp_path):
@@ -118,4 +141,15 @@ def test_a_judge_belongs_to_a_source(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.* \(key data\.init_args\.env\.judge\.init_args\.model\)"):
         source.start(torch.device("cpu"))
     assert judge.key == "data.init_args.env.judge"
+    folder = tiny_model_folder(tmp_path / "model")
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?", device="gpu"))
+    with pytest.raises(
+        ConfigError, match=r"device 'gpu' cannot be used.* \(key data\.init_args\.env\.judge\.init_args\.device\)"
+    ):
+        source.start(torch.device("cpu"))
+    for file in folder.glob("token*"):
+        file.unlink()
+    source = EnvConfig("agentrl_envs:Bandit-v0", judge=ModelJudge(str(folder), "How good?"))
+    with pytest.raises(ConfigError, match=r"cannot be loaded \(key data\.init_args\.env\.judge\.init_args\.model\)"):
+        source.start(torch.device("cpu"))
     assert PatternJudge("key", 1.0).key == "judge"

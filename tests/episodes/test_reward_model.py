@@ -105,6 +105,13 @@ def test_what_cannot_be_a_reward_model_is_refused(tmp_path: Path) -> None:
         started(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"max_batch.*1"):
         RewardModel("somewhere", max_batch=0)
+    folder = classifier_folder(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"device 'gpu' cannot be used.*scorer.init_args.device"):
+        RewardModel(str(folder), device="gpu").start(torch.device("cpu"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])  # a copy that was cut off
+    with pytest.raises(ValueError, match=r"reward model '.*' cannot be loaded.*scorer.init_args.model"):
+        started(folder)
     with pytest.raises(ValueError, match=r"64.*max_reply_tokens"):
         started(classifier_folder(tmp_path / "bert", "bert")).score("word " * 99, "yes", None)
 

@@ -97,6 +97,27 @@ def test_an_environment_that_does_not_say_whose_turn_it_is_breaks_the_contract(s
             place.episode(session)
 
 
+class Odd(Rounds):
+    """It gives something as what the sides have earned."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__([0, 1])
+        self.given = given
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        text, reward, terminated, truncated, info = super().step(action)
+        return text, reward, terminated, truncated, {**info, **({"side_rewards": self.given} if terminated else {})}
+
+
+@pytest.mark.parametrize("given", [5, [1.0], {"first": 1.0}, ["a", "b", "c"], [None, None, None]])
+def test_what_sides_have_earned_is_a_number_for_each(given, tiny_folder):
+    with workplace(tiny_folder, [Odd(given)], interaction=SIDES) as place:
+        session = place.sessions[0]
+        told = r"info\['side_rewards'\] must have a number for each of 3 sides"
+        with pytest.warns(UserWarning, match=told), pytest.raises(AssertionError):
+            place.episode(session)
+
+
 def test_half_games_and_second_questions_are_refused(tiny_folder):
     told = r"plays whole games; set data\.init_args\.groups"
     with workplace(tiny_folder, [Rounds([0, 1])], interaction=SIDES) as place, pytest.raises(ConfigError, match=told):

@@ -103,12 +103,21 @@ def test_an_episode_is_one_task() -> None:
         OneTurn([], ExactMatch())
 
 
+def test_a_file_in_another_encoding_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_bytes('{"prompt": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"file of tasks '.*tasks\.jsonl' is not a text in UTF-8.*\(key some\.key\)"):
+        read_tasks(str(file), "some.key")
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         (None, r"there is no file of tasks '.*' \(key some.key\)"),
         ("", r"is empty \(key some.key\)"),
         ('\n{"prompt": "a", "answer": "b"}\n{"prompt"\n', r"line 3 of '.*' is not JSON"),
+        ("[" * 100_000, r"line 1 of .* is not JSON.*\(key some.key\)"),
+        ('{"prompt": "a", "answer": ' + "1" * 5000 + "}", r"line 1 of .* is not JSON.*\(key some.key\)"),
         ('{"question": "a"}', r'line 1 of .* is not a task; write \{"prompt"'),
         ('{"prompt": "a"}', r"line 1 of .* has no answer, which the scorer compares replies with \(key some.key\)"),
     ],

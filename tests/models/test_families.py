@@ -12,8 +12,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.families import SHARING, why_unshared
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, read_context_length
 from lightning_agentrl.models.packing import Row, pack
 from tests.inputs import text, text_row
 
@@ -183,6 +184,17 @@ def test_logits_that_are_more_than_a_projection_are_refused(family, plain, tmp_p
     plain.config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"falcon_h1"):
         load_causal_lm(str(tmp_path))
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_a_config_that_names_no_context_length_is_refused(family, tmp_path):
+    config = CONFIG_MAPPING[family]()
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"does not say how many tokens.*max_position_embeddings.*\(key model"):
+        read_context_length(str(tmp_path))
+    config.max_position_embeddings = 512
+    config.save_pretrained(tmp_path)
+    assert read_context_length(str(tmp_path)) == 512
 
 
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)

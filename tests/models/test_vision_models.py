@@ -119,7 +119,11 @@ def test_recomputed_activations_give_the_same_gradients(folder: Path, train_towe
 
 @pytest.mark.parametrize(
     "targets",
-    ["all-linear", *(pytest.param(names, marks=pytest.mark.slow) for names in (["q_proj", "fc1"], ["q_proj"]))],
+    [
+        "all-linear",
+        ["self_attn.q_proj", "mlp.gate_proj"],
+        *(pytest.param(names, marks=pytest.mark.slow) for names in (["q_proj", "fc1"], ["q_proj"])),
+    ],
     ids=str,
 )
 def test_adapters_are_of_the_text_alone(folder: Path, targets: str | list[str]) -> None:
@@ -128,6 +132,7 @@ def test_adapters_are_of_the_text_alone(folder: Path, targets: str | list[str]) 
     names = trained(actor)
     text = {id(weight) for weight in text_decoder(actor.lm).parameters()}
     assert names
+    assert not [name for name in tower_names(actor) if "lora_" in name]
     assert all("lora_" in name and id(actor.get_parameter(name)) in text for name in names)
     if targets == "all-linear":
         layers = linear_layers(load_causal_lm(str(folder)))

@@ -163,6 +163,12 @@ def test_a_number_that_is_an_action_is_no_bullet(reply: str, action: str | None)
     assert action_of("1. left", ["left", "right"], {}) == "left"
 
 
+def test_names_may_differ_in_case_alone():
+    keys = ["h", "H", "j"]
+    for said, meant in (("ACTION: h", "h"), ("THINK: h or H?\nACTION: H", "H"), ("H", "H"), ("J", "j"), ("*H*", None)):
+        assert action_of(said, keys, {}) == meant
+
+
 def test_one_spelling_of_two_actions_is_ambiguous():
     assert action_of("pick-up", ["pick up", "pick_up"], {}) is None
     assert action_of("pick_up", ["pick up", "pick_up"], {}) == "pick_up"

@@ -119,6 +119,15 @@ def test_free_text_actions():
     assert "ACTION: what you do" in prompts[1]
 
 
+def test_an_example_of_free_text_is_a_whole_reply():
+    """As the history shows replies there: no key in them means anything."""
+    reply = "Thought: two and two.\nMy action: <answer>4</answer>"
+    chat = renderer(think=True).free_text
+    shown = chat.messages("", [("2 + 2", reply)], Recollection((PastTurn("2 + 2", "", reply),)), "hi", "", {})
+    assert [message["content"] for message in shown["examples"]] == ["2 + 2", reply]
+    assert shown["examples"] == shown["history"]
+
+
 def test_one_prompt_segment_encoded_by_the_tokenizer():
     (segment,) = render(renderer()).segments
     assert segment.kind is SegmentKind.PROMPT

@@ -104,6 +104,10 @@ def test_folding_keeps_images_and_invents_no_message() -> None:
     system, image = {"role": "system", "content": [{"type": "text", "text": "a"}]}, {"type": "image", "input": "x"}
     user = {"role": "user", "content": [image, {"type": "text", "text": "b"}]}
     assert folded([system, user]) == [{"role": "user", "content": [image, {"type": "text", "text": "a\n\nb"}]}]
+    mixed = [{"type": "text", "text": "b"}, image, {"type": "text", "text": "c"}, image]
+    below = [{"type": "text", "text": "a\n\nb"}, *mixed[1:]]
+    assert folded([system, {"role": "user", "content": mixed}]) == [{"role": "user", "content": below}]
+    assert folded([system, {"role": "user", "content": [image]}])[0]["content"] == [image, system["content"][0]]
     assert folded([user]) == [user]
     assert folded([]) == []
     answer = {"role": "tool", "content": "c"}
