@@ -163,7 +163,7 @@ class StageProgress(ProgressBar):
 
     def _numbers(self, trainer: L.Trainer) -> str:
         metrics = trainer.callback_metrics
-        texts = {name: f"{float(metrics[name]):.3f}" for name in SHOWN if name in metrics}
+        texts = {name: f"{float(metrics[name]):z.3f}" for name in SHOWN if name in metrics}  # z: no -0.000
         if trainer.training and "rollout/reward_per_turn" in texts:
             texts.setdefault(SUCCESS, "-")
         return " ".join(f"{short} {texts[name]}" for name, short in SHOWN.items() if name in texts)

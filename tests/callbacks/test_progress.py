@@ -6,6 +6,7 @@ import io
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,12 @@ def progress(terminal: bool, line_seconds: float = 1000.0) -> tuple[StageProgres
     bar = StageProgress(line_seconds)
     bar.console = Console(file=shown, force_terminal=terminal, width=200, soft_wrap=True, highlight=False)
     return bar, shown
+
+
+def test_a_number_that_is_nearly_0_has_no_sign() -> None:
+    trainer: Any = SimpleNamespace(callback_metrics={"kl/reference": -1e-5, "critic/explained_variance": -0.02})
+    trainer.training = True
+    assert StageProgress()._numbers(trainer) == "kl 0.000 explained -0.020"
 
 
 @pytest.mark.slow
