@@ -132,6 +132,24 @@ def test_a_signal_to_one_rank_reaches_the_other_without_its_main_thread(tmp_path
     assert [code_of(pid) for pid in pids] == [7, 7]
 
 
+def test_a_signal_that_comes_while_a_rank_looks_is_passed_on_in_its_next_look():
+    class Late(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            found = super().check(keys)
+            stopping.ask(signal.SIGTERM)
+            return found
+
+    stopping, store = begin(), Late()
+    watch = stopping.watch  # type: ignore[attr-defined]
+    try:
+        for told in (False, True):
+            assert not watch._exchange_with(store)
+            assert dist.HashStore.check(store, ["end"]) == told
+        assert store.get("end") == str(int(signal.SIGTERM)).encode()
+    finally:
+        watch.close()
+
+
 @pytest.mark.parametrize("twice", [False, True], ids=["grace", "second signal"])
 def test_a_rank_ends_although_the_one_that_keeps_the_store_is_stopped(tmp_path, monkeypatch, twice):
     """Who asks it waits for ever."""
