@@ -33,10 +33,10 @@ from lightning_agentrl.agents.checks import (
     check_forks,
     check_groups,
     check_popart,
+    check_reads_alike,
     check_returns,
     check_tower,
     check_trainer,
-    check_vocabulary,
     correction_for,
     tell_of_slow_precision,
 )
@@ -146,6 +146,7 @@ class Agent(L.LightningModule, ABC):
         self.temperature = temperature
         self.variance_proxy = variance_proxy
         self.tokenizer: PreTrainedTokenizerBase = cast(PreTrainedTokenizerBase, None)  # set in setup
+        self.context_length = 0  # tokens that all models can read; set in setup
         self._freed = FreedMemory()
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
@@ -419,15 +420,16 @@ class Agent(L.LightningModule, ABC):
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-            if self.reference != self.model:
-                check_vocabulary(self.tokenizer, self.reference)
+            context_length, longest = read_context_length(self.model), self.datamodule.longest_turn
+            others = [check_reads_alike(self.tokenizer, *pair, longest) for pair in self._further_readers()]
+            self.context_length = min([context_length, *filter(None, others)])
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
                 self.lora.check(self.model)
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
-            self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
+            self.datamodule.check(self.tokenizer, context_length, self.image_reader)
             tell_of_slow_precision(self.trainer)
             if stage == "fit":
                 self.made_of = made_of(self.settings(), self.model)
@@ -438,6 +440,12 @@ class Agent(L.LightningModule, ABC):
                 self.steps.begin_anew()
             self.monitors.begin_run()
             let_callbacks_wait(self.trainer, self.monitored)
+
+    def _further_readers(self) -> list[tuple[str, str]]:
+        """Return the models besides the actor's that read its rows, each with its key in a config."""
+        critic = self.critic.model if isinstance(self.critic, SeparateCritic) else None
+        given = ((self.reference, f"{KEYS}.kl.reference"), (critic, f"{KEYS}.critic.init_args.model"))
+        return [(other, key) for other, key in given if other is not None and other != self.model]
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""

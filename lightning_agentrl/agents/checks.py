@@ -100,20 +100,35 @@ def check_popart(critic: Critic | None, strategy: Strategy) -> None:
         )
 
 
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, reference: str) -> None:
-    """Refuse a reference whose tokens are not those of the policy.
+def check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str, longest: int) -> int | None:
+    """Refuse a model that would read other text from the rows of the policy than the policy does, or not all of it.
+
+    Args:
+        tokenizer: of the policy.
+        other: hub id or folder of the model.
+        key: of the config, where the model was given.
+        longest: tokens of a prompt and its reply, at most.
+
+    Returns:
+        How many tokens it can read; None: it has no bound.
 
     Raises:
         ValueError: one sentence with the key to change.
     """
-    own, others = tokenizer.get_vocab(), load_tokenizer(reference).get_vocab()
+    own, others = tokenizer.get_vocab(), load_tokenizer(other, key).get_vocab()
     if own != others:
         differ = sum(others.get(text) != number for text, number in own.items())
         raise ValueError(
-            f"the reference '{reference}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of "
-            f"{len(own)} tokens differ), so its log-probs cannot be compared; give a model with the same tokens (key "
-            "model.init_args.kl.reference)"
+            f"the model '{other}' has another tokenizer than '{tokenizer.name_or_path}' ({differ} of {len(own)} tokens "
+            f"differ), so it would read other text than the policy; give a model with the same tokens (key {key})"
         )
+    context = getattr(read_config(other, key).get_text_config(), "max_position_embeddings", None)
+    if isinstance(context, int) and longest > context:
+        raise ValueError(
+            f"the model '{other}' reads {context} tokens (key {key}), and a prompt and its reply may have {longest}; "
+            "give a model with a longer context, or lower data.init_args.prompt.max_prompt_tokens"
+        )
+    return context
 
 
 def check_groups(

@@ -32,6 +32,7 @@ from lightning_agentrl.models.parts import text_decoder
 from lightning_agentrl.models.tree_attention import TREE, no_mask
 from lightning_agentrl.models.vision import image_features
 
+KEY = "model.init_args.model"  # where a config has the policy
 DEMO = "demo"  # the name of the bundled model in a config
 LOGITS_PER_CHUNK = 1024  # the vocabulary projection runs on this many positions at a time
 
@@ -53,8 +54,12 @@ def resolve_model(model: str) -> str:
 
 
 @contextmanager
-def naming_model(model: str) -> Iterator[None]:
+def naming_model(model: str, key: str = KEY) -> Iterator[None]:
     """Say which model it is that transformers cannot read.
+
+    Args:
+        model: hub id or folder.
+        key: of the config, where it was given.
 
     Raises:
         ConfigError: what transformers, or the reader of weights, raised as one sentence.
@@ -63,19 +68,18 @@ def naming_model(model: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        key = "model.init_args.model"
         raise ConfigError(f"the model '{model}' cannot be loaded (key {key}): {one_line(reason)}") from error
 
 
-def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    _refuse_missing_folder(model)
-    _refuse_unknown_id(model)
-    with naming_model(model):
+def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
+    _refuse_missing_folder(model, key)
+    _refuse_unknown_id(model, key)
+    with naming_model(model, key):
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(resolve_model(model)))
 
 
-def read_config(model: str) -> PreTrainedConfig:
-    with naming_model(model):
+def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
+    with naming_model(model, key):
         return cast(PreTrainedConfig, AutoConfig.from_pretrained(resolve_model(model)))
 
 
@@ -93,7 +97,7 @@ def _context_length(config: PreTrainedConfig, model: str) -> int:
     if not isinstance(length, int) or length < 1:
         raise ConfigError(
             f"the config of the model '{model}' (family {config.model_type}) does not say how many tokens it can read; "
-            "write max_position_embeddings into its config.json, or choose another model (key model.init_args.model)"
+            f"write max_position_embeddings into its config.json, or choose another model (key {KEY})"
         )
     return length
 
@@ -109,7 +113,7 @@ def load_causal_lm(model: str) -> PreTrainedModel:
 
     Its text attends over prefix trees if its layers support it.
     """
-    _refuse_missing_folder(model)
+    _refuse_missing_folder(model, KEY)
     folder = resolve_model(model)
     config = without_dropout(read_config(model))
     check_family(model, config)
@@ -131,7 +135,7 @@ def load_causal_lm(model: str) -> PreTrainedModel:
     return lm
 
 
-def _refuse_unknown_id(model: str) -> None:
+def _refuse_unknown_id(model: str, key: str) -> None:
     """Ask the hub once; loading would retry with growing delays.
 
     Raises:
@@ -147,16 +151,16 @@ def _refuse_unknown_id(model: str) -> None:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"the model '{model}' is not a folder and not in the cache, and the hub does not have it ({reason}); give "
-            f"a hub id, a local folder or '{DEMO}' (key model.init_args.model)"
+            f"a hub id, a local folder or '{DEMO}' (key {key})"
         ) from error
 
 
-def _refuse_missing_folder(model: str) -> None:
+def _refuse_missing_folder(model: str, key: str) -> None:
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_local and not (Path(model).expanduser() / "config.json").exists():
         raise ValueError(
             f"there is no model folder '{model}' (no config.json in it); "
-            f"give a hub id, a local folder or '{DEMO}' (key model.init_args.model)"
+            f"give a hub id, a local folder or '{DEMO}' (key {key})"
         )
 
 
@@ -176,7 +180,7 @@ def _try_projection(model: str, lm: PreTrainedModel) -> None:
             return
     raise ValueError(
         f"the logits of the model '{model}' (family {lm.config.model_type}) are not just the vocabulary projection of "
-        "its last hidden states, which is not supported; choose another model (key model.init_args.model)"
+        f"its last hidden states, which is not supported; choose another model (key {KEY})"
     )
 
 

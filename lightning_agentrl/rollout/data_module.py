@@ -184,6 +184,11 @@ class RolloutDataModule(L.LightningDataModule):
         return self.max_staleness > 0 or (self.groups is not None and self.groups.longest_ahead > 0)
 
     @property
+    def longest_turn(self) -> int:
+        """The most tokens of a prompt with its reply."""
+        return self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
+
+    @property
     def policy_handle(self) -> PolicyHandle:
         """What the engine was started with."""
         return self._connected.handle
@@ -346,10 +351,9 @@ class RolloutDataModule(L.LightningDataModule):
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
             self._saved = RolloutState()
         make = self._make_sessions(learner.tokenizer, learner.image_reader)
-        longest = self.prompt.max_prompt_tokens + self.interaction.max_reply_tokens
         handle = learner.policy_handle(make.renderer.stop_token_ids)
-        handle = replace(handle, max_model_len=longest, trained_meanwhile=self.max_staleness > 0)
-        make = replace(make, context_length=handle.policy.context_length)
+        handle = replace(handle, max_model_len=self.longest_turn, trained_meanwhile=self.max_staleness > 0)
+        make = replace(make, context_length=learner.context_length)
         for source in self.pool.sources:
             source.start(next(handle.policy.parameters()).device)
         self._loop = self._loop or LoopThread()

@@ -28,6 +28,7 @@ class Learner(Protocol):
     clock: StageClock
     tokenizer: PreTrainedTokenizerBase
     image_reader: ImageReader | None  # None: it reads text only
+    context_length: int  # tokens that all models can read
     temperature: float  # of sampling
 
     @property

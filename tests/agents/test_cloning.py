@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_agentrl.agents import KL, CloneAgent, Optim, PPOAgent
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, TurnLog
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import (
     EnvConfig,
@@ -229,11 +230,29 @@ def test_a_student_that_plays_is_pulled_to_its_teacher(folder, tmp_path):
     assert sum(gaps[-6:]) / 6 < 0.6 * gaps[0], gaps  # an estimate from a few turns each
 
 
-def test_a_teacher_with_other_tokens_is_refused(folder, tmp_path):
+def test_models_that_cannot_read_the_rows_of_the_policy_are_refused(folder, tmp_path):
+    """Ids of other tokens would be read as other text, by a critic too, and nothing would show it."""
     other = tiny_model_folder(tmp_path / "other", vocab_words=["up down and so on"] * 20)
-    agent = PPOAgent(str(folder), critic=SharedCritic(), kl=KL(loss=1.0, reference=str(other)))
-    with pytest.raises(ValueError, match=r"another tokenizer.*kl\.reference"):
-        make_trainer(tmp_path, 1).fit(agent, signs())
+    short = tmp_path / "short"
+    shutil.copytree(folder, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
+
+    def refused(agent: PPOAgent) -> str:
+        with pytest.raises(ValueError, match="model") as caught:
+            make_trainer(tmp_path, 1).fit(agent, signs())
+        return str(caught.value)
+
+    for model, wrong in ((other, "another tokenizer"), (short, "reads 60 tokens")):
+        told = refused(PPOAgent(str(folder), critic=SharedCritic(), kl=KL(loss=1.0, reference=str(model))))
+        assert wrong in told
+        assert "model.init_args.kl.reference" in told
+        told = refused(PPOAgent(str(folder), critic=SeparateCritic(str(model))))
+        assert wrong in told
+        assert "model.init_args.critic.init_args.model" in told
+    told = refused(PPOAgent(str(folder), critic=SeparateCritic(str(tmp_path / "nothing"))))
+    assert "no model folder" in told
+    assert "model.init_args.critic.init_args.model" in told
 
 
 @pytest.mark.slow

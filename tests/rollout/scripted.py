@@ -185,6 +185,7 @@ class Learner:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(str(folder))
         self.image_reader = None
         self.policy = LanguageModel(load_causal_lm(str(folder)).double())
+        self.context_length = self.policy.context_length
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.policy, stop_token_ids, nullcontext)

@@ -116,7 +116,7 @@ def test_a_truncated_episode_has_its_true_last_state(tiny_folder):
 @pytest.mark.parametrize("room", [4, 1000])
 def test_the_last_state_of_a_full_context_is_one_that_the_model_can_read(room, tiny_folder):
     limit, learner = 200, Learner(tiny_folder)
-    learner.policy.lm.config.max_position_embeddings = limit + room
+    learner.context_length = limit + room
     form = PromptFormat(think=False, max_prompt_tokens=limit)
     with data_module(
         tiny_folder, learner=learner, env=EnvConfig("Endless-v0"), memory=FullMemory(), prompt=form
