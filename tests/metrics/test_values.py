@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -76,3 +77,23 @@ def test_without_values_or_returns_nothing_is_said_about_the_critic():
     for without in (replace(rollout, returns=None), replace(rollout, scores=replace(rollout.scores, values=None))):
         numbers = describe(without, rollout.action_mask.device, lambda x: x)
         assert not [name for name in numbers if name.startswith("critic/")]
+
+
+def test_rows_whose_scores_were_not_finite_say_nothing_but_their_turns_count():
+    rollout, cpu = by_hand(), torch.device("cpu")
+    spoilt_B = torch.tensor([0, 0, 0, 1, 0, 1], dtype=torch.bool)
+    spoilt = rollout.union(
+        scores=rollout.scores.map(lambda x: torch.where(spoilt_B[:, None], 50.0, x)),
+        returns=torch.where(spoilt_B[:, None], -50.0, rollout.returns),
+    )
+    numbers, whole = describe(spoilt, cpu, lambda x: x, spoilt_B), describe(rollout, cpu, lambda x: x)
+    rest = describe(rollout.select(~spoilt_B), cpu, lambda x: x)
+    of_scores = {name for name in whole if re.match("critic/|mismatch/|kl/|rollout/entropy", name)}
+    assert {name: numbers[name] for name in of_scores} == {name: rest[name] for name in of_scores}
+    assert numbers.keys() == whole.keys()
+    assert all(numbers[name] == whole[name] for name in whole.keys() - of_scores)
+
+
+def test_without_a_token_nothing_is_said_about_the_critic():
+    numbers = describe(by_hand(), torch.device("cpu"), lambda x: x, torch.ones(6, dtype=torch.bool))
+    assert not [name for name in numbers if name.startswith("critic/")]
