@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from lightning_agentrl.advantages import value_statistics
+from lightning_agentrl.advantages import dual_discount_gae, value_statistics
 from lightning_agentrl.agents.describe import describe
 from tests.metrics.rollouts import by_hand
 
@@ -70,6 +70,28 @@ def test_equal_returns_leave_nothing_to_explain():
     numbers = statistics([1.0, 3.0], [2.0, 2.0])
     assert math.isnan(numbers.pop("explained_variance"))
     assert numbers == {"value_mean": 2, "value_std": 1, "return_mean": 2, "return_std": 0, "value_error": 1}
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("tokens", [1, 12, 3000])
+def test_equal_returns_made_of_advantages_and_values_differ_by_rounding_only(reward, tokens):
+    size, draw = (8, tokens), torch.Generator().manual_seed(0)
+    mask, values = torch.ones(size, dtype=torch.bool), torch.randn(size, generator=draw)
+    rewards = torch.zeros(size)
+    rewards[:, -1] = reward
+    ended, episodes = torch.ones(8, dtype=torch.bool), torch.arange(8)
+    _, returns = dual_discount_gae(
+        rewards, values, mask, torch.zeros(size).long(), episodes, ended, torch.zeros(8), gamma_step=1, lam_step=1
+    )
+    numbers = value_statistics(values, returns, mask)
+    assert math.isnan(numbers.explained_variance)
+    assert numbers.return_mean == pytest.approx(reward, abs=1e-4)
+
+
+def test_a_small_variance_of_the_returns_is_one():
+    returns = [1.0, 1.001]
+    assert statistics([1.0, 1.001], returns)["explained_variance"] == pytest.approx(1, abs=1e-6)
+    assert statistics([0.0, 0.0], returns)["explained_variance"] == pytest.approx(0, abs=1e-6)
 
 
 def test_without_values_or_returns_nothing_is_said_about_the_critic():
