@@ -53,7 +53,7 @@ class TurnLeaveOneOut(GroupEstimator):
     def __init__(self, gamma: float = 1.0, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)
         check_fractions(self, gamma=gamma)
-        self.gamma = gamma
+        self.gamma = self.turn_discount = gamma
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:

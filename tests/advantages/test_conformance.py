@@ -104,6 +104,18 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
     assert all(name in str(told.value) for name in missing)
 
 
+@of_every_class
+def test_it_tells_the_discount_of_its_returns_from_turn_to_turn(cls: type[AdvantageEstimator]):
+    """By it an audit discounts the measured returns. Turns of one token; the value behind the first is the true one."""
+    turns = Visit(0, (Token(),), metrics={"format": 1.0}), Visit(1, (Token(1.0, 1.0),), metrics={"format": 1.0})
+    built = build([Episode(0, turns), Episode(0, turns)])
+    for arguments in ({}, *VARIANTS.get(cls, [])):
+        if "weights" not in arguments:  # whose returns have a unit of their own
+            estimator = cls(**arguments)
+            first, last = built.read(estimator.estimate(built.rollout)[1])[0]
+            assert (first, last) == pytest.approx((estimator.turn_discount, 1.0))
+
+
 # What must not matter
 
 
