@@ -255,7 +255,8 @@ class Agent(L.LightningModule, ABC):
                     callback.on_rollout(self.trainer, self, rollout)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-        drop_B = out_B | (lost_B if self.phase == "train" else False)  # a warm-up takes what is lost
+        # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
+        drop_B = out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False)
         if drop_B.any():
             rollout = rollout.select(~drop_B)
         if self.group_filter is not None and self.phase == "train":
