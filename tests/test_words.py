@@ -46,7 +46,6 @@ BANNED: dict[str, tuple[str, dict[str, str]]] = {
             f"{PACKAGE}/view/build.py": "of printed numbers",
             f"{PACKAGE}/view/format.js": "of printed numbers",
             f"{PACKAGE}/callbacks/turn_record.py": "of printed numbers",
-            f"{PACKAGE}/advantages/diagnostics.py": "rounding in the last digit",
             "docs/troubleshooting.md": "the last digits of sums",
         },
     ),

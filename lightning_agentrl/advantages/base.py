@@ -17,8 +17,8 @@ class AdvantageEstimator(ABC):
     Class attributes say what the agent must compute or collect; it does exactly that.
 
     Args:
-        whiten: scale the advantages to mean 0 and variance 1 over all action tokens of all ranks. The agent does this
-            to what :meth:`estimate` returns; returns stay as they are.
+        whiten: scale the advantages to mean 0 and variance 1 over all action tokens of all ranks that are trained on.
+            The agent does this to what :meth:`estimate` returns; returns stay as they are.
     """
 
     needs_values: ClassVar[bool] = False  # a critic's values of tokens and of states where the rollout is cut

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from lightning_agentrl.advantages.whitening import Reduce, global_moments
 
+ROUNDING = 1e-5  # of float32 returns in sums over thousands of tokens, relative to values and returns
+
 
 @dataclass(frozen=True)
 class ValueStatistics:
     """Statistics of values and returns over the action tokens of all ranks, with population standard deviations.
 
-    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic
-    predicts the returns up to a constant; 0: no better than a constant; below 0: worse. NaN if all returns are equal,
-    since there is nothing to explain. ``value_error`` is the root mean square of ``returns - values``, so a constant
-    offset counts.
+    ``explained_variance`` is ``1 - var(returns - values) / var(returns)``. 1: the critic predicts the returns up to a
+    constant; 0: no better than a constant; below 0: worse. NaN if all returns are equal up to rounding, since there is
+    nothing to explain. ``value_error`` is the root mean square of ``returns - values``, so a constant offset counts.
     """
 
     value_mean: float
@@ -47,8 +48,8 @@ def value_statistics(
     if not count:
         return ValueStatistics(*[math.nan] * 6)
     value_std, return_std, error_std = (squares / count).sqrt().tolist()
-    rounding = count * (1e-12 * float(mean[1])) ** 2  # equal returns may miss their mean by the last digit
-    flat = float(squares[1]) <= rounding
+    # Returns are advantage plus value: equal ones differ by the rounding of the values, which may be far larger.
+    flat = return_std <= ROUNDING * math.hypot(float(mean[0]), value_std, float(mean[1]))
     return ValueStatistics(
         value_mean=float(mean[0]),
         value_std=value_std,

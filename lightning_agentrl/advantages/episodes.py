@@ -15,6 +15,7 @@ from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.layout import Layout, compress
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout, Turn
+from lightning_agentrl.types.rounding import HALF_STEP
 
 GroupOfOne = Literal["zero", "raw"]
 
@@ -34,6 +35,11 @@ class Episodes:
         """Sum of the rewards of each episode, over all of its rows."""
         return self.rewards_NL.sum(1)
 
+    @property
+    def rounding_N(self) -> Tensor:
+        """How far such a sum may be from that of the true rewards; see :func:`rounding_of_sums`."""
+        return rounding_of_sums(self.rewards_NL)
+
 
 def group_episodes(rollout: Rollout) -> Episodes:
     """Return the episodes of a rollout with groups, without those whose tokens were all rejected.
@@ -45,7 +51,13 @@ def group_episodes(rollout: Rollout) -> Episodes:
     layout = compress(_of_trained_episodes(rollout), rollout.turn_ids, rollout.episode)
     labels_N = layout.of_episode("group", rollout.groups)
     trained_NL = layout.gather(rollout.trained_mask.double()) > 0
-    return Episodes(layout, layout.gather(token_rewards(rollout).double()), Groups(labels_N), labels_N, trained_NL)
+    rewards_NL = layout.gather(token_rewards(rollout).double())
+    return Episodes(layout, rewards_NL, Groups(labels_N, rounding_of_sums(rewards_NL)), labels_N, trained_NL)
+
+
+def rounding_of_sums(rewards_NL: Tensor) -> Tensor:
+    """Return how far rounding may take the sum [N] of rewards that are float32, whatever they cancel to."""
+    return HALF_STEP * rewards_NL.abs().sum(1)
 
 
 def _of_trained_episodes(rollout: Rollout) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,10 +18,20 @@ REWARD = "reward"
 KEY = "model.init_args.advantage.init_args.weights"
 
 
-def gdpo_advantages(scores_ND: Tensor, weights_D: Tensor, groups: Groups, eps: float = 1e-6) -> Tensor:
-    """Return ``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening."""
-    parts = [weight * standardised(x_N, groups, eps) for x_N, weight in zip(scores_ND.T, weights_D, strict=True)]
-    return torch.stack(parts).sum(0)
+def gdpo_advantages(
+    scores_ND: Tensor, weights_D: Tensor, groups: Groups | Sequence[Groups], eps: float = 1e-6
+) -> Tensor:
+    """Return ``sum_d w_d (s_d - mean_d) / (std_d + eps)`` [N] over the D dimensions of the reward, before whitening.
+
+    Args:
+        scores_ND: of each episode.
+        weights_D: of the dimensions.
+        groups: of the episodes; one for each dimension if they are rounded differently.
+        eps: added to the standard deviations.
+    """
+    of_dimension = [groups] * len(weights_D) if isinstance(groups, Groups) else groups
+    columns = zip(scores_ND.T, weights_D, of_dimension, strict=True)
+    return torch.stack([weight * standardised(x_N, each, eps) for x_N, weight, each in columns]).sum(0)
 
 
 class GDPO(GroupEstimator):
@@ -59,7 +69,9 @@ class GDPO(GroupEstimator):
         weights_D = scores_ND.new_tensor(list(self.weights.values()))
         sums_N = scores_ND @ weights_D
         alone_N = sums_N if self.group_of_one == "raw" else torch.zeros_like(sums_N)
-        compared_N = gdpo_advantages(scores_ND, weights_D, episodes.groups, self.eps)
+        of_told = Groups(episodes.labels_N)  # only rewards are sums, which may be rounded further than themselves
+        groups = [episodes.groups if name == REWARD else of_told for name in self.weights]
+        compared_N = gdpo_advantages(scores_ND, weights_D, groups, self.eps)
         advantages_N = torch.where(episodes.groups.single_N, alone_N, compared_N)
         return episodes.layout.spread(advantages_N.to(dtype)), episodes.layout.spread(sums_N.to(dtype))
 

@@ -98,8 +98,8 @@ class GiGPO(GroupEstimator):
         """Return the turns of all episodes, one after the other, grouped by group and state."""
         # Per group and images seen, the number of a turn and its text; images are equal or not, texts may be similar.
         met: dict[tuple[int, tuple[str, ...]], list[tuple[int, str]]] = {}
-        count = 0
-        for group, turns in zip(episodes.groups.index_N.tolist(), turns_of(rollout, episodes.layout), strict=True):
+        count, of_episodes = 0, turns_of(rollout, episodes.layout)
+        for group, turns in zip(episodes.groups.index_N.tolist(), of_episodes, strict=True):
             for j, turn in enumerate(turns):
                 met.setdefault((group, turn.seen), []).append((count + j, turn.observation))
             count += len(turns)
@@ -110,4 +110,6 @@ class GiGPO(GroupEstimator):
             for (m, _), state in zip(seen, states, strict=True):
                 labels_M2[m] = (group, known + state)
             known += len(seen)
-        return Groups(torch.tensor(labels_M2, dtype=torch.int64, device=episodes.labels_N.device))
+        turns_N = [len(turns) for turns in of_episodes]
+        labels, counts = (episodes.labels_N.new_tensor(x, dtype=torch.int64) for x in (labels_M2, turns_N))
+        return Groups(labels, episodes.rounding_N.repeat_interleave(counts))

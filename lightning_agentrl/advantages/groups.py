@@ -13,12 +13,15 @@ class Groups:
 
     Args:
         labels: [N] or [N, D]; members with equal labels are one group.
+        rounding_N: how far rounding may take the number of each member from the true one, where it is a sum of numbers
+            that are larger than itself; None: no further than a part in a million.
     """
 
-    def __init__(self, labels: Tensor) -> None:
+    def __init__(self, labels: Tensor, rounding_N: Tensor | None = None) -> None:
         self.index_N = labels.unique(dim=0, return_inverse=True)[1] if len(labels) else labels.new_zeros(0).long()
         self.count = int(self.index_N.max()) + 1 if len(labels) else 0
         self.size_N = self.sum(torch.ones(len(labels), dtype=torch.float64, device=labels.device))
+        self.rounding_N = torch.zeros_like(self.size_N) if rounding_N is None else rounding_N
 
     @property
     def single_N(self) -> Tensor:
@@ -44,7 +47,8 @@ class Groups:
 
     def equal(self, x_N: Tensor) -> Tensor:
         """Return bool: members of groups with equal numbers (up to float32 rounding), or of groups of one."""
-        return self.max(x_N) - self.min(x_N) <= ROUNDING * self.max(x_N.abs())
+        rounding_N = torch.maximum(ROUNDING * self.max(x_N.abs()), 2 * self.max(self.rounding_N))
+        return self.max(x_N) - self.min(x_N) <= rounding_N
 
     def others(self, x_N: Tensor) -> Tensor:
         """Return the mean of the other members, NaN for a group of one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
@@ -19,7 +20,9 @@ def maxrl_advantages(scores_N: Tensor, groups: Groups, eps: float = 1e-6) -> Ten
     Raises:
         ValueError: a score is negative, so the mean is not a measure of success.
     """
-    if len(scores_N) and scores_N.min() < -ROUNDING * scores_N.abs().max().clamp_min(1):
+    largest = scores_N.abs().max() if len(scores_N) else scores_N.new_zeros(())
+    rounding_N = torch.maximum(ROUNDING * largest.clamp_min(1), groups.rounding_N)
+    if (scores_N < -rounding_N).any():
         raise ValueError(
             f"MaxRL needs scores of at least 0, got {float(scores_N.min()):g}; set "
             "data.init_args.interaction.init_args.invalid_penalty and model.init_args.kl.reward to 0, or change "

@@ -14,7 +14,9 @@ from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import Rollout
 
 
-def others_at_turn(to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
+def others_at_turn(
+    to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels_N: Tensor, rounding_N: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the reward to go of each turn minus its mean over the other episodes of the group that reached that turn.
 
     The baseline of a turn depends on nothing that its episode does then or later, so it does not bias the gradient.
@@ -26,6 +28,7 @@ def others_at_turn(to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels
         numbers_NJ: number of the turn in its episode.
         mask_NJ: which turns exist.
         labels_N: of the groups.
+        rounding_N: see :class:`Groups`.
 
     Returns:
         The differences [N, J], 0 where no other episode of the group reached the turn and off the mask; and bool
@@ -33,7 +36,8 @@ def others_at_turn(to_go_NJ: Tensor, numbers_NJ: Tensor, mask_NJ: Tensor, labels
     """
     differences_NJ, alone_NJ = torch.zeros_like(to_go_NJ), torch.zeros_like(mask_NJ)
     labels_M2 = torch.stack([labels_N[:, None].expand(mask_NJ.shape)[mask_NJ], numbers_NJ[mask_NJ]], 1)
-    reached = Groups(labels_M2)
+    rounding_M = None if rounding_N is None else rounding_N[:, None].expand(mask_NJ.shape)[mask_NJ]
+    reached = Groups(labels_M2, rounding_M)
     differences_NJ[mask_NJ] = minus_others(to_go_NJ[mask_NJ], reached)
     alone_NJ[mask_NJ] = reached.single_N
     return differences_NJ, alone_NJ
@@ -53,7 +57,7 @@ class TurnLeaveOneOut(GroupEstimator):
     def __init__(self, gamma: float = 1.0, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)
         check_fractions(self, gamma=gamma)
-        self.gamma = gamma
+        self.gamma = self.turn_discount = gamma
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
@@ -61,7 +65,9 @@ class TurnLeaveOneOut(GroupEstimator):
         layout, turns = episodes.layout, episodes.layout.turns(rollout.turn_ids)
         numbers_NJ = turns.at_ends(layout.gather(rollout.turn_ids))
         to_go_NJ = backward_sum(turns.sum(episodes.rewards_NL), self.gamma)
-        advantages_NJ, alone_NJ = others_at_turn(to_go_NJ, numbers_NJ, turns.mask_NJ, episodes.labels_N)
+        advantages_NJ, alone_NJ = others_at_turn(
+            to_go_NJ, numbers_NJ, turns.mask_NJ, episodes.labels_N, episodes.rounding_N
+        )
         if self.group_of_one == "raw":
             advantages_NJ = torch.where(alone_NJ, to_go_NJ, advantages_NJ)
         return layout.scatter(turns.spread(advantages_NJ).to(dtype)), layout.scatter(turns.spread(to_go_NJ).to(dtype))

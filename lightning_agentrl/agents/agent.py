@@ -168,7 +168,7 @@ class Agent(L.LightningModule, ABC):
     def needs(self) -> Needs:
         """What is computed for a rollout. A subclass adds with ``super().needs | Needs(...)`` what its methods read."""
         return self.further_needs | Needs(
-            old_logps=self.correction is not None and self.correction.needs_old_logps,
+            old_logps=self._corrects,
             values=self.critic is not None,
             sum_pi_squared=self.advantage.needs_sum_pi_squared or self.variance_proxy,
             greedy_baseline=self.advantage.needs_greedy_baseline,
@@ -241,8 +241,11 @@ class Agent(L.LightningModule, ABC):
         if self.advantage.whiten:
             trained = without_rows(rollout, lost_B).trained_mask
             rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
+        out_B = left_out.rows(rollout)
         with self.clock.stage("log"):
-            metrics = describe(rollout, self.device, self.ranks.sum)
+            # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
+            told = rollout if self._corrects else replace(rollout, loss_mask=None)
+            metrics = describe(told, self.device, self.ranks.sum, out_B)
             metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
             if collected_now:
                 metrics |= describe_collected(
@@ -253,7 +256,8 @@ class Agent(L.LightningModule, ABC):
                     callback.on_rollout(self.trainer, self, rollout)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
-        drop_B = left_out.rows(rollout) | (lost_B if self.phase == "train" else False)  # a warm-up takes what is lost
+        # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
+        drop_B = out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False)
         if drop_B.any():
             rollout = rollout.select(~drop_B)
         if self.group_filter is not None and self.phase == "train":
@@ -269,6 +273,11 @@ class Agent(L.LightningModule, ABC):
     def _needs_now(self) -> Needs:
         """What is declared; several steps per iteration also need the log-probs from before the first."""
         return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not self._bypasses)
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether tokens are weighted or rejected by how far engine and trainer are apart."""
+        return self.correction is not None and self.correction.needs_old_logps
 
     @property
     def _bypasses(self) -> bool:

@@ -21,25 +21,34 @@ from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.types import Rollout
 
 
-def describe(rollout: Rollout, device: torch.device, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def describe(
+    rollout: Rollout,
+    device: torch.device,
+    reduce: Callable[[Tensor], Tensor],
+    left_out_B: Tensor | None = None,
+) -> dict[str, float]:
     """Return all numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` explains each.
 
     Args:
-        rollout: scored, with advantages and returns.
+        rollout: scored, with advantages and returns; with a mask of tokens to train on, on every rank, if there is a
+            correction that rejects any.
         device: where ranks can exchange tensors.
         reduce: sums a tensor over ranks.
+        left_out_B: rows (bool) whose scores were not finite, and stand for nothing; their turns count all the same.
     """
-    of_ranks = {**rollout_numbers(rollout), **token_numbers(rollout), **mismatch_numbers(rollout)}
+    scored = rollout if left_out_B is None or not left_out_B.any() else rollout.select(~left_out_B)
+    of_ranks = {**rollout_numbers(rollout), **token_numbers(scored), **mismatch_numbers(scored)}
     numbers = over_ranks(of_ranks, device)
     text = TextMetrics().to(device)
     text.update(rollout.turns)
     numbers |= text.compute()
-    if rollout.scores.values is not None and rollout.returns is not None:
-        values = value_statistics(rollout.scores.values, rollout.returns, rollout.action_mask, reduce)
-        numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
-    if rollout.loss_mask is not None:
-        kept = rollout.loss_mask.double() if rollout.weights is None else rollout.weights * rollout.loss_mask
-        numbers["mismatch/ess"] = effective_share(kept, rollout.action_mask, reduce)
+    if scored.scores.values is not None and scored.returns is not None:
+        values = value_statistics(scored.scores.values, scored.returns, scored.action_mask, reduce)
+        if not math.isnan(values.value_mean):  # there are tokens
+            numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
+    if scored.loss_mask is not None:
+        kept = scored.loss_mask.double() if scored.weights is None else scored.weights * scored.loss_mask
+        numbers["mismatch/ess"] = effective_share(kept, scored.action_mask, reduce)
     return numbers
 
 

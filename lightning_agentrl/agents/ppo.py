@@ -15,6 +15,7 @@ from lightning_agentrl.agents.agent import KEYS, Agent
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.agents.selection import token_noise
 from lightning_agentrl.agents.update import CurrentScores
+from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import (
     FixedKL,
@@ -127,6 +128,12 @@ class PPOAgent(Agent):
     def reference(self) -> str:
         """The model that the KL is taken to."""
         return self.kl.reference or super().reference
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage == "fit" and self.datamodule.groups is None:  # whose turns are known only once they are played
+            with raise_once():
+                self.kl_coefficient.check_turns(self.datamodule.sizes.turns_per_rollout)
 
     def shape_rewards(self, rollout: Rollout) -> Tensor:
         """Subtract the KL of each sampled token to the reference."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages import Groups
 from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import Number
@@ -41,7 +42,9 @@ def filtered(
         gather: gives what every rank holds.
     """
     assert rollout.groups is not None
-    keep_B = group_filter(rollout.groups, rollout.outcomes, rollout.episode, gather)
+    groups, scores_B = Groups(rollout.groups, rollout.outcome_rounding), rollout.outcomes
+    scores_B = torch.where(groups.equal(scores_B), groups.max(scores_B), scores_B)  # as estimators see them
+    keep_B = group_filter(rollout.groups, scores_B, rollout.episode, gather)
     return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
 
 

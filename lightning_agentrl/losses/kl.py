@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.precision import log_ratio, same_shape_float32
 
 KLKind = Literal["k1", "abs", "k2", "k3"]
@@ -86,6 +87,10 @@ class KLCoefficient(ABC):
     def update(self, kl: float, turns: int) -> None:
         """Adjust the coefficient to a rollout's mean KL per token (nats) and number of turns, both over all ranks."""
 
+    def check_turns(self, turns: int) -> None:
+        """Raise a ConfigError if an update cannot have so many turns; by default it may have any number."""
+        return
+
     def state_dict(self) -> dict[str, float]:
         return {"value": self.value}
 
@@ -137,9 +142,13 @@ class AdaptiveKL(KLCoefficient):
         """
         if math.isnan(kl):
             raise ValueError("AdaptiveKL got a KL of NaN; the log-probs of the rollout are broken")
-        if not 0 <= self.clip * turns < self.horizon:
-            raise ValueError(
-                f"AdaptiveKL: {turns} turns per update need a horizon above {self.clip * turns:g}, got {self.horizon}"
-            )
+        self.check_turns(turns)
         error = min(max(kl / self.target - 1.0, -self.clip), self.clip)
         self.value *= 1.0 + error * turns / self.horizon
+
+    def check_turns(self, turns: int) -> None:
+        if not 0 <= self.clip * turns < self.horizon:
+            raise ConfigError(
+                f"AdaptiveKL: {turns} turns per update need a horizon above {self.clip * turns:g}, got {self.horizon}; "
+                "change model.init_args.kl.reward.init_args.horizon"
+            )

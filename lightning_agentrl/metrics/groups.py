@@ -16,14 +16,17 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
     if rollout.groups is None:
         return {}
     scores: dict[int, dict[int, float]] = {}  # of each episode of a group
-    rows = zip(rollout.groups.tolist(), rollout.episode.tolist(), rollout.outcomes.tolist(), strict=True)
-    for group, episode, score in rows:
+    rounding: dict[int, float] = {}  # by which two of a group may differ
+    columns = (rollout.groups, rollout.episode, rollout.outcomes, rollout.outcome_rounding)
+    for group, episode, score, off in zip(*(x.tolist() for x in columns), strict=True):
         scores.setdefault(group, {})[episode] = score
+        rounding[group] = max(rounding.get(group, 0.0), 2 * off)
     groups = [list(of_group.values()) for of_group in scores.values()]
+    equal = sum(all_equal(list(of_group.values()), rounding[group]) for group, of_group in scores.items())
     versions = [turn.policy_version for turn in rollout.turns]
     newest = max(versions, default=0)
     return {
-        "rollout/equal_groups": Mean(sum(map(all_equal, groups)), len(groups)),
+        "rollout/equal_groups": Mean(equal, len(groups)),
         "rollout/group_std": Mean(sum(statistics.stdev(g) for g in groups if len(g) > 1), len(groups)),
         "rollout/policy_lag": Mean(sum(newest - version for version in versions), len(versions)),
     }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lightning_agentrl.types.rounding import HALF_STEP
 from lightning_agentrl.types.turn import Sample, Turn
 
 PER_ROW = (
@@ -111,9 +112,16 @@ class Rollout:
     @property
     def outcomes(self) -> Tensor:
         """[B] sum of the rewards of each sample's episode, over those of its samples that are in this rollout."""
+        return self._over_episodes(self.rewards.double().sum(1))
+
+    @property
+    def outcome_rounding(self) -> Tensor:
+        """[B] how far the rounding of float32 may have taken these sums, whatever the rewards cancel to."""
+        return self._over_episodes(HALF_STEP * self.rewards.double().abs().sum(1))
+
+    def _over_episodes(self, x_B: Tensor) -> Tensor:
         labels_N, index_B = self.episode.unique(return_inverse=True)
-        sums_B = self.rewards.double().sum(1)
-        return sums_B.new_zeros(len(labels_N)).index_add_(0, index_B, sums_B)[index_B]
+        return x_B.new_zeros(len(labels_N)).index_add_(0, index_B, x_B)[index_B]
 
     @property
     def last_of_episode(self) -> Tensor:

@@ -104,6 +104,18 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
     assert all(name in str(told.value) for name in missing)
 
 
+@of_every_class
+def test_it_tells_the_discount_of_its_returns_from_turn_to_turn(cls: type[AdvantageEstimator]):
+    """By it an audit discounts the measured returns. Turns of one token; the value behind the first is the true one."""
+    turns = Visit(0, (Token(),), metrics={"format": 1.0}), Visit(1, (Token(1.0, 1.0),), metrics={"format": 1.0})
+    built = build([Episode(0, turns), Episode(0, turns)])
+    for arguments in ({}, *VARIANTS.get(cls, [])):
+        if "weights" not in arguments:  # whose returns have a unit of their own
+            estimator = cls(**arguments)
+            first, last = built.read(estimator.estimate(built.rollout)[1])[0]
+            assert (first, last) == pytest.approx((estimator.turn_discount, 1.0))
+
+
 # What must not matter
 
 
@@ -253,6 +265,19 @@ def test_scores_that_differ_by_rounding_are_equal(cls: type[AdvantageEstimator])
     rewards = torch.tensor([[0.1, 0.2], [0.3, 0.0]])
     assert float(rewards[0].double().sum()) != float(rewards[1].double().sum())
     assert not cls(whiten=False).estimate(built.rollout.union(rewards=rewards))[0].any()
+
+
+@pytest.mark.parametrize("total", [0.0, 0.1])
+@of_group_estimators
+def test_sums_may_differ_by_the_rounding_of_what_they_are_made_of(cls: type[AdvantageEstimator], total: float):
+    """Rewards of tens in float32 whose sums are all 0 or 0.1: what is left of them is not small beside such a sum."""
+    first, half = torch.tensor([[30.1, 10.7], [20.3, 40.9], [0.0, 0.0]], dtype=torch.float64).T
+    rewards = torch.stack([first, half - first, total - half], 1).float()
+    assert float(rewards.double().sum(1).diff().abs().max()) > 1e-6 * max(total, 1e-3)
+    turns = Visit(0, (Token(), Token(), Token()), metrics={"format": 1.0})
+    built = build([Episode(0, (turns,))] * 3, dtype=torch.float32)
+    if not cls.needs_sum_pi_squared:  # whose baseline is that of tokens
+        assert not cls(whiten=False).estimate(built.rollout.union(rewards=rewards))[0].any()
 
 
 @of_group_estimators

@@ -54,6 +54,12 @@ def floats(*numbers: float) -> Tensor:
 SCORES, ONE_GROUP = floats(1, 0, 0, 1), Groups(torch.zeros(4))
 
 
+def test_a_kl_alone_counts_as_much_as_a_reward_where_scores_are_divided_by_their_spread():
+    kl = 0.001 * floats(0.3, 0.1, 0.1, 0.3)  # nats of an episode, times the coefficient; no episode has a reward
+    close(standardised(-kl, ONE_GROUP), -standardised(SCORES, ONE_GROUP), atol=0.02)
+    close(centred(-kl, ONE_GROUP), 1e-4 * floats(-1, 1, 1, -1), atol=1e-9)
+
+
 def test_scores_of_one_group():
     signs = floats(1, -1, -1, 1)
     close(standardised(SCORES, ONE_GROUP), 0.8660 * signs)

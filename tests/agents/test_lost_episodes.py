@@ -12,6 +12,7 @@ import torch
 
 from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, ReinforcePlusPlus
 from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import EnvConfig, FaultLimits, GroupRollout, Prepared, RawParser, TurnInteraction
 from lightning_agentrl.types import Rollout, StopReason
@@ -46,8 +47,10 @@ class Watched(PPOAgent):
         return prepared
 
 
-def fit(path: Any, folder: Any, advantage: AdvantageEstimator, **settings: Any) -> list[tuple[Rollout, Prepared]]:
-    critic = SharedCritic() if advantage.needs_values else None
+def fit(
+    path: Any, folder: Any, advantage: AdvantageEstimator, warm_up: bool = False, **settings: Any
+) -> list[tuple[Rollout, Prepared]]:
+    critic = SharedCritic() if advantage.needs_values or warm_up else None
     agent = Watched(str(folder), critic=critic, advantage=advantage, **grouped({"kl_reward": 0.0, "lr_actor": 1e-3}))
     data = make_data(
         env=EnvConfig("Brittle-v0", retries=0),
@@ -56,7 +59,8 @@ def fit(path: Any, folder: Any, advantage: AdvantageEstimator, **settings: Any) 
         faults=FaultLimits(share=1.0),
         **settings,
     )
-    make_trainer(path, 2).fit(agent, data)
+    warm = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=None)] if warm_up else []
+    make_trainer(path, 2, warm).fit(agent, data)
     assert all(parameter.isfinite().all() for parameter in agent.parameters())
     return agent.seen
 
@@ -98,6 +102,19 @@ def test_without_values_only_whole_episodes_and_groups_are_trained_on(in_groups,
         if not in_groups:
             trained = prepared.rollout.advantages[prepared.rollout.action_mask]
             assert torch.allclose(trained.mean(), torch.zeros((), dtype=trained.dtype), atol=1e-6)  # whitened
+
+
+@pytest.mark.parametrize("advantage", [DualDiscountGAE(), GRPO()], ids=["values", "none"])
+def test_a_warm_up_fits_the_critic_to_what_is_lost_only_where_a_value_stands_for_the_rest(
+    advantage, tmp_path, tiny_folder
+):
+    groups = GroupRollout(size=2, per_rollout=4, mini_batches=2)
+    (rollout, prepared), *_ = fit(tmp_path, tiny_folder, advantage, warm_up=True, groups=groups)
+    gone = lost(rollout)
+    broken = {turn.group for turn in rollout.turns if (turn.env, turn.episode) in gone}
+    assert broken
+    kept = [turn for turn in rollout.turns if advantage.needs_values or turn.group not in broken]
+    assert prepared.rollout.turns == kept
 
 
 ROOT = Path(__file__).parents[2]

@@ -151,6 +151,7 @@ def test_a_turn_that_is_scored_with_nan_is_named_and_not_trained_on(tmp_path, ex
     assert f"{said} of environment 3, " in sentence
     assert {attempt for attempt, env in agent.trained if env == 3} == {0, 1}
     assert {attempt for attempt, env in agent.trained if env == 0} == {0, 1, 2, 3}
+    assert not {"mismatch/rejected", "mismatch/ess"} & {name for logged in watch.logged for name in logged}
     assert trainer.global_step == 4
     assert all(weight.isfinite().all() for weight in watch.weights[-1])
 
@@ -291,6 +292,20 @@ def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, mo
     for name in ("1", "2"):
         shares = [row["guard/not_finite"] for row in processes.metrics(tmp_path / name) if "guard/not_finite" in row]
         assert shares == [0, 0, 0.5, 0, 0.5]
+
+
+@pytest.mark.slow  # two processes
+def test_a_turn_that_is_scored_with_nan_on_one_rank_alone_is_told_by_both(tmp_path, exact_folder, monkeypatch):
+    """Else the ranks would wait for each other in different places."""
+    on_two(monkeypatch)
+    arguments = (*FAULTY, "values", "--model.init_args.at", "[6]")
+    for count in (1, 2):
+        processes.fit(tmp_path / str(count), exact_folder, SeparateCritic.__name__, count, *arguments)
+    one, two = (processes.metrics(tmp_path / name) for name in ("1", "2"))
+    assert [row["guard/turns_left_out"] for row in one if "guard/turns_left_out" in row] == [0, 0, 4, 0]
+    assert [row.keys() for row in one] == [row.keys() for row in two]
+    for alone, of_both in zip(one, two, strict=True):
+        assert of_both == pytest.approx(alone, rel=0, abs=1e-8, nan_ok=True)
 
 
 @pytest.mark.slow

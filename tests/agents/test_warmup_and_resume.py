@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import load_causal_lm
@@ -196,6 +197,13 @@ def test_an_adaptive_coefficient_is_continued(tmp_path, tiny_folder):
     second = agent()
     make_trainer(tmp_path, 3).fit(second, make_data(), ckpt_path=str(tmp_path / "stop.ckpt"))
     assert second.kl_coefficient.value == first.kl_coefficient.value
+
+
+def test_a_horizon_that_an_iteration_would_outrun_is_refused_before_weights_are_read(tmp_path, tiny_folder):
+    agent, data = make_agent(tiny_folder, kl_reward=AdaptiveKL(horizon=3)), make_data()
+    with pytest.raises(ConfigError, match=r"16 turns per update.*above 3\.2, got 3.*model\.init_args\.kl\.reward\."):
+        make_trainer(tmp_path, 1).fit(agent, data)
+    assert not hasattr(agent, "models")
 
 
 def test_an_agent_that_has_adapted_its_coefficient_goes_on_from_its_own_checkpoint(tmp_path, tiny_folder):

@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 
+from lightning_agentrl.agents.selection import filtered
 from lightning_agentrl.losses import DropEqualScores
 from lightning_agentrl.metrics.groups import group_numbers, kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.types import Rollout, Sample
+from lightning_agentrl.types.rounding import all_equal
 from tests.types.samples import action, glue, prompt, turn
 
 # Group 5: an episode of two rows (0.5 + 1) and one of a row (0.5). Group 6: one row of two turns (2 - 0.5) and 1.5.
@@ -53,3 +55,25 @@ def test_what_a_filter_keeps() -> None:
     keep = DropEqualScores()(groups, rollout().outcomes, rollout().episode)
     assert keep.tolist() == [True, True, True, False, False, False]
     assert over_ranks(kept_groups(groups, keep), torch.device("cpu")) == OF_FILTER
+
+
+def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
+    """Tens in float32 that add up to 0 in both episodes of group 5, and not in those of group 6."""
+    rewards = {(0, 5): (30.1, 20.3, -50.4), (1, 5): (10.7, 40.9, -51.6), (2, 6): (30.1, -30.1), (3, 6): (30.1, -30.0)}
+    samples = [
+        Sample((prompt(1), action(2)), (turn(env=env, group=group, reward=reward, index=index),))
+        for (env, group), of_turns in rewards.items()
+        for index, reward in enumerate(of_turns)
+    ]
+    played = Rollout.from_samples(samples)
+    assert float(played.outcomes[:6].abs().max()) > 1e-7
+    kept, numbers = filtered(played, DropEqualScores(), lambda x: [x])
+    assert kept.groups is not None
+    assert set(kept.groups.tolist()) == {6}
+    assert over_ranks(numbers, torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
+    assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1 / 2
+
+
+def test_rewards_of_episodes_in_full_precision_may_cancel_too() -> None:
+    assert all_equal([0.1 + 0.2 - 0.3, 0.0])
+    assert not all_equal([1e-9, 0.0])

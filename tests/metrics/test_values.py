@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-from lightning_agentrl.advantages import value_statistics
+from lightning_agentrl.advantages import dual_discount_gae, value_statistics
 from lightning_agentrl.agents.describe import describe
 from tests.metrics.rollouts import by_hand
 
@@ -71,8 +72,50 @@ def test_equal_returns_leave_nothing_to_explain():
     assert numbers == {"value_mean": 2, "value_std": 1, "return_mean": 2, "return_std": 0, "value_error": 1}
 
 
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("tokens", [1, 12, 3000])
+def test_equal_returns_made_of_advantages_and_values_differ_by_rounding_only(reward, tokens):
+    size, draw = (8, tokens), torch.Generator().manual_seed(0)
+    mask, values = torch.ones(size, dtype=torch.bool), torch.randn(size, generator=draw)
+    rewards = torch.zeros(size)
+    rewards[:, -1] = reward
+    ended, episodes = torch.ones(8, dtype=torch.bool), torch.arange(8)
+    _, returns = dual_discount_gae(
+        rewards, values, mask, torch.zeros(size).long(), episodes, ended, torch.zeros(8), gamma_step=1, lam_step=1
+    )
+    numbers = value_statistics(values, returns, mask)
+    assert math.isnan(numbers.explained_variance)
+    assert numbers.return_mean == pytest.approx(reward, abs=1e-4)
+
+
+def test_a_small_variance_of_the_returns_is_one():
+    returns = [1.0, 1.001]
+    assert statistics([1.0, 1.001], returns)["explained_variance"] == pytest.approx(1, abs=1e-6)
+    assert statistics([0.0, 0.0], returns)["explained_variance"] == pytest.approx(0, abs=1e-6)
+
+
 def test_without_values_or_returns_nothing_is_said_about_the_critic():
     rollout = by_hand()
     for without in (replace(rollout, returns=None), replace(rollout, scores=replace(rollout.scores, values=None))):
         numbers = describe(without, rollout.action_mask.device, lambda x: x)
         assert not [name for name in numbers if name.startswith("critic/")]
+
+
+def test_rows_whose_scores_were_not_finite_say_nothing_but_their_turns_count():
+    rollout, cpu = by_hand(), torch.device("cpu")
+    spoilt_B = torch.tensor([0, 0, 0, 1, 0, 1], dtype=torch.bool)
+    spoilt = rollout.union(
+        scores=rollout.scores.map(lambda x: torch.where(spoilt_B[:, None], 50.0, x)),
+        returns=torch.where(spoilt_B[:, None], -50.0, rollout.returns),
+    )
+    numbers, whole = describe(spoilt, cpu, lambda x: x, spoilt_B), describe(rollout, cpu, lambda x: x)
+    rest = describe(rollout.select(~spoilt_B), cpu, lambda x: x)
+    of_scores = {name for name in whole if re.match("critic/|mismatch/|kl/|rollout/entropy", name)}
+    assert {name: numbers[name] for name in of_scores} == {name: rest[name] for name in of_scores}
+    assert numbers.keys() == whole.keys()
+    assert all(numbers[name] == whole[name] for name in whole.keys() - of_scores)
+
+
+def test_without_a_token_nothing_is_said_about_the_critic():
+    numbers = describe(by_hand(), torch.device("cpu"), lambda x: x, torch.ones(6, dtype=torch.bool))
+    assert not [name for name in numbers if name.startswith("critic/")]
