@@ -87,6 +87,21 @@ def test_a_resumed_run_tells_its_iterations_once(tmp_path):
     assert "went back from iteration 4 to 3" in notes[0]
 
 
+def test_a_run_that_begins_anew_with_the_iteration_that_the_log_ends_with_is_not_mixed_with_it(tmp_path):
+    def played(who: str, envs: int) -> list[Turn]:
+        return [make_turn(env=env, turn=turn, reply=f"{who} {env} {turn}") for env in range(envs) for turn in (0, 1)]
+
+    write_log(tmp_path, played("old", 3), per_file=4)  # the second file begins in the middle of the iteration
+    turns, notes = read(tmp_path)
+    assert [t["reply"] for t in turns] == [t["reply"] for t in played("old", 3)]
+    assert notes == []
+    (tmp_path / "turns" / "rank0-000002.jsonl").write_text("".join(json.dumps(t) + "\n" for t in played("new", 2)))
+    turns, notes = read(tmp_path)
+    assert [t["reply"] for t in turns] == [t["reply"] for t in played("new", 2)]
+    assert len(notes) == 1
+    assert "played iteration 1 twice" in notes[0]
+
+
 def test_line_ends_inside_texts_end_no_line(tmp_path):
     (path,) = write_log(tmp_path, []) or [tmp_path / "turns" / "rank0-000000.jsonl"]
     path.write_text(json.dumps(make_turn(observation="a\u2028b\x85c"), ensure_ascii=False) + "\n", encoding="utf-8")
@@ -206,6 +221,13 @@ def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
     (tmp_path / "seen" / "summary.json").write_text('{"before": 0.5, "after": [0.7]}')  # of another program
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
+
+
+def test_iterations_of_an_earlier_run_in_the_same_folder_do_not_count(tmp_path):
+    for rank in (0, 1):
+        write_log(tmp_path, [make_turn(iteration=k) for k in (*range(1, 13), 1, 2)], per_file=12, rank=rank)
+    assert [t["iteration"] for t in read(tmp_path)[0]] == [1, 2] * 2
+    assert "2 iterations" in list_runs(tmp_path)
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
