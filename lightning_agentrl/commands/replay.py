@@ -68,7 +68,8 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     chain = read_links(run / FOLDER)
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:
-        raise ValueError(f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}")
+        found = f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}"
+        raise ValueError(found + _elsewhere(run, iteration))
     config = yaml.safe_load((one_run(run, CONFIG) / CONFIG).read_text())
     checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
@@ -91,6 +92,16 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
+
+
+def _elsewhere(run: Path, iteration: int) -> str:
+    """Return which other versions of a run have an iteration, one that went on or was begun anew; empty if none."""
+    run = run if version_of(run) >= 0 else run.resolve()  # it may be "."
+    if version_of(run) < 0:
+        return ""  # beside it may be anything
+    beside = sorted((folder for folder in run.parent.iterdir() if version_of(folder) >= 0), key=version_of)
+    having = [folder for folder in beside if any((folder / FOLDER).glob(f"{iteration:06d}-rank*.npz"))]
+    return "; name the version that has it: " + ", ".join(f"'{folder}'" for folder in having) if having else ""
 
 
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:

@@ -247,6 +247,21 @@ def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command
     assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", told)
 
 
+def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: Path) -> None:
+    versions = [tmp_path / "run" / "lightning_logs" / f"version_{number}" for number in (0, 1, 2)]
+    for version, iterations in zip(versions, ((1, 2), (2, 3), (4, 5)), strict=True):
+        (version / "chain").mkdir(parents=True)
+        for iteration in iterations:
+            link_path(version / "chain", iteration, 0).touch()
+    told = sentence(agentrl(str(tmp_path / "run"), "--iteration", "2", command="replay"))
+    assert told.endswith(
+        f"version_2' has iterations 4 to 5, not 2; name the version that has it: '{versions[0]}', '{versions[1]}'"
+    )
+    told = sentence(agentrl(str(versions[0]), "--iteration", "4", command="replay"))
+    assert told.endswith(f"version_0' has iterations 1 to 2, not 4; name the version that has it: '{versions[2]}'")
+    assert sentence(agentrl(str(tmp_path / "run"), "--iteration", "9", command="replay")).endswith("4 to 5, not 9")
+
+
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:
