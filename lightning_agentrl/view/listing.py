@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lightning_agentrl.view.locate import find_runs, held_out_logs, log_order, turn_logs
+from lightning_agentrl.view.locate import find_runs, held_out_logs, json_object, log_order, turn_logs
 
 _TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
 
@@ -38,11 +36,11 @@ def list_runs(root: Path) -> str:
 
 def _row(run: Path) -> tuple[str, str, str]:
     """Return when a run was started, to the minute, its folder, and how it went."""
-    started = str(_json(run / "run.json").get("started", ""))[:16].replace("T", " ")
+    started = str(json_object(run / "run.json").get("started", ""))[:16].replace("T", " ")
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
     told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
-    summary = _json(run / "summary.json")
+    summary = json_object(run / "summary.json")
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
@@ -86,12 +84,3 @@ def _last_in(log: Path) -> int:
                 tail *= 8  # a picture, or a long prompt, can make a line longer than that
     except FileNotFoundError:  # a run that is still going has rotated it away
         return 0
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return a file's object; empty if it is not there, or not whole because it is being written."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
@@ -146,6 +148,21 @@ def version_of(folder: Path) -> int:
     """Return the number of a run among the versions beside it; -1 if its folder's name has none."""
     match = _VERSION_NAME.fullmatch(folder.name)
     return int(match[1]) if match else -1
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return a file's object; empty if it is not there, or not whole because it is being written."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def environment_of(facts: Any) -> str:
+    """Return what a run played, by its run.json; empty if that does not say so."""
+    rollout = facts.get("rollout") if isinstance(facts, dict) else None
+    return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
 
 
 def _existing(path: Path) -> Path | None:
