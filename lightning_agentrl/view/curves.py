@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from lightning_agentrl.view.events import Points, read_events
 
 # Shown first, in this order; the rest is one press away.
 MAIN = (
@@ -38,10 +36,6 @@ _STEPS = ("step", "trainer/global_step", "_step", "Step")
 _EPOCH = "epoch"
 _BOUNDS = ("__MIN", "__MAX")  # beside each curve of an exported chart
 
-EVENTS = "events.out.tfevents.*"  # files of TensorBoard
-
-Points = dict[float, float]  # values by step or iteration
-
 
 @dataclass(frozen=True)
 class Curves:
@@ -64,10 +58,13 @@ def read_curves(events: Path | None, tables: Sequence[Path] = ()) -> tuple[Curve
         tables: CSV files; those without a column of steps or epochs hold no curves.
     """
     notes: list[str] = []
-    found = [] if events is None else [_from_events(events)]
-    for path in [] if events is None else sorted(events.glob(EVENTS)):
-        if _is_damaged(path):
-            notes.append(f"{path.name} is damaged: of the curves in it only what lies before the damage is shown.")
+    found = []
+    if events is not None:
+        by_step, damaged = read_events(events)
+        found.append(_by_iteration(by_step))
+        notes += [
+            f"{name} is damaged: of the curves in it only what lies before the damage is shown." for name in damaged
+        ]
     for path in tables:
         try:
             found.append(_from_table(path))
@@ -101,29 +98,6 @@ def _sorted(points: Points) -> list[list[float]]:
     xs = sorted(points)
     whole = [int(x) if float(x).is_integer() else x for x in xs]  # other numbers are rounded on the page
     return [whole, [points[x] for x in xs]]
-
-
-def _from_events(events: Path) -> Curves:
-    accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})  # 0 keeps every point
-    accumulator.Reload()
-    points = {
-        name: {float(event.step): float(event.value) for event in accumulator.Scalars(name)}
-        for name in accumulator.Tags()["scalars"]
-    }
-    return _by_iteration(points)
-
-
-def _is_damaged(events: Path) -> bool:
-    """Return whether a record of an event file is not what was written. A last one that is cut short may yet grow."""
-    with events.open("rb") as opened:
-        while len(head := opened.read(12)) == 12:
-            length, checksum = struct.unpack("<QI", head)
-            if masked_crc32c(head[:8]) != checksum:
-                return True
-            body = opened.read(length + 4)
-            if len(body) == length + 4 and struct.pack("<I", masked_crc32c(body[:-4])) != body[-4:]:
-                return True
-    return False
 
 
 def _from_table(path: Path) -> Curves:

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
+from lightning_agentrl.view import events as event_files
 from lightning_agentrl.view.curves import Curves, curves_index, read_curves
 from lightning_agentrl.view.episodes import Episode, group
+from lightning_agentrl.view.events import read_events
 from lightning_agentrl.view.quantities import QUANTITIES
 from tests.view.logs import make_turn, write_events
 
@@ -152,6 +156,64 @@ def test_a_damaged_event_file_is_named(tmp_path):
         curves, (note,) = read_curves(tmp_path)
         assert 0 < len(curves.points["rollout/success"]) < 40
         assert f"{events.name} is damaged" in note
+
+
+def test_curves_are_those_that_tensorboard_reads(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, begins in enumerate((None, 3)):  # the second one restarts, and the first goes on beyond it
+        with SummaryWriter(str(tmp_path), purge_step=begins, filename_suffix=f".{number}") as writer:
+            for step in range(begins or 0, 6 - number):
+                writer.add_scalar("rollout/success", step + 10 * number, step)
+                writer.add_scalar(f"only/{number}", float("nan"), step)
+                writer.add_histogram("rollout/replies", np.arange(9), step)
+    read, damaged = read_events(tmp_path)
+    known = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    known.Reload()
+    names = known.Tags()["scalars"]
+    expected = {name: {float(e.step): e.value for e in known.Scalars(name)} for name in names}
+    assert damaged == []
+    assert str(read) == str({name: expected[name] for name in read})
+    assert sorted(read) == sorted(names) == ["only/0", "only/1", "rollout/success"]
+    assert read["rollout/success"] == {0: 0, 1: 1, 2: 2, 3: 13, 4: 14}
+
+
+def test_of_events_only_what_was_added_is_checked(tmp_path, monkeypatch):
+    from torch.utils.tensorboard import SummaryWriter
+
+    checked = []
+
+    def counted(data):
+        checked.append(len(data))
+        return masked_crc32c(data)
+
+    def read():
+        checked.clear()
+        points, damaged = read_events(tmp_path)
+        assert damaged == []
+        return sorted(points["a"]), sum(checked)
+
+    monkeypatch.setattr(event_files, "masked_crc32c", counted)
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(200):
+            writer.add_scalar("a", 0.5, step)
+        writer.flush()
+        steps, all_of_it = read()
+        assert steps == list(range(200))
+        (path,) = tmp_path.iterdir()
+        assert all_of_it > 0.5 * path.stat().st_size
+        assert read() == (steps, 0)
+        writer.add_scalar("a", 0.5, 200)
+        writer.flush()
+        steps, added = read()
+    assert steps == list(range(201))
+    assert 0 < added < all_of_it / 50
+    with SummaryWriter(str(tmp_path / "other")) as writer:  # another one takes the name of the file
+        for step in range(7, 900):
+            writer.add_scalar("a", 0.25, step)
+    next((tmp_path / "other").iterdir()).replace(path)
+    assert read()[0] == list(range(7, 900))
 
 
 def test_a_run_without_events_has_no_curves():
