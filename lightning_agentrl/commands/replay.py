@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Collection
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from lightning_agentrl.commands.bisect import first_difference, time_limit_struc
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
-from lightning_agentrl.view.locate import version_of
+from lightning_agentrl.view.locate import FACTS, json_object, version_of
 
 CONFIG = "config.yaml"
 
@@ -122,7 +120,8 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
 
     It is a file or, of a sharded run, a folder.
     """
-    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink()]
+    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
+    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
     done = {path: count for path in own if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
@@ -143,11 +142,8 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
 
 def _continues(run: Path) -> Path | None:
     """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
-    for file in run.glob("**/run.json"):
-        with suppress(OSError, ValueError):
-            path = json.loads(file.read_text()).get("continues")
-            return Path(path) if path else None
-    return None
+    path = json_object(run / FACTS).get("continues")
+    return Path(path) if path else None
 
 
 def _found_again(named: Path, run: Path) -> Path | None:

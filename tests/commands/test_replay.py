@@ -341,6 +341,17 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     assert len(told) == 3
 
 
+def test_checkpoints_and_beginnings_of_runs_below_are_not_those_of_a_run(tmp_path: Path) -> None:
+    """A run without a logger lies in the root, and those with one below it."""
+    below = continued(tmp_path / "lightning_logs" / "version_0", "elsewhere.ckpt")
+    saved(below / "checkpoints" / "last.ckpt", 4)
+    assert checkpoint_before(tmp_path, None) == (None, 0)
+    own = saved(tmp_path / "checkpoints" / "last.ckpt", 2)
+    assert checkpoint_before(tmp_path, None) == checkpoint_before(tmp_path, 5) == (own, 2)
+    assert checkpoint_before(tmp_path, 2) == (None, 0)  # it began anew
+    assert checkpoint_before(below, None) == (below / "checkpoints" / "last.ckpt", 4)
+
+
 def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
     """As FSDP2 and DeepSpeed write them; one that cannot be read, or holds nothing that is known, is left out."""
     saved(tmp_path / "file.ckpt", 1)
