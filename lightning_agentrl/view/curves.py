@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -108,9 +109,12 @@ def _from_table(path: Path) -> Curves:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
-            rows = list(csv.DictReader(opened, restkey="", restval=""))
+            text = opened.read()
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=None))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"it cannot be read ({error})") from error
+    if rows and not text.endswith(("\n", "\r")) and None in rows[-1].values():
+        rows.pop()  # it is cut short, and its last number may be, too
     columns = list(rows[0]) if rows else []
     x = next((name for name in (*_STEPS, _EPOCH) if name in columns), None)
     if x is None:

@@ -21,6 +21,7 @@ _REQUIRED: dict[str, type] = {
     "reply": str,
     "observation": str,
 }
+_NUMBERS = {float, int, type(None)}
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 
 
@@ -102,6 +103,11 @@ def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
             raise _broken(path, number, f"'{key}' is of another type")
         if values is not None and len(values) != count:
             raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
+        if values and not set(map(type, values)) <= ({str} if key == "tokens" else _NUMBERS):
+            raise _broken(path, number, f"'{key}' has entries of another type")
+    for key in ("reward", "env_reward", "episode_return"):
+        if type(record.get(key)) not in _NUMBERS:
+            raise _broken(path, number, f"'{key}' is of another type")
     prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
     if not isinstance(prompt, list) and (prompts or prompt is not None):
         raise _broken(path, number, "'prompt_ids' is missing or of another type")

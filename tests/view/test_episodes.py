@@ -287,6 +287,14 @@ def test_steps_and_epochs_that_are_no_numbers_are_left_out(tmp_path):
     assert notes == []
 
 
+def test_a_row_that_is_cut_short_is_left_out(tmp_path):
+    table = tmp_path / "metrics.csv"
+    table.write_text("step,a,b\n1,0.25,\n2,0.53,1.5\n3,17")  # of 170, say
+    assert read_curves(None, [table]) == (Curves("step", {"a": {1: 0.25, 2: 0.53}, "b": {2: 1.5}}), [])
+    table.write_text("step,a,b\n1,0.25,\n2,0.53,1.5")  # whole, by a program that ends no last line
+    assert read_curves(None, [table])[0].points == {"a": {1: 0.25, 2: 0.53}, "b": {2: 1.5}}
+
+
 def test_curves_of_two_runs_share_their_names():
     one, other = Curves("iteration", {"rollout/success": {2: 0.5, 1: 0.25}}), Curves("iteration", {"b": {1: 1.0}})
     index = curves_index([one, other])

@@ -61,6 +61,9 @@ def test_any_other_broken_line_is_named(tmp_path):
         ({"tokens": ["a"]}, "'tokens' has 1 entries for 13 reply tokens"),
         ({"turn": None}, "'turn' is missing or of another type"),
         ({"values": 0.5}, "'values' is of another type"),
+        ({"values": ["a"] * 13}, "'values' has entries of another type"),
+        ({"tokens": [1] * 13}, "'tokens' has entries of another type"),
+        ({"episode_return": "1"}, "'episode_return' is of another type"),
         ({"prompt_ids": 7}, "'prompt_ids' is missing or of another type"),
     ],
 )
