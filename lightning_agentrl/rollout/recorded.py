@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from lightning_agentrl.view.read import LoggedTurn
 
 
+_SAME = (  # of a turn and of its line in the log
+    *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
+    *("hit_token_cap", "history_cuts", "policy_version", "env_seconds", "engine_seconds", "parsed_action"),
+    *("thought_tokens", "asked_again"),
+)
+_NEEDED = (*_SAME, "prompt", "continues", "env_reward", "reward", "episode_return", "stop")
+
+
 class Recorded(Demonstrations):
     """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
 
@@ -48,6 +56,7 @@ class Recorded(Demonstrations):
         if files.facts is not None and not self.other_game:
             check_game(environment_of(json_object(files.facts)), [each.label for each in data.pool.sources], self.run)
         turns, _ = read_turns(files.logs, prompts=True)
+        check_keys(turns, self.run)
         check_tokens(turns, tokenizer, self.run)
         episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
         for turn in turns:
@@ -78,6 +87,21 @@ def check_game(recorded: str, own: Sequence[str], run: str) -> None:
             f"the run '{run}' played {' and '.join(others)}, and the config has {' and '.join(own)}: name a run of "
             "this game (--recorded), or clone it all the same (--other_game true)"
         )
+
+
+def check_keys(turns: Sequence[LoggedTurn], run: str) -> None:
+    """Refuse turns that lack what a log holds today.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    for turn in turns:
+        if missing := [name for name in _NEEDED if name not in turn]:
+            raise ConfigError(
+                f"the turn log of '{run}' lacks {', '.join(missing)} (iteration {turn['iteration']}, environment "
+                f"{turn['env']}, turn {turn['turn']}), as one of an earlier version of the package may: name a run of "
+                "this version (--recorded)"
+            )
 
 
 def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase, run: str) -> None:
@@ -129,12 +153,8 @@ def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
 
 def _turn(logged: LoggedTurn) -> Turn:
     """Return a turn with what a log holds of it."""
-    same = (
-        "env episode observation reply thought action valid terminated truncated success hit_token_cap history_cuts "
-        "policy_version env_seconds engine_seconds parsed_action thought_tokens asked_again"
-    )
     return Turn(
-        **{name: logged[name] for name in same.split()},
+        **{name: logged[name] for name in _SAME},
         index=logged["turn"],
         env_reward=logged["env_reward"] or 0.0,
         reward=logged["reward"] or 0.0,
