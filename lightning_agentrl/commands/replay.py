@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Collection
+from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,12 @@ def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collect
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
     """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
 
-    It is a file or, of a sharded run, a folder.
+    It is a file or, of a sharded run, a folder. Those of a run that was in the folder before are left out.
     """
     others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
-    done = {path: count for path in own if (count := _iterations(path)) is not None}
+    began = _began_anew(run)
+    done = {p: count for p in own if p.stat().st_mtime >= began and (count := _iterations(p)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
@@ -138,6 +140,15 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
             f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
     return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
+
+
+def _began_anew(run: Path) -> float:
+    """Return the time at which a run began anew; what is older is of another run. 0 if it went on, or is not known."""
+    facts = json_object(run / FACTS)
+    try:
+        return 0.0 if facts.get("continues") else datetime.fromisoformat(facts["started"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def _continues(run: Path) -> Path | None:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,18 @@ def test_checkpoints_and_beginnings_of_runs_below_are_not_those_of_a_run(tmp_pat
     assert checkpoint_before(tmp_path, None) == checkpoint_before(tmp_path, 5) == (own, 2)
     assert checkpoint_before(tmp_path, 2) == (None, 0)  # it began anew
     assert checkpoint_before(below, None) == (below / "checkpoints" / "last.ckpt", 4)
+
+
+def test_checkpoints_of_a_run_that_was_in_the_folder_before_are_not_those_of_a_new_one(tmp_path: Path) -> None:
+    before, own = saved(tmp_path / "iteration-00005.ckpt", 5), saved(tmp_path / "iteration-00002.ckpt", 2)
+    facts = {"started": "2026-01-02T03:04:05+00:00", "continues": None}
+    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()
+    os.utime(before, (started - 60, started - 60))
+    os.utime(own, (started + 60, started + 60))
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    assert checkpoint_before(tmp_path, None) == (own, 2)
+    (tmp_path / "run.json").write_text(json.dumps(facts | {"continues": str(before)}))
+    assert checkpoint_before(tmp_path, None) == (before, 5)
 
 
 def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
