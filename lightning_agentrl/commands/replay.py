@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Collection
-from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from lightning_agentrl.commands.bisect import first_difference, time_limit_struc
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
-from lightning_agentrl.view.locate import FACTS, json_object, version_of
+from lightning_agentrl.view.locate import FACTS, began_anew, json_object, since, version_of
 
 CONFIG = "config.yaml"
 
@@ -123,8 +122,7 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     """
     others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
-    began = _began_anew(run)
-    done = {p: count for p in own if p.stat().st_mtime >= began and (count := _iterations(p)) is not None}
+    done = {path: count for path in since(began_anew(run), own) if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
@@ -140,15 +138,6 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
             f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
     return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
-
-
-def _began_anew(run: Path) -> float:
-    """Return the time at which a run began anew; what is older is of another run. 0 if it went on, or is not known."""
-    facts = json_object(run / FACTS)
-    try:
-        return 0.0 if facts.get("continues") else datetime.fromisoformat(facts["started"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return 0.0
 
 
 def _continues(run: Path) -> Path | None:

@@ -51,16 +51,16 @@ class Curves:
     points: dict[str, Points]
 
 
-def read_curves(events: Path | None, tables: Sequence[Path] = ()) -> tuple[Curves, list[str]]:
+def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Curves, list[str]]:
     """Read all curves of a run; return them with notes about what was left out.
 
     Args:
-        events: folder with event files of TensorBoard.
+        events: event files of TensorBoard.
         tables: CSV files; those without a column of steps or epochs hold no curves.
     """
     notes: list[str] = []
     found = []
-    if events is not None:
+    if events:
         by_step, damaged = read_events(events)
         found.append(_by_iteration(by_step))
         notes += [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -13,7 +14,6 @@ from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-EVENTS = "events.out.tfevents.*"
 _BLOCK = 1 << 20
 
 Points = dict[float, float]  # values by step or iteration
@@ -48,14 +48,14 @@ class _Seen:
 _seen: dict[Path, _Seen] = {}  # of this process; checksums of records take up to a second for a megabyte
 
 
-def read_events(folder: Path) -> tuple[dict[str, Points], list[str]]:
-    """Return the scalars in the event files of a folder by name, and the names of the files that are damaged.
+def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
+    """Return the scalars in the event files of a run by name, and the names of the files that are damaged.
 
     Of a damaged file what lies before the damage is returned. A last record that is cut short may yet grow.
     """
     points: dict[str, Points] = {}
     damaged = []
-    for path in sorted(folder.glob(EVENTS)):
+    for path in sorted(files):
         try:
             with path.open("rb") as opened:
                 seen = _seen.get(path)

@@ -7,7 +7,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_agentrl.view.locate import find_runs, held_out_logs, json_object, log_order, turn_logs
+from lightning_agentrl.view.locate import (
+    began_anew,
+    find_runs,
+    held_out_logs,
+    json_object,
+    log_order,
+    since,
+    turn_logs,
+)
 
 _TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
 
@@ -40,7 +48,7 @@ def _row(run: Path) -> tuple[str, str, str]:
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
     told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
-    summary = json_object(run / "summary.json")
+    summary = next(map(json_object, since(began_anew(run), [run / "summary.json"])), {})
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
@@ -58,7 +66,7 @@ def last_iteration(run: Path) -> int:
     Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one. What an
     earlier run in the same folder had played does not count, as on the page.
     """
-    return max(_end(turn_logs(run)), _end(held_out_logs(run)))
+    return max(_end(since(began_anew(run), logs)) for logs in (turn_logs(run), held_out_logs(run)))
 
 
 def _end(logs: Sequence[Path]) -> int:

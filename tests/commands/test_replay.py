@@ -360,6 +360,7 @@ def test_checkpoints_of_a_run_that_was_in_the_folder_before_are_not_those_of_a_n
     os.utime(before, (started - 60, started - 60))
     os.utime(own, (started + 60, started + 60))
     (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "config.yaml").touch()
     assert checkpoint_before(tmp_path, None) == (own, 2)
     (tmp_path / "run.json").write_text(json.dumps(facts | {"continues": str(before)}))
     assert checkpoint_before(tmp_path, None) == (before, 5)

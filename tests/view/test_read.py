@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -180,12 +182,14 @@ def test_what_is_told_about_a_run_is_its_own(tmp_path):
     version = run / "lightning_logs" / "version_0"
     for given in (run, run / "lightning_logs", version):
         found = find_run(given)
-        assert found.events == found.config.parent == found.facts.parent == found.summary.parent == version
+        (events,) = found.events
+        assert events.parent == found.config.parent == found.facts.parent == found.summary.parent == version
     write_log(run / "lightning_logs" / "version_1", [make_turn()])  # begun anew, and failed
     assert find_run(version).summary == version / "summary.json"
     newest = find_run(run)
     assert newest.folder.name == "version_1"
-    assert newest.summary is newest.facts is newest.config is newest.events is None
+    assert newest.summary is newest.facts is newest.config is None
+    assert newest.events == ()
 
 
 def test_a_start_without_a_turn_log_is_told(tmp_path):
@@ -210,6 +214,37 @@ def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_pat
     found = find_run(run)
     assert found.facts is found.summary is None
     assert "cannot be told" in found.notes[0]
+
+
+def test_nothing_of_a_run_that_was_in_the_folder_before_is_shown(tmp_path):
+    """Also where the new one has played no held-out episode and written no summary yet."""
+    run = write_run(tmp_path / "run", random_turns(200)) / "lightning_logs" / "version_0"
+    log = run / "turns" / "rank0-000000.jsonl"
+    (run / "turns" / "held_out").mkdir()
+    held_out = run / "turns" / "held_out" / "rank0-000000.jsonl"
+    held_out.write_text(json.dumps(make_turn(phase="held_out", iteration=2)) + "\n")
+    (run / "metrics.csv").write_text("step,a\n1,0.5\n")
+    (events,) = run.glob("events*")
+    old = (log, held_out, events, run / "metrics.csv", run / "summary.json")
+    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # by its run.json
+    os.utime(run / "config.yaml", (started - 3, started - 3))
+    new = log.with_name("rank0-000001.jsonl")
+    new.write_text(json.dumps(make_turn()) + "\n")
+    assert find_run(run).logs == (log, new)  # a copy, say, whose files are all as new as that
+    for path in old:
+        os.utime(path, (started - 60, started - 60))
+    found = find_run(run)
+    assert (found.logs, found.held_out, found.events, found.tables, found.summary) == ((new,), (), (), (), None)
+    assert all(path.name in found.notes[0] for path in old)
+    assert "1 iteration, no summary" in list_runs(run)
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"continues": "last.ckpt"}))
+    found = find_run(run)
+    assert found.logs == (log, new)
+    assert found.notes == ()
+    os.utime(new, (started - 2, started - 2))  # held-out episodes before training are played before run.json is written
+    (run / "run.json").write_text(json.dumps(facts))
+    assert find_run(run).logs == (new,)
 
 
 # The runs to choose from
