@@ -90,10 +90,8 @@ def find_run(run: Path) -> RunFiles:
         "summary": tuple(filter(Path.is_file, [home / "summary.json"])),
     }
     own = {kind: since(began, paths) for kind, paths in found.items()}
-    if earlier := [path.name for kind, paths in found.items() for path in paths if path not in own[kind]]:
-        notes.append(
-            f"Left out, since it is older than this run, which began anew in its folder: {', '.join(earlier)}."
-        )
+    if earlier := [path for kind, paths in found.items() for path in paths if path not in own[kind]]:
+        notes.append(f"Left out, as older than this run, which began anew in its folder: {_listed(earlier, chosen)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
         folder=chosen,
@@ -216,8 +214,8 @@ def _name(chosen: Path) -> str:
     return " / ".join(parts[-2:] if version_of(chosen) >= 0 else parts[-1:])
 
 
-def _listed(runs: Iterable[Path], root: Path) -> str:
-    return ", ".join(sorted(_relative(run, root) for run in runs))
+def _listed(paths: Iterable[Path], root: Path) -> str:
+    return ", ".join(sorted(_relative(path, root) for path in paths))
 
 
 def _relative(path: Path, root: Path) -> str:
