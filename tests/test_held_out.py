@@ -15,9 +15,22 @@ from benchmarks.laboratory.cloning import PROMPT, random_model
 from benchmarks.laboratory.fits import quiet_trainer
 from benchmarks.laboratory.games import GAMES, WAIT
 from benchmarks.laboratory.held_out import HELD_OUT, TASKS, NoisyPlayer, Task
-from benchmarks.laboratory.judge import EVERY, PLAYED, SETTINGS, advice, arms, key, play_held_out
+from benchmarks.laboratory.judge import (
+    EPISODES,
+    EVERY,
+    PLAYED,
+    SEEDS,
+    SETTINGS,
+    advice,
+    arms,
+    key,
+    play_held_out,
+    record,
+    restore,
+)
 from benchmarks.laboratory.judge_report import best_of, like_best, page, paired
 from benchmarks.laboratory.policy import prompts_of
+from benchmarks.laboratory.records import save
 from benchmarks.laboratory.side_by_side import SideBySide
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.models.critic import SeparateCritic
@@ -176,3 +189,23 @@ def test_advice_that_names_no_setting_is_refused(tmp_path):
     (tmp_path / "advice.json").write_text('{"wind": "long"}')
     with pytest.raises(ValueError, match="wind: long"):
         advice(tmp_path)
+
+
+def test_runs_that_were_kept_come_back_under_their_own_seeds(tmp_path):
+    """Also where a seed between them is not whole, as of a process that was stopped."""
+    task, runs = TASKS["wind"], tmp_path / "runs"
+    save(runs / f"{task.name}-{EPISODES}.json", json.dumps(of_task()["start"]))
+    for setting, arm in arms(9.0).items():
+        for seed in range(SEEDS):
+            if (setting, seed) != ("groups", 1):
+                save(runs / f"{key(task, arm, seed)}.json", json.dumps({"curve": [seed]}))
+    kept = tmp_path / "advise.json"
+    save(kept, json.dumps(record(runs, kept)))
+    restore(tmp_path / "empty", kept)
+    for arm in arms(9.0).values():
+        for seed in range(SEEDS):
+            file = tmp_path / "empty" / f"{key(task, arm, seed)}.json"
+            assert not file.exists() or json.loads(file.read_text()) == {"curve": [seed]}
+    arm = arms(9.0)["groups"]
+    save(runs / f"{key(task, arm, 1)}.json", json.dumps({"curve": [1]}))
+    assert record(runs, kept)["tasks"]["wind"]["runs"]["groups"] == [{"curve": [seed]} for seed in range(SEEDS)]

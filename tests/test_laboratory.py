@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import replace
 from math import comb
@@ -13,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.laboratory import every_estimator, every_estimator_report, lure, measures, steadiness
+from benchmarks.laboratory import every_estimator, every_estimator_report, forks, lure, measures, steadiness
 from benchmarks.laboratory.arms import STEPS, Arm, ExactCurve, Waiting, agent_of, play, random_head, rollouts
 from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import PROMPT, NoisyExpert, Start, random_model
@@ -36,7 +37,7 @@ from benchmarks.laboratory.key_door import (
 from benchmarks.laboratory.memories import Silent, memory_of
 from benchmarks.laboratory.policy import LastWord, PolicyReader, prompt_ids
 from benchmarks.laboratory.recall import ConfusedExpert, MazeStart, prompt_of
-from benchmarks.laboratory.records import as_text, key, keys, keys_of, load, save
+from benchmarks.laboratory.records import as_text, key, keys, keys_of, load, save, save_tensors, share
 from benchmarks.laboratory.report import page
 from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -564,6 +565,36 @@ def test_runs_are_whole_files_and_other_settings_are_left_out(tmp_path):
     save(tmp_path / "of-an-earlier-setting.json", "{}")
     (tmp_path / ".half.json.draft").write_text('{"cur')
     assert load(tmp_path, None, keys_of([cell])) == {key(cell, "8 turns", 0): {"curve": [1]}}
+
+
+def test_tensors_that_are_not_written_to_their_end_are_not_there(tmp_path):
+    class Killed:
+        def __reduce__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_tensors(tmp_path / "gradients0.pt", {"a": torch.ones(9), "b": Killed()})
+    assert not (tmp_path / "gradients0.pt").exists()
+    save_tensors(tmp_path / "gradients0.pt", {"a": torch.ones(9)})
+    assert [path.name for path in tmp_path.iterdir()] == ["gradients0.pt"]
+    assert torch.load(tmp_path / "gradients0.pt", weights_only=True)["a"].sum() == 9
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "1/0", "a/b", "1/2/3", "-1/2", ""])
+def test_a_share_that_is_none_is_refused(text):
+    assert (share("1/1"), share("2/3")) == ((1, 1), (2, 3))
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 1/2"):
+        share(text)
+
+
+def test_runs_of_forks_with_too_few_iterations_are_made_anew(tmp_path, monkeypatch):
+    file = tmp_path / "forks-slip0.0-seed1.json"
+    file.write_text(json.dumps([{"turns": 0.0}] * 2))
+    monkeypatch.setattr(forks, "run", lambda start, model, iterations, seed: [{"turns": 1.0}] * iterations)
+    assert forks.kept(Start(), tmp_path, 2, 1, tmp_path) == [{"turns": 0.0}] * 2
+    assert forks.kept(Start(), tmp_path, 5, 1, tmp_path) == [{"turns": 1.0}] * 5
+    assert json.loads(file.read_text()) == [{"turns": 1.0}] * 5
+    assert len(forks.kept(Start(), tmp_path, 3, 1, tmp_path)) == 3
 
 
 def test_steadiness_by_hand():

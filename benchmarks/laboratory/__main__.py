@@ -22,7 +22,7 @@ from benchmarks.laboratory.cells import CELLS
 from benchmarks.laboratory.cloning import cloned
 from benchmarks.laboratory.fits import quiet
 from benchmarks.laboratory.measures import area, end
-from benchmarks.laboratory.records import as_text, key, keys_of, load, save
+from benchmarks.laboratory.records import as_text, key, keys_of, load, save, share
 from benchmarks.laboratory.report import told, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,13 +38,13 @@ def main() -> None:
     parser.add_argument(
         "--first-seed", type=int, default=0, help="seeds of cells begin here; the page has those from 0"
     )
-    parser.add_argument("--share", default="1/1", help="of the seeds, for several processes: 1/2 and 2/2")
+    parser.add_argument("--share", type=share, default="1/1", help="of the seeds, for several processes: 1/2 and 2/2")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "laboratory", help="folder of runs and models")
     wanted = parser.parse_args()
     quiet()
     gc.freeze()  # modules stay for as long as the process; to look through them again and again takes time
     if not wanted.report:
-        part, parts = map(int, wanted.share.split("/"))
+        part, parts = wanted.share
         made = load(wanted.runs, RECORD, keys_of(CELLS.values())).keys()
         for name in wanted.cell:
             if name in CELLS:

@@ -1,7 +1,7 @@
 """Forks against exact values: how wrong are the values and advantages of a critic, and those of episodes played on?
 
     python -m benchmarks.laboratory.forks                # three seeds; writes docs/results/forks.md
-    python -m benchmarks.laboratory.forks --slip 0.3     # with noise in the game; prints only
+    python -m benchmarks.laboratory.forks --slip 0.3     # with noise in the game; prints only, as fewer iterations do
 
 A policy learns key and door with GAE and a critic. Before its updates the states of the rollout are also valued by
 forks, and both are compared with what dynamic programming gives for the policy as it is.
@@ -32,6 +32,7 @@ from benchmarks.laboratory.exact import Array, tables
 from benchmarks.laboratory.fits import data_of, quiet_trainer
 from benchmarks.laboratory.key_door import ACTIONS, STAY
 from benchmarks.laboratory.policy import LastWord, PolicyReader
+from benchmarks.laboratory.records import save
 from lightning_agentrl.advantages import GAE, Forked
 from lightning_agentrl.agents import KL, Needs, Optim, PPOAgent
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -155,11 +156,13 @@ def run(start: Start, model: Path, iterations: int, seed: int, turns: int = TURN
 
 
 def kept(start: Start, model: Path, iterations: int, seed: int, folder: Path) -> list[Row]:
-    """Return the rows of a run, which is made once."""
+    """Return the rows of a run, which is made once; one that is there and is shorter than wanted is made anew."""
     file = folder / f"forks-slip{start.slip}-seed{seed}.json"
-    if not file.exists():
-        file.write_text(json.dumps(run(start, model, iterations, seed)))
-    return json.loads(file.read_text())
+    rows: list[Row] = json.loads(file.read_text()) if file.exists() else []
+    if len(rows) < iterations:
+        rows = run(start, model, iterations, seed)
+        save(file, json.dumps(rows))
+    return rows[:iterations]
 
 
 def page(every: Sequence[Sequence[Row]]) -> str:
@@ -197,8 +200,8 @@ def main() -> None:
     disable_progress_bar()
     model = cloned(start, given.models)
     every = [kept(start, model, given.iterations, seed, given.models.parent) for seed in range(given.seeds)]
-    if not given.slip:
-        PAGE.write_text(page(every))
+    if not given.slip and given.iterations >= max(SHOWN):
+        save(PAGE, page(every))
     print(page(every))
 
 

@@ -27,7 +27,7 @@ from benchmarks.laboratory.exact import Tables, tables
 from benchmarks.laboratory.fits import quiet, quiet_trainer
 from benchmarks.laboratory.noise import bootstrap, cosine, mean_product, relative_variance, variance_ratio
 from benchmarks.laboratory.policy import PolicyReader
-from benchmarks.laboratory.records import save
+from benchmarks.laboratory.records import save, save_tensors
 from lightning_agentrl.advantages import (
     GAE,
     GRPO,
@@ -186,7 +186,7 @@ def critic_of(start: Start, model: Path, folder: Path) -> Path:
         L.seed_everything(0, verbose=False)
         quiet_trainer(folder, FITTING, []).fit(agent, rollouts(start, PLAYED, 1))
         assert agent.critic is not None
-        torch.save(agent.critic.state_dict(), path)
+        save_tensors(path, agent.critic.state_dict())
     return path
 
 
@@ -210,7 +210,7 @@ def measure(start: Start, model: Path, critic: Path, folder: Path, piece: int) -
         quiet_trainer(folder, PIECE, [keep]).fit(agent, rollouts(start, PLAYED, 100 + piece))
         names = [name for name, _ in agent.actor.lm.named_parameters()]
         told = {"successes": keep.successes, "names": names}
-        torch.save(told | {name: torch.stack(of_name) for name, of_name in keep.gradients.items()}, path)
+        save_tensors(path, told | {name: torch.stack(of_name) for name, of_name in keep.gradients.items()})
     return path
 
 

@@ -18,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,7 +32,7 @@ from benchmarks.laboratory.cloning import cloned
 from benchmarks.laboratory.fits import quiet, quiet_trainer
 from benchmarks.laboratory.held_out import ROOT, RUNS, TASKS, Task, agent_and_data
 from benchmarks.laboratory.judge_report import page
-from benchmarks.laboratory.records import save
+from benchmarks.laboratory.records import save, share
 from benchmarks.laboratory.side_by_side import SideBySide
 from lightning_agentrl.advantages import GAE, GRPO, GiGPO
 from lightning_agentrl.agents.hooks import RolloutCallback
@@ -214,7 +215,8 @@ def run(tasks: Sequence[str], settings: Sequence[str], seeds: range, share: tupl
 def record(folder: Path, kept: Path) -> dict[str, Any]:
     """Return all that the page is made of: what a folder has, and what it lacks from what was kept before.
 
-    A task has as many seeds as all of its settings were run with, two at least.
+    A task has as many seeds, from the first on, as all of its settings were run with, two at least: by their places
+    :func:`restore` knows the seeds of the runs again.
     """
     before: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     found: dict[str, Any] = {"played": PLAYED, "tasks": {}, "advice": before.get("advice", {}) | advice(folder)}
@@ -226,7 +228,7 @@ def record(folder: Path, kept: Path) -> dict[str, Any]:
             continue
         by_setting = arms(start["mean_turns"]).items()
         files = [{name: folder / f"{key(task, arm, seed)}.json" for name, arm in by_setting} for seed in range(SEEDS)]
-        whole = [of_seed for of_seed in files if all(file.exists() for file in of_seed.values())]
+        whole = list(takewhile(lambda of_seed: all(file.exists() for file in of_seed.values()), files))
         runs = {setting: [json.loads(of_seed[setting].read_text()) for of_seed in whole] for setting, _ in by_setting}
         if len(whole) < 2:
             runs = old.get("runs", {})
@@ -252,7 +254,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, nargs="+", default=list(TASKS), help="tasks; all by default")
     parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=list(SETTINGS), help="all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of each setting; the page has the first three")
-    parser.add_argument("--share", default="1/1", help="of the runs, for several processes: 1/2 and 2/2")
+    parser.add_argument("--share", type=share, default="1/1", help="of the runs, for several processes: 1/2 and 2/2")
     parser.add_argument("--starts", action="store_true", help="train nothing; clone and measure the starts")
     parser.add_argument("--advise", action="store_true", help="train nothing; ask for advice on the tasks")
     parser.add_argument("--report", action="store_true", help="run nothing; write the page of the runs that are there")
@@ -270,7 +272,7 @@ def main() -> None:
         for name in wanted.task:
             print(name, measured_start(TASKS[name], wanted.runs), flush=True)
     else:
-        part, parts = map(int, wanted.share.split("/"))
+        part, parts = wanted.share
         run(wanted.task, wanted.setting, range(wanted.seeds), (part, parts), wanted.runs)
 
 

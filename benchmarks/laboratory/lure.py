@@ -23,7 +23,7 @@ from benchmarks.laboratory.cloning import Start, cloned
 from benchmarks.laboratory.fits import quiet
 from benchmarks.laboratory.markdown import table
 from benchmarks.laboratory.measures import Run
-from benchmarks.laboratory.records import Records, as_text, load, save
+from benchmarks.laboratory.records import Records, as_text, load, save, share
 from lightning_agentrl.advantages import GAE
 
 ROOT = Path(__file__).parents[2]
@@ -217,13 +217,13 @@ def draw(records: Records, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="run nothing; write the page of the runs that are there")
-    parser.add_argument("--share", default="1/1", help="of the runs, for several processes: 1/2 and 2/2")
+    parser.add_argument("--share", type=share, default="1/1", help="of the runs, for several processes: 1/2 and 2/2")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "laboratory", help="folder of runs and models")
     given = parser.parse_args()
     quiet()
     if not given.report:
-        run(given.runs, *map(int, given.share.split("/")))
-    if given.report or given.share == "1/1":
+        run(given.runs, *given.share)
+    if given.report or given.share == (1, 1):
         records = kept(given.runs)
         save(RECORD, as_text(records))
         save(RECORD.with_suffix(".md"), page(records))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.laboratory.cells import Cell
 from benchmarks.laboratory.measures import Run
@@ -44,10 +47,27 @@ def runs_of(cell: Cell, records: Records, first_seed: int = 0) -> dict[str, list
 
 def save(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
+    _save(path, lambda draft: draft.write_text(text))
+
+
+def save_tensors(path: Path, tensors: Any) -> None:
+    """Write a file of tensors as a whole or not at all."""
+    _save(path, lambda draft: torch.save(tensors, draft))
+
+
+def _save(path: Path, write: Callable[[Path], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(text)
+    write(draft)
     draft.replace(path)
+
+
+def share(text: str) -> tuple[int, int]:
+    """Read a share of the runs, such as ``1/2``: its number, from 1, and how many there are."""
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"a share is one of so many, such as 1/2 and 2/2, got '{text}'")
+    return int(part), int(parts)
 
 
 def load(folder: Path, record: Path | None, wanted: Set[str]) -> Records:

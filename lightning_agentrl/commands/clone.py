@@ -40,6 +40,12 @@ class CloneCLI(RunConfigCLI):
             default=None,
             help="Folder of a run whose turn log is cloned; the environments' scripted players when not given.",
         )
+        add(
+            "--other_game",
+            type=bool,
+            default=False,
+            help="Clone a recorded run also where it played another game than the config's, or with other arguments.",
+        )
         add("--episodes", type=int, default=EPISODES, help="Episodes that the scripted players play.")
         add("--min_return", type=float | None, default=None, help="Episodes that earned less are left out.")
         add(
@@ -85,9 +91,10 @@ class CloneCLI(RunConfigCLI):
         settings, trainer = self.settings, cast(Any, self.trainer)
         data, agent = cast(RolloutDataModule, self.datamodule), cast(Agent, self.model)
         falling = Schedules(actor=Schedule("linear"))
+        run = settings.recorded
         self.model = CloneAgent(
             agent.model,
-            Expert(settings.episodes) if settings.recorded is None else Recorded(settings.recorded),
+            Expert(settings.episodes) if run is None else Recorded(run, settings.other_game),
             settings.min_return,
             settings.action_share,
             agent.lora,

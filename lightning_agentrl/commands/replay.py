@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
 import warnings
 from collections.abc import Collection
-from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from lightning_agentrl.commands.bisect import first_difference, time_limit_struc
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
-from lightning_agentrl.view.locate import version_of
+from lightning_agentrl.view.locate import FACTS, began_anew, json_object, since, version_of
 
 CONFIG = "config.yaml"
 
@@ -68,7 +66,8 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     chain = read_links(run / FOLDER)
     iteration = max(chain) if iteration is None else iteration
     if iteration not in chain:
-        raise ValueError(f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}")
+        found = f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}"
+        raise ValueError(found + _elsewhere(run, iteration))
     config = yaml.safe_load((one_run(run, CONFIG) / CONFIG).read_text())
     checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
@@ -93,6 +92,16 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     return True, [*said, f"iteration {iteration} is the same to the bit"]
 
 
+def _elsewhere(run: Path, iteration: int) -> str:
+    """Return which other versions of a run have an iteration, one that went on or was begun anew; empty if none."""
+    run = run if version_of(run) >= 0 else run.resolve()  # it may be "."
+    if version_of(run) < 0:
+        return ""  # beside it may be anything
+    beside = sorted((folder for folder in run.parent.iterdir() if version_of(folder) >= 0), key=version_of)
+    having = [folder for folder in beside if any((folder / FOLDER).glob(f"{iteration:06d}-rank*.npz"))]
+    return "; name the version that has it: " + ", ".join(f"'{folder}'" for folder in having) if having else ""
+
+
 def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collection[int]) -> None:
     """Refuse to compare the files of other ranks: a run may go on with more or fewer processes than it began with.
 
@@ -109,10 +118,11 @@ def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collect
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
     """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
 
-    It is a file or, of a sharded run, a folder.
+    It is a file or, of a sharded run, a folder. Those of a run that was in the folder before are left out.
     """
-    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink()]
-    done = {path: count for path in own if (count := _iterations(path)) is not None}
+    others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
+    own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
+    done = {path: count for path in since(began_anew(run), own) if (count := _iterations(path)) is not None}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
@@ -132,11 +142,8 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
 
 def _continues(run: Path) -> Path | None:
     """Return the checkpoint that a run went on from, as it was named; None if it began anew."""
-    for file in run.glob("**/run.json"):
-        with suppress(OSError, ValueError):
-            path = json.loads(file.read_text()).get("continues")
-            return Path(path) if path else None
-    return None
+    path = json_object(run / FACTS).get("continues")
+    return Path(path) if path else None
 
 
 def _found_again(named: Path, run: Path) -> Path | None:

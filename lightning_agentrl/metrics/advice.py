@@ -154,11 +154,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
             Sure.WEAK,
         )
     if not _returns_differ(facts):
-        yield critic(
-            "all episodes returned the same, so nothing can be compared; a far reward, once it is met, needs a long "
-            "cut",
-            Sure.GUESS,
-        )
+        yield critic("all episodes returned the same, so a group would have nothing to compare", Sure.GUESS)
     if facts.mixed.value < LEAST_MIXED and not within_share(facts) >= LEAST_WITHIN:  # nor where nothing tells it
         yield critic(
             f"the start decides the return: in only {percent(facts.mixed)} of the starts did episodes return "
@@ -193,23 +189,26 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
 def _of_groups(facts: Facts) -> tuple[Setting, list[Choice]]:
     met, mixed = facts.met_in_others, facts.mixed
     differ = f"returns differ in {percent(mixed)} of the starts"
+    whole = "the interaction plays whole games only"  # the one reason where no return differs
+    compared = f"{differ} with {PLAYED} episodes already" if _returns_differ(facts) else f"{whole}; so many were tried"
     tried = facts.horizon[1] <= LONG_EPISODE and facts.reply_tokens[0] <= LONG_REPLY and mixed.low >= LEAST_MIXED
     near = facts.horizon[0] <= NEAR
-    size = Choice("group size", f"{GROUP} whole episodes", f"{differ} with {PLAYED} episodes already", WEAK, BY_GROUPS)
+    size = Choice("group size", f"{GROUP} whole episodes", compared, WEAK, BY_GROUPS)
     cut = Choice("cut", "none", "a group plays its episodes to their end", Sure.STRONG)
     warm = Choice("warm-up", "none", "there is no critic", Sure.STRONG)
     if met.value >= LEAST_MET:
         why = f"{percent(met)} of the turns after the first are in a state that another episode of the start also met, "
+        why += f"and {differ if _returns_differ(facts) else whole}"
         sure = WEAK if tried and not met.low < LEAST_MET else Sure.GUESS
         source = BY_GROUPS if near else BY_STATE
-        estimator = Choice("estimator", "GiGPO", f"{why}and {differ}", sure, source, decides=True)
+        estimator = Choice("estimator", "GiGPO", why, sure, source, decides=True)
         discounts = Choice("discounts", "gamma 0.99", "ranks the ways from a state by their length too", WEAK, source)
         return Setting.GROUPS_BY_STATE, [estimator, discounts, size, cut, warm]
     why = f"{differ}, and " + (
         f"states hardly recur ({percent(met)})" if facts.horizon[1] > 1 else "episodes have one turn"
     )
-    if facts.whole_games and not _returns_differ(facts):
-        why = "the interaction plays whole games only"
+    if not _returns_differ(facts):
+        why = whole
     estimator = Choice("estimator", "GRPO", why, Sure.GUESS, BY_GROUPS, decides=True)
     discounts = Choice("discounts", "none", "a group compares sums of rewards", Sure.STRONG, SPREAD)
     return Setting.GROUPS, [estimator, discounts, size, cut, warm]

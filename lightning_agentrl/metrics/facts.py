@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
@@ -210,7 +211,8 @@ def share(part: int, whole: int) -> Measured:
 def ratio(parts: Sequence[tuple[float, float]]) -> Measured:
     """Return the ratio of two sums over starts, with an interval from a bootstrap over starts.
 
-    Few starts give no interval.
+    The percentiles are widened as for Student's t, since a bootstrap of so few is too narrow (Hesterberg 2015). Very
+    few starts give no interval.
     """
     pairs_S2 = np.array(parts, dtype=np.float64).reshape(-1, 2)
     part, whole = pairs_S2.sum(0)
@@ -221,8 +223,23 @@ def ratio(parts: Sequence[tuple[float, float]]) -> Measured:
     drawn = np.random.default_rng(0).integers(len(pairs_S2), size=(DRAWS, len(pairs_S2)))
     sums_D2 = pairs_S2[drawn].sum(1)
     ratios = sums_D2[:, 0][sums_D2[:, 1] > 0] / sums_D2[:, 1][sums_D2[:, 1] > 0]
-    low, high = np.quantile(ratios, (0.025, 0.975))
+    tail = NormalDist().cdf(-student_quantile(len(pairs_S2) - 1) * math.sqrt(len(pairs_S2) / (len(pairs_S2) - 1)))
+    low, high = np.quantile(ratios, (tail, 1 - tail))
     return Measured(float(part / whole), float(low), float(high))
+
+
+def student_quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t, by its expansion in 1 / ``freedom``; 1 % too low for 3, then nearer.
+
+    Abramowitz and Stegun 26.7.5.
+    """
+    z = NormalDist().inv_cdf(0.975)
+    return (
+        z
+        + (z**3 + z) / 4 / freedom
+        + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / freedom**3
+    )
 
 
 def variances(groups: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from lightning_agentrl.view.read import LoggedTurn
 
 
+_SAME = (  # of a turn and of its line in the log
+    *("env", "episode", "observation", "reply", "thought", "action", "valid", "terminated", "truncated", "success"),
+    *("hit_token_cap", "history_cuts", "policy_version", "env_seconds", "engine_seconds", "parsed_action"),
+    *("thought_tokens", "asked_again"),
+)
+_NEEDED = (*_SAME, "prompt", "continues", "env_reward", "reward", "episode_return", "stop")
+
+
 class Recorded(Demonstrations):
     """Whole episodes that the policy of a run played in training, from its turn log (callback ``TurnLog``).
 
@@ -27,22 +36,27 @@ class Recorded(Demonstrations):
 
     Args:
         run: folder of the run.
+        other_game: whether it may have played something else than what is trained for.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, other_game: bool = False) -> None:
         self.run = run
+        self.other_game = other_game
 
     def load(self, data: RolloutDataModule, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
         """Read the episodes that began and ended in the log.
 
         Raises:
-            ConfigError: there are none, or the model's tokenizer cannot read them.
+            ConfigError: there are none, they are of another game, or the model's tokenizer cannot read them.
         """
-        from lightning_agentrl.view.locate import find_run  # TensorBoard comes with it
+        from lightning_agentrl.view.locate import environment_of, find_run, json_object  # TensorBoard comes with it
         from lightning_agentrl.view.read import read_turns
 
         files = find_run(Path(self.run))
+        if files.facts is not None and not self.other_game:
+            check_game(environment_of(json_object(files.facts)), [each.label for each in data.pool.sources], self.run)
         turns, _ = read_turns(files.logs, prompts=True)
+        check_keys(turns, self.run)
         check_tokens(turns, tokenizer, self.run)
         episodes: dict[tuple[Any, ...], list[LoggedTurn]] = {}
         for turn in turns:
@@ -54,6 +68,40 @@ class Recorded(Demonstrations):
                 "turn to its end; name a longer run, or another version of it (--recorded)"
             )
         return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: ranks()]]
+
+
+def check_game(recorded: str, own: Sequence[str], run: str) -> None:
+    """Refuse a run that played something else than the sources of a config, or with other arguments.
+
+    Args:
+        recorded: what it played, as run.json says; empty if that does not say so.
+        own: labels of the sources.
+        run: folder of the run.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    others = [game for game in re.split(r" \(share [^ ()]+\)(?: and |$)", recorded) if game and game not in own]
+    if others:
+        raise ConfigError(
+            f"the run '{run}' played {' and '.join(others)}, and the config has {' and '.join(own)}: name a run of "
+            "this game (--recorded), or clone it all the same (--other_game true)"
+        )
+
+
+def check_keys(turns: Sequence[LoggedTurn], run: str) -> None:
+    """Refuse turns that lack what a log holds today.
+
+    Raises:
+        ConfigError: one sentence.
+    """
+    for turn in turns:
+        if missing := [name for name in _NEEDED if name not in turn]:
+            raise ConfigError(
+                f"the turn log of '{run}' lacks {', '.join(missing)} (iteration {turn['iteration']}, environment "
+                f"{turn['env']}, turn {turn['turn']}), as one of an earlier version of the package may: name a run of "
+                "this version (--recorded)"
+            )
 
 
 def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase, run: str) -> None:
@@ -105,12 +153,8 @@ def _samples(turns: Sequence[LoggedTurn]) -> Iterator[Sample]:
 
 def _turn(logged: LoggedTurn) -> Turn:
     """Return a turn with what a log holds of it."""
-    same = (
-        "env episode observation reply thought action valid terminated truncated success hit_token_cap history_cuts "
-        "policy_version env_seconds engine_seconds parsed_action thought_tokens asked_again"
-    )
     return Turn(
-        **{name: logged[name] for name in same.split()},
+        **{name: logged[name] for name in _SAME},
         index=logged["turn"],
         env_reward=logged["env_reward"] or 0.0,
         reward=logged["reward"] or 0.0,

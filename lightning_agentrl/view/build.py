@@ -16,7 +16,7 @@ from typing import Any
 from lightning_agentrl.view.curves import curves_index, read_curves
 from lightning_agentrl.view.differences import different_keys
 from lightning_agentrl.view.episodes import Episode, group
-from lightning_agentrl.view.locate import RunFiles, find_run
+from lightning_agentrl.view.locate import RunFiles, environment_of, find_run
 from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
 from lightning_agentrl.view.report import Report
@@ -88,7 +88,7 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
         raise ValueError(f"the turn log below '{run}' holds no turn yet; build the page after the first iteration")
     iterations = [turn["iteration"] for own in turns for turn in own]
     configs, facts = [_config(known.config) for known in found], [_json_file(known.facts) for known in found]
-    if len({env for env in map(_environment, facts) if env}) > 1:
+    if len({env for env in map(environment_of, facts) if env}) > 1:
         notes.append(
             "The runs differ in their environments, or in the arguments of these: a pair of held-out episodes has its "
             "seed in common, and maybe not its game."
@@ -240,12 +240,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_short(item) for item in value]
     return value
-
-
-def _environment(facts: Any) -> str:
-    """Return what a run played, by its run.json; empty if that does not say so."""
-    rollout = facts.get("rollout") if isinstance(facts, dict) else None
-    return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
 
 
 def _config(path: Path | None) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from lightning_agentrl.view.events import Points, read_events
 
 # Shown first, in this order; the rest is one press away.
 MAIN = (
@@ -38,10 +37,6 @@ _STEPS = ("step", "trainer/global_step", "_step", "Step")
 _EPOCH = "epoch"
 _BOUNDS = ("__MIN", "__MAX")  # beside each curve of an exported chart
 
-EVENTS = "events.out.tfevents.*"  # files of TensorBoard
-
-Points = dict[float, float]  # values by step or iteration
-
 
 @dataclass(frozen=True)
 class Curves:
@@ -56,18 +51,21 @@ class Curves:
     points: dict[str, Points]
 
 
-def read_curves(events: Path | None, tables: Sequence[Path] = ()) -> tuple[Curves, list[str]]:
+def read_curves(events: Sequence[Path], tables: Sequence[Path] = ()) -> tuple[Curves, list[str]]:
     """Read all curves of a run; return them with notes about what was left out.
 
     Args:
-        events: folder with event files of TensorBoard.
+        events: event files of TensorBoard.
         tables: CSV files; those without a column of steps or epochs hold no curves.
     """
     notes: list[str] = []
-    found = [] if events is None else [_from_events(events)]
-    for path in [] if events is None else sorted(events.glob(EVENTS)):
-        if _is_damaged(path):
-            notes.append(f"{path.name} is damaged: of the curves in it only what lies before the damage is shown.")
+    found = []
+    if events:
+        by_step, damaged = read_events(events)
+        found.append(_by_iteration(by_step))
+        notes += [
+            f"{name} is damaged: of the curves in it only what lies before the damage is shown." for name in damaged
+        ]
     for path in tables:
         try:
             found.append(_from_table(path))
@@ -103,29 +101,6 @@ def _sorted(points: Points) -> list[list[float]]:
     return [whole, [points[x] for x in xs]]
 
 
-def _from_events(events: Path) -> Curves:
-    accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0})  # 0 keeps every point
-    accumulator.Reload()
-    points = {
-        name: {float(event.step): float(event.value) for event in accumulator.Scalars(name)}
-        for name in accumulator.Tags()["scalars"]
-    }
-    return _by_iteration(points)
-
-
-def _is_damaged(events: Path) -> bool:
-    """Return whether a record of an event file is not what was written. A last one that is cut short may yet grow."""
-    with events.open("rb") as opened:
-        while len(head := opened.read(12)) == 12:
-            length, checksum = struct.unpack("<QI", head)
-            if masked_crc32c(head[:8]) != checksum:
-                return True
-            body = opened.read(length + 4)
-            if len(body) == length + 4 and struct.pack("<I", masked_crc32c(body[:-4])) != body[-4:]:
-                return True
-    return False
-
-
 def _from_table(path: Path) -> Curves:
     """Read a CSV file: a log of CSVLogger, or a history or chart that was exported from Weights & Biases.
 
@@ -134,9 +109,12 @@ def _from_table(path: Path) -> Curves:
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
-            rows = list(csv.DictReader(opened, restkey="", restval=""))
+            text = opened.read()
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), restkey="", restval=None))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"it cannot be read ({error})") from error
+    if rows and not text.endswith(("\n", "\r")) and None in rows[-1].values():
+        rows.pop()  # it is cut short, and its last number may be, too
     columns = list(rows[0]) if rows else []
     x = next((name for name in (*_STEPS, _EPOCH) if name in columns), None)
     if x is None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from lightning_agentrl.view.locate import find_runs, held_out_logs, turn_logs
+from lightning_agentrl.view.locate import (
+    began_anew,
+    find_runs,
+    held_out_logs,
+    json_object,
+    log_order,
+    since,
+    turn_logs,
+)
 
 _TAIL = 1 << 20  # bytes at the end of a log that are looked at for its last iteration
 
@@ -37,11 +44,11 @@ def list_runs(root: Path) -> str:
 
 def _row(run: Path) -> tuple[str, str, str]:
     """Return when a run was started, to the minute, its folder, and how it went."""
-    started = str(_json(run / "run.json").get("started", ""))[:16].replace("T", " ")
+    started = str(json_object(run / "run.json").get("started", ""))[:16].replace("T", " ")
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
     told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
-    summary = _json(run / "summary.json")
+    summary = next(map(json_object, since(began_anew(run), [run / "summary.json"])), {})
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
@@ -54,29 +61,34 @@ def _row(run: Path) -> tuple[str, str, str]:
 
 
 def last_iteration(run: Path) -> int:
-    """Return the last iteration in the turn log of a run, 0 if there is none.
+    """Return the iteration that the turn log of a run ends with, 0 if there is none.
 
-    Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one.
+    Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one. What an
+    earlier run in the same folder had played does not count, as on the page.
     """
-    found = 0
-    for log in (*turn_logs(run), *held_out_logs(run)):
-        tail = _TAIL
-        while not (there := _iterations(log, tail)) and tail < log.stat().st_size:
-            tail *= 8  # a picture, or a long prompt, can make a line longer than that
-        found = max(found, *there, 0)
-    return found
+    return max(_end(since(began_anew(run), logs)) for logs in (turn_logs(run), held_out_logs(run)))
 
 
-def _iterations(log: Path, tail: int) -> list[int]:
-    with log.open("rb") as opened:
-        opened.seek(max(0, log.stat().st_size - tail))
-        return [int(number) for number in re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M)]
+def _end(logs: Sequence[Path]) -> int:
+    """Return the iteration at the end of logs, the furthest one of their ranks."""
+    ends: dict[int, int] = {}
+    for log in reversed(logs):  # the newest of a rank first
+        if (rank := log_order(log)[0]) not in ends and (end := _last_in(log)):
+            ends[rank] = end
+    return max(ends.values(), default=0)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """Return a file's object; empty if it is not there, or not whole because it is being written."""
+def _last_in(log: Path) -> int:
+    """Return the iteration of the last turn in a file, 0 if there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        with log.open("rb") as opened:
+            size, tail = log.stat().st_size, _TAIL
+            while True:
+                opened.seek(max(0, size - tail))
+                if found := re.findall(rb'^{"iteration": ?(\d+),', opened.read(), re.M):
+                    return int(found[-1])
+                if tail >= size:
+                    return 0
+                tail *= 8  # a picture, or a long prompt, can make a line longer than that
+    except FileNotFoundError:  # a run that is still going has rotated it away
+        return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
@@ -16,13 +19,16 @@ _VERSION_NAME = re.compile(r"version_(\d+)")
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run that were found. It has turn logs of at least one kind; all else may be missing."""
+    """The files of a run that were found. It has turn logs of at least one kind; all else may be missing.
+
+    Those of an earlier run, in whose folder it began anew, are left out.
+    """
 
     name: str  # the run folder, with the version if it is one of several
     folder: Path  # that holds its turn logs
     logs: tuple[Path, ...]  # of trained turns, by rank, then in the order they were written
     held_out: tuple[Path, ...]  # of held-out episodes, likewise
-    events: Path | None  # folder with TensorBoard event files
+    events: tuple[Path, ...]  # event files of TensorBoard
     tables: tuple[Path, ...]  # CSV files, of which some may hold curves
     summary: Path | None
     facts: Path | None  # run.json
@@ -75,14 +81,25 @@ def find_run(run: Path) -> RunFiles:
     beside = [folder for folder in runs if folder not in logged and folder.parent == chosen.parent]
     if later := [folder for folder in beside if version_of(folder) > version_of(chosen)]:
         notes.append(f"Started later and without a turn log: {_listed(later, run)}.")
+    began = began_anew(home)
+    found = {
+        "logs": turn_logs(chosen),
+        "held_out": held_out_logs(chosen),
+        "events": tuple(sorted(home.glob("events.out.tfevents.*"))),
+        "tables": tuple(sorted(home.glob("*.csv"))),
+        "summary": tuple(filter(Path.is_file, [home / "summary.json"])),
+    }
+    own = {kind: since(began, paths) for kind, paths in found.items()}
+    if earlier := [path for kind, paths in found.items() for path in paths if path not in own[kind]]:
+        notes.append(f"Left out, as older than this run, which began anew in its folder: {_listed(earlier, chosen)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
         folder=chosen,
-        logs=turn_logs(chosen),
-        held_out=held_out_logs(chosen),
-        events=home if any(home.glob("events.out.tfevents.*")) else None,
-        tables=tuple(sorted(home.glob("*.csv"))),
-        summary=_existing(home / "summary.json"),
+        logs=own["logs"],
+        held_out=own["held_out"],
+        events=own["events"],
+        tables=own["tables"],
+        summary=next(iter(own["summary"]), None),
         facts=_existing(home / FACTS),
         config=_existing(home / "config.yaml"),
         notes=tuple(notes),
@@ -148,6 +165,46 @@ def version_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
+def began_anew(run: Path) -> float:
+    """Return a time before which nothing of a run was written; 0 if it went on from a checkpoint, or is not known.
+
+    It is that of its config.yaml, which is written first, but not if that was copied or changed since it trained.
+    """
+    facts, config = json_object(run / FACTS), run / "config.yaml"
+    try:
+        began = datetime.fromisoformat(facts["started"]).timestamp()
+        return 0.0 if facts.get("continues") else min(began, config.stat().st_mtime)
+    except (KeyError, TypeError, ValueError, OSError):
+        return 0.0
+
+
+def since(began: float, paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Return the files that were written to since a time."""
+    return tuple(path for path in paths if not began or _written(path) >= began)
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # rotated away
+        return 0.0
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return a file's object; empty if it is not there, or not whole because it is being written."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def environment_of(facts: Any) -> str:
+    """Return what a run played, by its run.json; empty if that does not say so."""
+    rollout = facts.get("rollout") if isinstance(facts, dict) else None
+    return str(rollout.get("env", "")) if isinstance(rollout, dict) else ""
+
+
 def _existing(path: Path) -> Path | None:
     return path if path.is_file() else None
 
@@ -157,8 +214,8 @@ def _name(chosen: Path) -> str:
     return " / ".join(parts[-2:] if version_of(chosen) >= 0 else parts[-1:])
 
 
-def _listed(runs: Iterable[Path], root: Path) -> str:
-    return ", ".join(sorted(_relative(run, root) for run in runs))
+def _listed(paths: Iterable[Path], root: Path) -> str:
+    return ", ".join(sorted(_relative(path, root) for path in paths))
 
 
 def _relative(path: Path, root: Path) -> str:

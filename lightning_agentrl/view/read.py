@@ -21,6 +21,7 @@ _REQUIRED: dict[str, type] = {
     "reply": str,
     "observation": str,
 }
+_NUMBERS = {float, int, type(None)}
 PER_TOKEN = ("rollout_logps", "old_logps", "ref_logps", "values", "entropy", "advantages", "returns")
 
 
@@ -29,8 +30,8 @@ def read_turns(
 ) -> tuple[list[LoggedTurn], list[str]]:
     """Read all turns of all ranks, and return them with notes about what was left out.
 
-    A resumed run plays some iterations again; only the later version of them is kept. Entries in lists of numbers are
-    None where a number was not finite.
+    A resumed run plays some iterations again, and a new one in the same folder all of them; only the later version of
+    them is kept. Entries in lists of numbers are None where a number was not finite.
 
     Args:
         logs: files by rank, then in the order in which they were written.
@@ -43,14 +44,19 @@ def read_turns(
     ranks: dict[int, list[LoggedTurn]] = {}
     notes: list[str] = []
     for path in logs:
-        kept = ranks.setdefault(log_order(path)[0], [])
-        for turn in _read_file(path, notes, prompts):
-            if kept and turn["iteration"] < kept[-1]["iteration"]:
-                again = turn["iteration"]
-                notes.append(
-                    f"Rank {log_order(path)[0]} went back from iteration {kept[-1]['iteration']} to {again}, as a "
-                    "resumed run does: what it had played there before is left out."
+        rank = log_order(path)[0]
+        kept = ranks.setdefault(rank, [])
+        for place, turn in enumerate(_read_file(path, notes, prompts)):
+            again, newest = turn["iteration"], kept[-1]["iteration"] if kept else -1
+            # A full file is followed by the next in the middle of an iteration, but then its first turn is a new one.
+            begun_anew = place == 0 and again == newest and _is_in(turn, kept)
+            if again < newest or begun_anew:
+                how = (
+                    f"played iteration {again} twice, as a run that begins anew in the same folder does"
+                    if begun_anew
+                    else f"went back from iteration {newest} to {again}, as a resumed run does"
                 )
+                notes.append(f"Rank {rank} {how}: what it had played there before is left out.")
                 kept[:] = [old for old in kept if old["iteration"] < again]
             if last is not None and kept and turn["iteration"] > kept[-1]["iteration"]:
                 kept[:] = [old for old in kept if old["iteration"] > turn["iteration"] - last]
@@ -58,6 +64,12 @@ def read_turns(
     if last is not None:
         notes.append(f"Only the last {last} iterations of the log are shown.")
     return [turn for rank in sorted(ranks) for turn in ranks[rank]], notes
+
+
+def _is_in(turn: LoggedTurn, turns: Iterable[LoggedTurn]) -> bool:
+    """Return whether the same turn of the same episode is among those of its iteration."""
+    which = ("iteration", "group", "env", "episode", "turn")
+    return any(all(turn.get(key) == old.get(key) for key in which) for old in turns)
 
 
 def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTurn]:
@@ -91,6 +103,11 @@ def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
             raise _broken(path, number, f"'{key}' is of another type")
         if values is not None and len(values) != count:
             raise _broken(path, number, f"'{key}' has {len(values)} entries for {count} reply tokens")
+        if values and not set(map(type, values)) <= ({str} if key == "tokens" else _NUMBERS):
+            raise _broken(path, number, f"'{key}' has entries of another type")
+    for key in ("reward", "env_reward", "episode_return"):
+        if type(record.get(key)) not in _NUMBERS:
+            raise _broken(path, number, f"'{key}' is of another type")
     prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
     if not isinstance(prompt, list) and (prompts or prompt is not None):
         raise _broken(path, number, "'prompt_ids' is missing or of another type")

@@ -184,6 +184,9 @@ def test_a_recorded_run_is_cloned_token_by_token(memory, folder, tmp_path):
     log.write_text("".join(lines))
     left = demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
     assert len(left) == ends - 1  # an episode with a hole is none
+    log.write_text("".join(lines).replace('"asked_again":false,', "").replace('"stop":null,', ""))
+    with pytest.raises(ConfigError, match=r"run' lacks asked_again, stop \(iteration 1, environment 0, turn 0\)"):
+        demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
 
 
 @pytest.mark.slow

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.rollout.recorded import check_game
 from tests.cli import Command, Config, changed, sentence
 
 SAYING = '{"id": "tests.talking_game:Saying-v0", "kwargs": {"messages": [{"role": "user", "content": "Hello."}]}}'
@@ -57,3 +60,25 @@ def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     code, told = agentrl("--out", "x", "--steps", "1", "--episodes", "4", "--quiet", config=saved, command="clone")
     assert code == 0, told
     assert "not to another command" in sentence(agentrl("--out", "y", "--dry-run", config=saved, command="clone"))
+
+
+def test_a_recorded_run_of_another_game_is_refused_unless_it_is_wanted(signs: Config, agentrl: Command) -> None:
+    recorded = changed(signs, "trainer.callbacks", [{"class_path": "TurnLog"}])
+    recorded = changed(recorded, "trainer.default_root_dir", "recorded")
+    recorded = changed(recorded, "data.init_args.turns_per_env", 4)
+    code, told = agentrl(config=changed(recorded, "data.init_args.env.kwargs", {"fault": ""}))
+    assert code == 0, told
+    given = ("--recorded", "recorded", "--steps", "1")
+    other = changed(signs, "data.init_args.env.kwargs", {"fault": "jumps"})
+    told = sentence(agentrl("--out", "x", *given, config=other, command="clone"))
+    assert "the run 'recorded' played tests.signs:Signs-v0 with {'fault': ''}, and the config has" in told
+    assert "(--other_game true)" in told
+    code, told = agentrl("--out", "y", *given, "--other_game", "true", "--quiet", config=other, command="clone")
+    assert code == 0, told
+
+
+@pytest.mark.parametrize("recorded", ["", "A with {}", "A with {} (share 1) and B with {'x': 'a and b'} (share 0.5)"])
+def test_a_run_of_some_of_the_games_is_taken(recorded: str) -> None:
+    check_game(recorded, ["A with {}", "B with {'x': 'a and b'}", "C with {}"], "run")
+    with pytest.raises(ConfigError, match=r"played .* and the config has C with \{\}") if recorded else nullcontext():
+        check_game(recorded, ["C with {}"], "run")

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,21 @@ def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command
     assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", told)
 
 
+def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: Path) -> None:
+    versions = [tmp_path / "run" / "lightning_logs" / f"version_{number}" for number in (0, 1, 2)]
+    for version, iterations in zip(versions, ((1, 2), (2, 3), (4, 5)), strict=True):
+        (version / "chain").mkdir(parents=True)
+        for iteration in iterations:
+            link_path(version / "chain", iteration, 0).touch()
+    told = sentence(agentrl(str(tmp_path / "run"), "--iteration", "2", command="replay"))
+    assert told.endswith(
+        f"version_2' has iterations 4 to 5, not 2; name the version that has it: '{versions[0]}', '{versions[1]}'"
+    )
+    told = sentence(agentrl(str(versions[0]), "--iteration", "4", command="replay"))
+    assert told.endswith(f"version_0' has iterations 1 to 2, not 4; name the version that has it: '{versions[2]}'")
+    assert sentence(agentrl(str(tmp_path / "run"), "--iteration", "9", command="replay")).endswith("4 to 5, not 9")
+
+
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:
@@ -324,6 +340,30 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is damaged or no checkpoint") as told:
         assert checkpoint_before(tmp_path, None) == (newest, 4)
     assert len(told) == 3
+
+
+def test_checkpoints_and_beginnings_of_runs_below_are_not_those_of_a_run(tmp_path: Path) -> None:
+    """A run without a logger lies in the root, and those with one below it."""
+    below = continued(tmp_path / "lightning_logs" / "version_0", "elsewhere.ckpt")
+    saved(below / "checkpoints" / "last.ckpt", 4)
+    assert checkpoint_before(tmp_path, None) == (None, 0)
+    own = saved(tmp_path / "checkpoints" / "last.ckpt", 2)
+    assert checkpoint_before(tmp_path, None) == checkpoint_before(tmp_path, 5) == (own, 2)
+    assert checkpoint_before(tmp_path, 2) == (None, 0)  # it began anew
+    assert checkpoint_before(below, None) == (below / "checkpoints" / "last.ckpt", 4)
+
+
+def test_checkpoints_of_a_run_that_was_in_the_folder_before_are_not_those_of_a_new_one(tmp_path: Path) -> None:
+    before, own = saved(tmp_path / "iteration-00005.ckpt", 5), saved(tmp_path / "iteration-00002.ckpt", 2)
+    facts = {"started": "2026-01-02T03:04:05+00:00", "continues": None}
+    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()
+    os.utime(before, (started - 60, started - 60))
+    os.utime(own, (started + 60, started + 60))
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "config.yaml").touch()
+    assert checkpoint_before(tmp_path, None) == (own, 2)
+    (tmp_path / "run.json").write_text(json.dumps(facts | {"continues": str(before)}))
+    assert checkpoint_before(tmp_path, None) == (before, 5)
 
 
 def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:

@@ -98,3 +98,18 @@ def test_what_is_cited_stands_there(cited: Cited) -> None:
     assert all(number in section for number in numbers)
     if not numbers:
         assert "advantage is 0" in text
+
+
+@pytest.mark.parametrize("horizon", [(3, 3), (12, 24)])
+@pytest.mark.parametrize("first_values", [0.0, 1.0])
+@pytest.mark.parametrize("whole_games", [False, True])
+@pytest.mark.parametrize("met", [0.05, 0.8])
+def test_where_no_return_differs_the_reasons_go_together(
+    horizon: tuple[int, int], first_values: float, whole_games: bool, met: float
+) -> None:
+    """No reason asks for a long cut beside one for a short cut, and none for what 0 % of the starts show."""
+    same = START_DECIDES | {"above_least": Measured(0.0, 0.0, 0.1), "between": 0.0, "met_in_others": Measured(met)}
+    facts = replace(FACTS, **same, horizon=horizon, first_values=first_values, whole_games=whole_games)
+    choices = {one.part: one for one in advise(facts).choices}
+    assert ("whole games only" if whole_games else "returned the same") in choices["estimator"].why
+    assert not any("long cut" in one.why or "returns differ in" in one.why for one in choices.values())

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from lightning_agentrl.metrics.facts import (
     middle_and_most,
     ratio,
     share,
+    student_quantile,
     uncertain,
     variances,
 )
@@ -119,6 +121,22 @@ def test_a_ratio_has_an_interval_only_with_enough_starts() -> None:
     spread = ratio([(0, 2), (2, 2)] * 10)
     assert 0.2 < spread.low < 0.5 < spread.high < 0.8
     assert ratio([(0, 2), (2, 2)] * 10) == spread  # drawn alike
+
+
+def test_the_interval_of_a_ratio_holds_the_truth_about_as_often_as_it_says() -> None:
+    """Of few starts that differ; without widening it held it in 86 % of the cases."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(600):
+        turns_S = rng.integers(20, 60, 8)
+        counted_S = rng.binomial(turns_S, rng.beta(2, 2, 8))
+        found = ratio(list(zip(counted_S.tolist(), turns_S.tolist(), strict=True)))
+        held += found.low <= 0.5 <= found.high
+    assert 0.91 < held / 600 < 0.97
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(3, 3.182), (7, 2.365), (12, 2.179), (100, 1.984)])
+def test_quantiles_of_students_t(freedom: int, quantile: float) -> None:
+    assert student_quantile(freedom) == pytest.approx(quantile, rel=0.01 if freedom == 3 else 1e-3)
 
 
 def test_ridge_by_hand() -> None:

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
+from lightning_agentrl.view import events as event_files
 from lightning_agentrl.view.curves import Curves, curves_index, read_curves
 from lightning_agentrl.view.episodes import Episode, group
+from lightning_agentrl.view.events import read_events
 from lightning_agentrl.view.quantities import QUANTITIES
 from tests.view.logs import make_turn, write_events
 
@@ -112,7 +116,7 @@ def of_one(curves: Curves) -> dict[str, Any]:
 
 def test_curves_run_over_iterations(tmp_path):
     write_events(tmp_path, 4, ["rollout/success", "kl/reference", "time/update_seconds", "rollout/entropy"])
-    curves = of_one(read_curves(tmp_path)[0])
+    curves = of_one(read_curves([*tmp_path.iterdir()])[0])
     assert curves["x"] == "iteration"
     assert curves["main"] == ["rollout/success", "kl/reference", "rollout/entropy"]
     assert curves["series"]["time/update_seconds"][0][0] == [1, 2, 3, 4]
@@ -121,7 +125,7 @@ def test_curves_run_over_iterations(tmp_path):
 
 def test_entropy_is_shown_once(tmp_path):
     write_events(tmp_path, 2, ["policy/entropy", "rollout/entropy"])
-    curves = of_one(read_curves(tmp_path)[0])
+    curves = of_one(read_curves([*tmp_path.iterdir()])[0])
     assert curves["main"] == ["policy/entropy"]
     assert "rollout/entropy" in curves["series"]
 
@@ -133,7 +137,7 @@ def test_curves_without_epochs_run_over_steps(tmp_path):
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_scalar("rollout/success", 0.5, 7)
         writer.add_scalar("rollout/success", float("nan"), 9)
-    curves = of_one(read_curves(tmp_path)[0])
+    curves = of_one(read_curves([*tmp_path.iterdir()])[0])
     assert curves["x"] == "step"
     assert curves["series"]["rollout/success"][0][0] == [7, 9]
 
@@ -144,18 +148,76 @@ def test_a_damaged_event_file_is_named(tmp_path):
     whole = events.read_bytes()
     for kept in (len(whole), len(whole) - 3):  # the second as of a run that is writing
         events.write_bytes(whole[:kept])
-        assert read_curves(tmp_path)[1] == []
+        assert read_curves([*tmp_path.iterdir()])[1] == []
     middle = len(whole) // 4
     for width in (1, 40):
         turned = bytes(255 - byte for byte in whole[middle : middle + width])
         events.write_bytes(whole[:middle] + turned + whole[middle + width :])
-        curves, (note,) = read_curves(tmp_path)
+        curves, (note,) = read_curves([*tmp_path.iterdir()])
         assert 0 < len(curves.points["rollout/success"]) < 40
         assert f"{events.name} is damaged" in note
 
 
+def test_curves_are_those_that_tensorboard_reads(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, begins in enumerate((None, 3)):  # the second one restarts, and the first goes on beyond it
+        with SummaryWriter(str(tmp_path), purge_step=begins, filename_suffix=f".{number}") as writer:
+            for step in range(begins or 0, 6 - number):
+                writer.add_scalar("rollout/success", step + 10 * number, step)
+                writer.add_scalar(f"only/{number}", float("nan"), step)
+                writer.add_histogram("rollout/replies", np.arange(9), step)
+    read, damaged = read_events([path for path in tmp_path.iterdir() if path.is_file()])
+    known = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+    known.Reload()
+    names = known.Tags()["scalars"]
+    expected = {name: {float(e.step): e.value for e in known.Scalars(name)} for name in names}
+    assert damaged == []
+    assert str(read) == str({name: expected[name] for name in read})
+    assert sorted(read) == sorted(names) == ["only/0", "only/1", "rollout/success"]
+    assert read["rollout/success"] == {0: 0, 1: 1, 2: 2, 3: 13, 4: 14}
+
+
+def test_of_events_only_what_was_added_is_checked(tmp_path, monkeypatch):
+    from torch.utils.tensorboard import SummaryWriter
+
+    checked = []
+
+    def counted(data):
+        checked.append(len(data))
+        return masked_crc32c(data)
+
+    def read():
+        checked.clear()
+        points, damaged = read_events([path for path in tmp_path.iterdir() if path.is_file()])
+        assert damaged == []
+        return sorted(points["a"]), sum(checked)
+
+    monkeypatch.setattr(event_files, "masked_crc32c", counted)
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(200):
+            writer.add_scalar("a", 0.5, step)
+        writer.flush()
+        steps, all_of_it = read()
+        assert steps == list(range(200))
+        (path,) = tmp_path.iterdir()
+        assert all_of_it > 0.5 * path.stat().st_size
+        assert read() == (steps, 0)
+        writer.add_scalar("a", 0.5, 200)
+        writer.flush()
+        steps, added = read()
+    assert steps == list(range(201))
+    assert 0 < added < all_of_it / 50
+    with SummaryWriter(str(tmp_path / "other")) as writer:  # another one takes the name of the file
+        for step in range(7, 900):
+            writer.add_scalar("a", 0.25, step)
+    next((tmp_path / "other").iterdir()).replace(path)
+    assert read()[0] == list(range(7, 900))
+
+
 def test_a_run_without_events_has_no_curves():
-    assert of_one(read_curves(None)[0])["series"] == {}
+    assert of_one(read_curves([])[0])["series"] == {}
 
 
 LIGHTNING = """epoch,step,rollout/success,val/success,note
@@ -188,7 +250,7 @@ BY_EPOCH = CHART.replace("Step", "epoch").replace('"1"', '"0"').replace('"3"', '
 def test_curves_of_tables(tmp_path, text, x, success):
     table = tmp_path / "metrics.csv"
     table.write_text(text, encoding="utf-8")
-    curves, notes = read_curves(None, [table])
+    curves, notes = read_curves([], [table])
     assert (curves.x, notes) == (x, [])
     points = {step: y for step, y in curves.points["rollout/success"].items() if y == y}
     assert points == success
@@ -205,7 +267,7 @@ def test_curves_of_tables(tmp_path, text, x, success):
 )
 def test_a_table_without_curves_of_one_run_is_told(tmp_path, text, why):
     (tmp_path / "table.csv").write_text(text)
-    curves, notes = read_curves(None, [tmp_path / "table.csv"])
+    curves, notes = read_curves([], [tmp_path / "table.csv"])
     assert curves.points == {}
     assert "table.csv" in notes[0]
     assert why in notes[0]
@@ -213,16 +275,24 @@ def test_a_table_without_curves_of_one_run_is_told(tmp_path, text, why):
 
 def test_large_steps_are_told_as_they_are(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,a\n" + "".join(f"{123451 + k},{k}\n" for k in range(3)))
-    curves, _ = read_curves(None, [tmp_path / "metrics.csv"])
+    curves, _ = read_curves([], [tmp_path / "metrics.csv"])
     (steps, _) = curves_index([curves])["series"]["a"][0]
     assert repr(steps) == "[123451, 123452, 123453]"  # the page rounds what is no whole number to five digits
 
 
 def test_steps_and_epochs_that_are_no_numbers_are_left_out(tmp_path):
     (tmp_path / "metrics.csv").write_text("step,epoch,a,b\n1,0,0.5,\nNaN,0,0.6,1\n3,inf,0.7,\n4,NaN,0.8,\n5,1,0.9,\n")
-    curves, notes = read_curves(None, [tmp_path / "metrics.csv"])
+    curves, notes = read_curves([], [tmp_path / "metrics.csv"])
     assert curves == Curves("iteration", {"a": {1: 0.5, 2: 0.9}})
     assert notes == []
+
+
+def test_a_row_that_is_cut_short_is_left_out(tmp_path):
+    table = tmp_path / "metrics.csv"
+    table.write_text("step,a,b\n1,0.25,\n2,0.53,1.5\n3,17")  # of 170, say
+    assert read_curves([], [table]) == (Curves("step", {"a": {1: 0.25, 2: 0.53}, "b": {2: 1.5}}), [])
+    table.write_text("step,a,b\n1,0.25,\n2,0.53,1.5")  # whole, by a program that ends no last line
+    assert read_curves([], [table])[0].points == {"a": {1: 0.25, 2: 0.53}, "b": {2: 1.5}}
 
 
 def test_curves_of_two_runs_share_their_names():
@@ -250,6 +320,6 @@ def test_a_curve_at_steps_of_its_own_has_iterations_too(tmp_path):
     """A monitor of learning rates logs before the steps at whose end the epoch is noted."""
     log = tmp_path / "metrics.csv"
     log.write_text("epoch,step,rollout/success,lr\n,0,,0.1\n0,1,0.25,\n,2,,0.2\n1,3,0.5,\n,4,,0.3\n")
-    curves, _ = read_curves(None, [log])
+    curves, _ = read_curves([], [log])
     assert curves.x == "iteration"
     assert curves.points == {"rollout/success": {1: 0.25, 2: 0.5}, "lr": {1: 0.1, 2: 0.3}}

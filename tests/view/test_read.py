@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,9 @@ def test_any_other_broken_line_is_named(tmp_path):
         ({"tokens": ["a"]}, "'tokens' has 1 entries for 13 reply tokens"),
         ({"turn": None}, "'turn' is missing or of another type"),
         ({"values": 0.5}, "'values' is of another type"),
+        ({"values": ["a"] * 13}, "'values' has entries of another type"),
+        ({"tokens": [1] * 13}, "'tokens' has entries of another type"),
+        ({"episode_return": "1"}, "'episode_return' is of another type"),
         ({"prompt_ids": 7}, "'prompt_ids' is missing or of another type"),
     ],
 )
@@ -85,6 +90,21 @@ def test_a_resumed_run_tells_its_iterations_once(tmp_path):
     assert [t["reply"] for t in turns] == ["old 1", "old 2", "new 3", "new 4", "new 5"]
     assert len(notes) == 1
     assert "went back from iteration 4 to 3" in notes[0]
+
+
+def test_a_run_that_begins_anew_with_the_iteration_that_the_log_ends_with_is_not_mixed_with_it(tmp_path):
+    def played(who: str, envs: int) -> list[Turn]:
+        return [make_turn(env=env, turn=turn, reply=f"{who} {env} {turn}") for env in range(envs) for turn in (0, 1)]
+
+    write_log(tmp_path, played("old", 3), per_file=4)  # the second file begins in the middle of the iteration
+    turns, notes = read(tmp_path)
+    assert [t["reply"] for t in turns] == [t["reply"] for t in played("old", 3)]
+    assert notes == []
+    (tmp_path / "turns" / "rank0-000002.jsonl").write_text("".join(json.dumps(t) + "\n" for t in played("new", 2)))
+    turns, notes = read(tmp_path)
+    assert [t["reply"] for t in turns] == [t["reply"] for t in played("new", 2)]
+    assert len(notes) == 1
+    assert "played iteration 1 twice" in notes[0]
 
 
 def test_line_ends_inside_texts_end_no_line(tmp_path):
@@ -162,12 +182,14 @@ def test_what_is_told_about_a_run_is_its_own(tmp_path):
     version = run / "lightning_logs" / "version_0"
     for given in (run, run / "lightning_logs", version):
         found = find_run(given)
-        assert found.events == found.config.parent == found.facts.parent == found.summary.parent == version
+        (events,) = found.events
+        assert events.parent == found.config.parent == found.facts.parent == found.summary.parent == version
     write_log(run / "lightning_logs" / "version_1", [make_turn()])  # begun anew, and failed
     assert find_run(version).summary == version / "summary.json"
     newest = find_run(run)
     assert newest.folder.name == "version_1"
-    assert newest.summary is newest.facts is newest.config is newest.events is None
+    assert newest.summary is newest.facts is newest.config is None
+    assert newest.events == ()
 
 
 def test_a_start_without_a_turn_log_is_told(tmp_path):
@@ -194,6 +216,37 @@ def test_turns_in_a_folder_of_their_own_belong_to_the_only_run_beside_it(tmp_pat
     assert "cannot be told" in found.notes[0]
 
 
+def test_nothing_of_a_run_that_was_in_the_folder_before_is_shown(tmp_path):
+    """Also where the new one has played no held-out episode and written no summary yet."""
+    run = write_run(tmp_path / "run", random_turns(200)) / "lightning_logs" / "version_0"
+    log = run / "turns" / "rank0-000000.jsonl"
+    (run / "turns" / "held_out").mkdir()
+    held_out = run / "turns" / "held_out" / "rank0-000000.jsonl"
+    held_out.write_text(json.dumps(make_turn(phase="held_out", iteration=2)) + "\n")
+    (run / "metrics.csv").write_text("step,a\n1,0.5\n")
+    (events,) = run.glob("events*")
+    old = (log, held_out, events, run / "metrics.csv", run / "summary.json")
+    started = datetime.fromisoformat("2026-01-02T03:04:05+00:00").timestamp()  # by its run.json
+    os.utime(run / "config.yaml", (started - 3, started - 3))
+    new = log.with_name("rank0-000001.jsonl")
+    new.write_text(json.dumps(make_turn()) + "\n")
+    assert find_run(run).logs == (log, new)  # a copy, say, whose files are all as new as that
+    for path in old:
+        os.utime(path, (started - 60, started - 60))
+    found = find_run(run)
+    assert (found.logs, found.held_out, found.events, found.tables, found.summary) == ((new,), (), (), (), None)
+    assert all(path.name in found.notes[0] for path in old)
+    assert "1 iteration, no summary" in list_runs(run)
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"continues": "last.ckpt"}))
+    found = find_run(run)
+    assert found.logs == (log, new)
+    assert found.notes == ()
+    os.utime(new, (started - 2, started - 2))  # held-out episodes before training are played before run.json is written
+    (run / "run.json").write_text(json.dumps(facts))
+    assert find_run(run).logs == (new,)
+
+
 # The runs to choose from
 
 
@@ -206,6 +259,13 @@ def test_a_run_whose_lines_are_very_long_has_iterations_too(tmp_path):
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
     (tmp_path / "seen" / "summary.json").write_text('{"before": 0.5, "after": [0.7]}')  # of another program
     assert "2 iterations, no held-out episodes in its summary" in list_runs(tmp_path)
+
+
+def test_iterations_of_an_earlier_run_in_the_same_folder_do_not_count(tmp_path):
+    for rank in (0, 1):
+        write_log(tmp_path, [make_turn(iteration=k) for k in (*range(1, 13), 1, 2)], per_file=12, rank=rank)
+    assert [t["iteration"] for t in read(tmp_path)[0]] == [1, 2] * 2
+    assert "2 iterations" in list_runs(tmp_path)
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
