@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import lightning as L
 import pytest
 import torch
@@ -14,9 +15,10 @@ import torch
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator
 from lightning_agentrl.agents import KL, Optim
+from lightning_agentrl.callbacks import KLCeiling, TurnLog
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
-from lightning_agentrl.models.critic import Critic, SharedCritic
+from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import RawParser, TaskSet, WindowMemory
 from lightning_agentrl.types.plain_config import to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -71,6 +73,49 @@ def test_a_wrong_dictionary_is_told_in_the_sentence_of_a_config(
         make(**given)
     for part in parts:
         assert part in str(refused.value)
+
+
+class NotMade(GAE):
+    """To be given as a class where an object is asked for."""
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "told"),
+    [
+        (
+            RolloutDataModule,
+            {"env": gymnasium.Env()},
+            "data.init_args.env takes keys, as {'id': ...}, got an object of",
+        ),
+        (RolloutDataModule, {**BANDIT, "memory": 3}, "data.init_args.memory takes an object of Memory, .*, got 3$"),
+        (RolloutDataModule, {**BANDIT, "validation": 64}, "data.init_args.validation takes keys, as {'episodes': ...}"),
+        (RolloutDataModule, {"envs": {"id": "x"}}, r"data.init_args.envs takes a list, got {'id': 'x'}"),
+        (RolloutDataModule, {**BANDIT, "num_envs": 4.0}, "data.init_args.num_envs must be a whole number, got 4.0"),
+        (RolloutDataModule, {**BANDIT, "seed": "0"}, "data.init_args.seed must be a whole number, got '0'"),
+        (RolloutDataModule, {**BANDIT, "max_staleness": None}, "max_staleness must be a whole number, got None"),
+        (RolloutDataModule, {**BANDIT, "stall_seconds": float("nan")}, "stall_seconds must be at least 0, got nan"),
+        (PPOAgent, {"model": "demo", "kl": 0.1}, "model.init_args.kl takes keys, as {'reward': ...}, got 0.1"),
+        (PPOAgent, {"model": "demo", "advantage": PPOClip()}, "takes an object of AdvantageEstimator, .* of PPOClip"),
+        (PPOAgent, {"model": "demo", "advantage": NotMade}, r"got the class NotMade itself; .*, NotMade\(\.\.\.\)$"),
+        (PPOAgent, {"model": SharedCritic()}, "model.init_args.model takes a hub id, .*save_pretrained"),
+        (Trainer, {"gradient_clip_val": 1.0}, "model.init_args.optim.max_grad_norm_actor"),
+        (Trainer, {"accumulate_grad_batches": 2}, "data.init_args.mini_batch_turns"),
+        (Trainer, {"precision": "16-mixed"}, "trainer.precision '16-mixed' is not supported"),
+        (Trainer, {"callbacks": ["RunSumary"]}, "RunSummary?"),
+    ],
+)
+def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: dict[str, Any], told: str) -> None:
+    """Lightning or a late line of ours would say it in its own words, or not at all."""
+    with pytest.raises(ValueError, match=told):
+        make(**given)
+
+
+def test_callbacks_are_read_as_in_a_config_and_models_are_named_by_paths(tiny_folder: Path) -> None:
+    trainer = Trainer(callbacks=[{"class_path": "KLCeiling", "init_args": {"ceiling": 0.5}}, TurnLog()])  # type: ignore[list-item]
+    (guard,) = [one for one in trainer.callbacks if isinstance(one, KLCeiling)]  # type: ignore[attr-defined]
+    assert guard.ceiling == 0.5
+    agent = PPOAgent(tiny_folder, SeparateCritic(tiny_folder), kl=KL(0.1, reference=tiny_folder))  # type: ignore[arg-type]
+    assert agent.model == agent.reference == agent.critic.model == str(tiny_folder)  # type: ignore[union-attr]
 
 
 def concrete(base: type) -> list[type]:

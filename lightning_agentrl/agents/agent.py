@@ -69,7 +69,13 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
+from lightning_agentrl.models.language_model import (
+    LanguageModel,
+    load_tokenizer,
+    model_name,
+    read_context_length,
+    read_images,
+)
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
@@ -133,7 +139,7 @@ class Agent(L.LightningModule, ABC):
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         self._undescribed = keep_arguments(self)
-        self.model = model
+        self.model = model_name(model, f"{KEYS}.model")
         self.advantage = from_plain(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
         critic = from_plain(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)

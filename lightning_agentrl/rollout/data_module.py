@@ -37,7 +37,7 @@ from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
+from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.starts import StartedEpisode, play_starts
 from lightning_agentrl.rollout.state import RolloutState
@@ -119,7 +119,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes.check_memory(self.memory)
         if prove not in get_args(Prove):
             raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
-        if stall_seconds < 0:
+        if not stall_seconds >= 0:  # nor NaN
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
@@ -131,6 +131,8 @@ class RolloutDataModule(L.LightningDataModule):
         self.validation = from_plain(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
         self.faults = from_plain(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
         self.stall_seconds = stall_seconds
+        if seed is not None:
+            check_whole(seed, f"{KEYS}.seed")
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self._begin_anew(sources)
 
