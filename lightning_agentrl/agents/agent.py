@@ -402,6 +402,8 @@ class Agent(L.LightningModule, ABC):
         return results
 
     def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:
+            return
         numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}
         self.validation_metrics.reset()
         self.log_dict(numbers)

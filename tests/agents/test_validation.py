@@ -45,6 +45,14 @@ def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
     assert all(without[name].equal(with_validation[name]) for name in without)
 
 
+@pytest.mark.filterwarnings("error:.*was called before the ``update`` method")
+def test_a_sanity_check_plays_nothing_and_does_not_warn(tmp_path, tiny_folder):
+    settings = {"limit_val_batches": 1.0, "num_sanity_val_steps": 2, "check_val_every_n_epoch": 9}
+    trainer = make_trainer(tmp_path, 1, **settings)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    assert not any(name.startswith("val/") for name in trainer.callback_metrics)
+
+
 def test_fit_works_inside_a_running_event_loop(tmp_path, tiny_folder):
     async def notebook() -> int:
         trainer = make_trainer(tmp_path, 1)
