@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator
 from lightning_agentrl.agents import KL, Optim
 from lightning_agentrl.callbacks import KLCeiling, TurnLog
+from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
-from lightning_agentrl.rollout import RawParser, TaskSet, WindowMemory
+from lightning_agentrl.rollout import RawParser, TaskSet, TurnInteraction, WindowMemory
+from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -116,6 +120,66 @@ def test_callbacks_are_read_as_in_a_config_and_models_are_named_by_paths(tiny_fo
     assert guard.ceiling == 0.5
     agent = PPOAgent(tiny_folder, SeparateCritic(tiny_folder), kl=KL(0.1, reference=tiny_folder))  # type: ignore[arg-type]
     assert agent.model == agent.reference == agent.critic.model == str(tiny_folder)  # type: ignore[union-attr]
+
+
+class Wrong(TransformersEngine):
+    """Gives replies of a wrong form."""
+
+    def __init__(self, spoil: Callable[[Reply], Any]) -> None:
+        super().__init__()
+        self.spoil = spoil
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        return self.spoil(await super().generate(request))
+
+
+class Tuples(RawParser):
+    """Returns what looks like its result."""
+
+    def parse(self, *args: Any) -> Any:
+        return ("", "one")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"engine": Wrong(lambda reply: reply.ids)}, TypeError, "Wrong must return a Reply, got tuple"),
+        ({"engine": Wrong(lambda reply: None), "prove": "stop"}, TypeError, "Wrong must return a Reply, got NoneType"),
+        ({"engine": Wrong(lambda reply: replace(reply, ids=(), logps=()))}, ValueError, "Wrong gave 0 token ids"),
+        ({"engine": Wrong(lambda reply: replace(reply, logps=()))}, ValueError, "and 0 log-probs; asked for were 1 to"),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, ids=reply.ids * 9, logps=reply.logps * 9))},
+            ValueError,
+            r"asked for were 1 to 4 ids, .* \(key data.init_args.engine\)",
+        ),
+        (
+            {"interaction": TurnInteraction(4, parser=Tuples())},
+            TypeError,
+            "Tuples must return a ParsedReply, got tuple",
+        ),
+    ],
+)
+def test_a_part_of_ones_own_that_returns_something_else_is_named(
+    settings: dict[str, Any], error: type[Exception], told: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=told):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
+
+
+class Bare(AdvantageEstimator):
+    """Has a constructor that calls no other."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def estimate(self, rollout: Rollout, reduce: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.scale * rollout.rewards, rollout.rewards
+
+
+def test_an_estimator_of_ones_own_is_whitened_unless_it_says_otherwise(tiny_folder: Path, tmp_path: Path) -> None:
+    assert Bare().whiten
+    assert not GAE(whiten=False).whiten
+    make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, advantage=Bare()), make_data())
 
 
 def concrete(base: type) -> list[type]:
