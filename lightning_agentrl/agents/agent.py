@@ -167,6 +167,12 @@ class Agent(L.LightningModule, ABC):
         self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, also one made inside a run: not the trainer, nor what else belongs to that run."""
+        state = {**super().__getstate__(), "clock": StageClock()}  # nobody listens to it
+        state.pop("_engine_watch", None)
+        return state
+
     # What a researcher overrides
 
     @property
