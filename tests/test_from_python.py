@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import lightning as L
 import pytest
 import torch
@@ -14,10 +17,13 @@ import torch
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator
 from lightning_agentrl.agents import KL, Optim
+from lightning_agentrl.callbacks import KLCeiling, TurnLog
+from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
-from lightning_agentrl.models.critic import Critic, SharedCritic
-from lightning_agentrl.rollout import RawParser, TaskSet, WindowMemory
+from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
+from lightning_agentrl.rollout import RawParser, TaskSet, TurnInteraction, WindowMemory
+from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
 
@@ -71,6 +77,109 @@ def test_a_wrong_dictionary_is_told_in_the_sentence_of_a_config(
         make(**given)
     for part in parts:
         assert part in str(refused.value)
+
+
+class NotMade(GAE):
+    """To be given as a class where an object is asked for."""
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "told"),
+    [
+        (
+            RolloutDataModule,
+            {"env": gymnasium.Env()},
+            "data.init_args.env takes keys, as {'id': ...}, got an object of",
+        ),
+        (RolloutDataModule, {**BANDIT, "memory": 3}, "data.init_args.memory takes an object of Memory, .*, got 3$"),
+        (RolloutDataModule, {**BANDIT, "validation": 64}, "data.init_args.validation takes keys, as {'episodes': ...}"),
+        (RolloutDataModule, {"envs": {"id": "x"}}, r"data.init_args.envs takes a list, got {'id': 'x'}"),
+        (RolloutDataModule, {**BANDIT, "num_envs": 4.0}, "data.init_args.num_envs must be a whole number, got 4.0"),
+        (RolloutDataModule, {**BANDIT, "seed": "0"}, "data.init_args.seed must be a whole number, got '0'"),
+        (RolloutDataModule, {**BANDIT, "max_staleness": None}, "max_staleness must be a whole number, got None"),
+        (RolloutDataModule, {**BANDIT, "stall_seconds": float("nan")}, "stall_seconds must be at least 0, got nan"),
+        (PPOAgent, {"model": "demo", "kl": 0.1}, "model.init_args.kl takes keys, as {'reward': ...}, got 0.1"),
+        (PPOAgent, {"model": "demo", "advantage": PPOClip()}, "takes an object of AdvantageEstimator, .* of PPOClip"),
+        (PPOAgent, {"model": "demo", "advantage": NotMade}, r"got the class NotMade itself; .*, NotMade\(\.\.\.\)$"),
+        (PPOAgent, {"model": SharedCritic()}, "model.init_args.model takes a hub id, .*save_pretrained"),
+        (Trainer, {"gradient_clip_val": 1.0}, "model.init_args.optim.max_grad_norm_actor"),
+        (Trainer, {"accumulate_grad_batches": 2}, "data.init_args.mini_batch_turns"),
+        (Trainer, {"precision": "16-mixed"}, "trainer.precision '16-mixed' is not supported"),
+        (Trainer, {"callbacks": ["RunSumary"]}, "RunSummary?"),
+    ],
+)
+def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: dict[str, Any], told: str) -> None:
+    """Lightning or a late line of ours would say it in its own words, or not at all."""
+    with pytest.raises(ValueError, match=told):
+        make(**given)
+
+
+def test_callbacks_are_read_as_in_a_config_and_models_are_named_by_paths(tiny_folder: Path) -> None:
+    trainer = Trainer(callbacks=[{"class_path": "KLCeiling", "init_args": {"ceiling": 0.5}}, TurnLog()])  # type: ignore[list-item]
+    (guard,) = [one for one in trainer.callbacks if isinstance(one, KLCeiling)]  # type: ignore[attr-defined]
+    assert guard.ceiling == 0.5
+    agent = PPOAgent(tiny_folder, SeparateCritic(tiny_folder), kl=KL(0.1, reference=tiny_folder))  # type: ignore[arg-type]
+    assert agent.model == agent.reference == agent.critic.model == str(tiny_folder)  # type: ignore[union-attr]
+
+
+class Wrong(TransformersEngine):
+    """Gives replies of a wrong form."""
+
+    def __init__(self, spoil: Callable[[Reply], Any]) -> None:
+        super().__init__()
+        self.spoil = spoil
+
+    async def generate(self, request: SamplingRequest) -> Reply:
+        return self.spoil(await super().generate(request))
+
+
+class Tuples(RawParser):
+    """Returns what looks like its result."""
+
+    def parse(self, *args: Any) -> Any:
+        return ("", "one")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "told"),
+    [
+        ({"engine": Wrong(lambda reply: reply.ids)}, TypeError, "Wrong must return a Reply, got tuple"),
+        ({"engine": Wrong(lambda reply: None), "prove": "stop"}, TypeError, "Wrong must return a Reply, got NoneType"),
+        ({"engine": Wrong(lambda reply: replace(reply, ids=(), logps=()))}, ValueError, "Wrong gave 0 token ids"),
+        ({"engine": Wrong(lambda reply: replace(reply, logps=()))}, ValueError, "and 0 log-probs; asked for were 1 to"),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, ids=reply.ids * 9, logps=reply.logps * 9))},
+            ValueError,
+            r"asked for were 1 to 4 ids, .* \(key data.init_args.engine\)",
+        ),
+        (
+            {"interaction": TurnInteraction(4, parser=Tuples())},
+            TypeError,
+            "Tuples must return a ParsedReply, got tuple",
+        ),
+    ],
+)
+def test_a_part_of_ones_own_that_returns_something_else_is_named(
+    settings: dict[str, Any], error: type[Exception], told: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=told):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
+
+
+class Bare(AdvantageEstimator):
+    """Has a constructor that calls no other."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def estimate(self, rollout: Rollout, reduce: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.scale * rollout.rewards, rollout.rewards
+
+
+def test_an_estimator_of_ones_own_is_whitened_unless_it_says_otherwise(tiny_folder: Path, tmp_path: Path) -> None:
+    assert Bare().whiten
+    assert not GAE(whiten=False).whiten
+    make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, advantage=Bare()), make_data())
 
 
 def concrete(base: type) -> list[type]:

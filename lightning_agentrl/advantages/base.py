@@ -29,6 +29,8 @@ class AdvantageEstimator(ABC):
     turn_discount: float = 1.0  # from turn to turn, in the returns that a critic learns
     needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
 
+    whiten: bool = True  # also of a subclass whose constructor does not call this one
+
     def __init__(self, whiten: bool = True) -> None:
         self.whiten = whiten
 

@@ -69,7 +69,13 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_tokenizer, read_context_length, read_images
+from lightning_agentrl.models.language_model import (
+    LanguageModel,
+    load_tokenizer,
+    model_name,
+    read_context_length,
+    read_images,
+)
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
@@ -133,7 +139,7 @@ class Agent(L.LightningModule, ABC):
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
         self._undescribed = keep_arguments(self)
-        self.model = model
+        self.model = model_name(model, f"{KEYS}.model")
         self.advantage = from_plain(advantage, AdvantageEstimator, f"{KEYS}.advantage") or DualDiscountGAE()
         critic = from_plain(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
@@ -161,6 +167,12 @@ class Agent(L.LightningModule, ABC):
         self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
         self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has, also one made inside a run: not the trainer, nor what else belongs to that run."""
+        state = {**super().__getstate__(), "clock": StageClock()}  # nobody listens to it
+        state.pop("_engine_watch", None)
+        return state
 
     # What a researcher overrides
 
@@ -406,6 +418,8 @@ class Agent(L.LightningModule, ABC):
         return results
 
     def on_validation_epoch_end(self) -> None:
+        if self.trainer.sanity_checking:
+            return
         numbers = {f"val/{name}": value for name, value in self.validation_metrics.compute().items()}
         self.validation_metrics.reset()
         self.log_dict(numbers)

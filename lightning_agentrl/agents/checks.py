@@ -12,15 +12,13 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.trainer_keys import check_keys
+from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
 from lightning_agentrl.models.bfloat16 import told_of_bfloat16
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import READERS
 from lightning_agentrl.models.language_model import load_tokenizer, read_config
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
-
-PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 
 
 def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = False) -> None:

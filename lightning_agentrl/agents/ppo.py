@@ -30,6 +30,7 @@ from lightning_agentrl.losses import (
     kl_loss,
 )
 from lightning_agentrl.losses.cloning import action_weights
+from lightning_agentrl.models.language_model import model_name
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments
@@ -61,6 +62,8 @@ class KL:
         object.__setattr__(self, "reward", from_plain(self.reward, KLCoefficient | float, f"{KEYS}.kl.reward"))
         if not 0 <= self.loss < math.inf:
             raise ValueError(f"kl.loss must not be negative, got {self.loss}")
+        if self.reference is not None:
+            object.__setattr__(self, "reference", model_name(self.reference, f"{KEYS}.kl.reference"))
         if self.reference is not None and self.reward == 0 and self.loss == 0:
             raise ValueError(f"{KEYS}.kl.reference needs a coefficient above 0; set {KEYS}.kl.loss or {KEYS}.kl.reward")
         if self.action_share is not None and not 0 < self.action_share <= 1:

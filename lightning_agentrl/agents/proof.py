@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents.scoring import Reader, action_rows, row_distributions, row_scores
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
+from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, ask
 from lightning_agentrl.engines.weights import moved
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cause
@@ -332,7 +332,7 @@ class EngineProof:
 
 
 async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:
-    return list(await asyncio.gather(*map(engine.generate, requests)))
+    return list(await asyncio.gather(*(ask(engine, request) for request in requests)))
 
 
 def _same(before: Sampled, after: Sampled) -> bool:

@@ -9,6 +9,9 @@ from typing import Any, cast
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_agentrl.errors import ConfigError
+
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true")
 _CUTS = (
     "would drop mini-batches of a collected rollout; remove it and set data.init_args.num_envs, turns_per_env or "
     "mini_batch_turns, or data.init_args.groups"
@@ -46,6 +49,37 @@ def check_keys(trainer: L.Trainer) -> None:
             raise ValueError(f"{type(callback).__name__} {CALLBACKS[kinds[0]]} (key trainer.callbacks)")
         if isinstance(callback, ModelCheckpoint) and callback.save_on_exception:
             raise ValueError(f"save_on_exception of {type(callback).__name__} {_SAVES} (key trainer.callbacks)")
+
+
+def refuse_foreign_knobs(trainer: Any) -> None:
+    """Refuse the Trainer's own clipping and accumulation, and name the keys that do it here.
+
+    Args:
+        trainer: its arguments by name; Lightning would refuse some of them in its own words, and replace others.
+
+    Raises:
+        ConfigError: one sentence with the key to change.
+    """
+    precision = str(trainer.get("precision"))
+    if precision in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would replace it
+        raise ConfigError(
+            f"trainer.precision '{precision}' is not supported (scaled gradients would break clipping); use "
+            f"one of {', '.join(PRECISIONS)}"
+        )
+    if trainer.get("barebones"):
+        raise ConfigError("trainer.barebones would log nothing, save nothing and show nothing; remove it")
+    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
+        if trainer.get(key) is not None:
+            raise ConfigError(
+                f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
+                "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
+            )
+    if trainer.get("accumulate_grad_batches") not in (None, 1):
+        raise ConfigError(
+            "trainer.accumulate_grad_batches cannot be used, mini-batches are split into micro-batches here: "
+            "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
+            "model.init_args.compute.max_tokens_per_micro_batch (memory)"
+        )
 
 
 def _rules(trainer: L.Trainer) -> list[tuple[str, bool, str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
-from lightning_agentrl.distributed import all_gather
+from lightning_agentrl.distributed import all_gather, raise_once
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types import LATE, Rollout, Sample, Scores
 
 Link = dict[str, np.ndarray]  # fields of one iteration on one rank, by "stage/level/name", in the order of their making
@@ -52,10 +55,32 @@ class Chain(RolloutCallback):
         self._folder = Path()
         self._link: Link = {}
         self._alone = False
+        self._claimed: int | None = None  # while a run is training
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
         self._alone = False  # no file of a run that was in this folder before is left
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a folder to which another run is writing now.
+
+        Raises:
+            ConfigError: with the keys to change.
+        """
+        with raise_once():
+            if trainer.is_global_zero:
+                self._claimed = claim(self._folder)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._release()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
         self._link |= rollout_fields(rollout)
@@ -89,6 +114,31 @@ def number_fields(stage: str, numbers: Mapping[str, Any]) -> Link:
     """Return the numbers that an equal run repeats, in float32: under 64-true, time decides whether more is kept."""
     repeated = sorted((name, float(x)) for name, x in numbers.items() if _is_repeatable(name))
     return {f"{stage}/number/{name}": np.array(x, np.float32) for name, x in repeated}
+
+
+def claim(folder: Path) -> int:
+    """Make a chain's folder, if it is not there, and claim it for one run.
+
+    Returns:
+        What is open until it is closed or the process ends, however it does, and holds the claim.
+
+    Raises:
+        ConfigError: another run has claimed it, with the keys to change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(opened)
+        raise ConfigError(
+            f"another run is writing to '{folder.parent}' now, and the checkpoints, chains and turn logs of both would "
+            "be mixed; wait for its end, or give this run another trainer.default_root_dir or another version of its "
+            "logger"
+        ) from None
+    except OSError:  # a file system without locks of folders
+        pass
+    return opened
 
 
 def write_link(path: Path, link: Link) -> None:

@@ -69,19 +69,25 @@ class SignalWatch:
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        self._earlier = {number: signal.signal(number, _handle) for number in heeded}
+        self._handler = _Handler()
+        self._earlier = {number: signal.signal(number, self._handler) for number in heeded}
         works = {"signals": self._run} | ({} if self._store is None else {"signals of other ranks": self._exchange})
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """End the threads and put the earlier handlers back."""
+        """End the threads and put the earlier handlers back, but not over those that somebody else has set since.
+
+        Lightning puts back what was there before the run, and that before it takes callbacks down. The earlier handlers
+        are Lightning's own then, and would leave the process deaf to SIGTERM.
+        """
         if self._closed:
             return
         self._closed = True
         for number, handler in self._earlier.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
+            if signal.getsignal(number) is self._handler:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's
         signal.set_wakeup_fd(self._earlier_pipe)
         os.write(self._written, b"\0")
         self._news.set()
@@ -182,8 +188,13 @@ class SignalWatch:
             os._exit(128 + self.stopping.asked if rank() == 0 else 0)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the number is in the pipe. Without a handler, none would be written there."""
+class _Handler:
+    """Does nothing: the number is in the pipe. Without a handler, none would be written there.
+
+    Each watch has one of its own.
+    """
+
+    def __call__(self, number: int, frame: FrameType | None) -> None: ...
 
 
 # A forked process has the pipe and the handlers too. Until it has forgotten them, no signal reaches it.
@@ -199,10 +210,10 @@ def _let_signals_through() -> None:
 
 
 def _forget() -> None:
-    if any(signal.getsignal(number) is _handle for number in signal.valid_signals()):
+    if any(isinstance(signal.getsignal(number), _Handler) for number in signal.valid_signals()):
         signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if signal.getsignal(number) is _handle:
+        if isinstance(signal.getsignal(number), _Handler):
             signal.signal(number, signal.SIG_DFL)
     _let_signals_through()
 

@@ -8,11 +8,15 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
+from lightning_agentrl.agents.trainer_keys import refuse_foreign_knobs
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.stop_on_signals import StopOnSignals
+from lightning_agentrl.types.plain_config import from_plain
+
+CALLBACKS = "trainer.callbacks"  # where a config has them
 
 
 def with_defaults(given: Sequence[Callback], progress: bool = True, checkpoints: bool = True) -> list[Callback]:
@@ -43,12 +47,18 @@ class Trainer(L.Trainer):
     several iterations.
 
     Args:
-        callbacks: of the run; those that every run has are added where none of their kind is given.
+        callbacks: of the run, or what a config would say of them; those that every run has are added where none of
+            their kind is given.
         kwargs: what Lightning's Trainer takes.
+
+    Raises:
+        ConfigError: clips gradients or cuts batches, which agents do by themselves, or logs nothing.
     """
 
     def __init__(self, *, callbacks: Sequence[Callback] | Callback | None = None, **kwargs: Any) -> None:
-        given = [callbacks] if isinstance(callbacks, Callback) else [*(callbacks or ())]
+        refuse_foreign_knobs(kwargs)
+        several: list[Any] = [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
+        given: list[Callback] = [from_plain(callback, Callback, CALLBACKS) for callback in several]
         progress = kwargs.get("enable_progress_bar") is not False
         checkpoints = kwargs.get("enable_checkpointing") is not False
         last = kwargs.get("max_epochs")

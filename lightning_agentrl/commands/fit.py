@@ -32,9 +32,8 @@ import lightning_agentrl.losses
 import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
-from lightning_agentrl.agents.checks import PRECISIONS
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.trainer_keys import check_keys
+from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_knobs
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
@@ -169,7 +168,7 @@ class AgentCLI(LightningCLI):
             raise ConfigError(
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
-        _refuse_foreign_knobs(self.settings.trainer)
+        refuse_foreign_knobs(self.settings.trainer)
         make_folder(self.settings.trainer.get("default_root_dir"), "trainer.default_root_dir")
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
@@ -370,29 +369,6 @@ class VerifyCLI(RunConfigCLI):
 
         self._guarded("validate", run)
         return kept
-
-
-def _refuse_foreign_knobs(trainer: Any) -> None:
-    """Refuse the Trainer's own clipping and accumulation, and name the keys that do it here."""
-    if str(trainer.get("precision")) in ("16", "16-mixed", "16-true"):  # on a CPU, Lightning would replace it
-        raise ConfigError(
-            f"trainer.precision '{trainer.precision}' is not supported (scaled gradients would break clipping); use "
-            f"one of {', '.join(PRECISIONS)}"
-        )
-    if trainer.get("barebones"):
-        raise ConfigError("trainer.barebones would log nothing, save nothing and show nothing; remove it")
-    for key in ("gradient_clip_val", "gradient_clip_algorithm"):
-        if trainer.get(key) is not None:
-            raise ConfigError(
-                f"trainer.{key} cannot be used, gradients are clipped per parameter group here: remove it and set "
-                "model.init_args.optim.max_grad_norm_actor and model.init_args.optim.max_grad_norm_critic"
-            )
-    if trainer.get("accumulate_grad_batches") not in (None, 1):
-        raise ConfigError(
-            "trainer.accumulate_grad_batches cannot be used, mini-batches are split into micro-batches here: "
-            "remove it and set data.init_args.mini_batch_turns (turns per optimizer step) and "
-            "model.init_args.compute.max_tokens_per_micro_batch (memory)"
-        )
 
 
 def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:

@@ -142,3 +142,22 @@ class Engine(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Release threads and memory; a no-op if not started."""
+
+
+async def ask(engine: Engine, request: SamplingRequest) -> Reply:
+    """Ask an engine for a reply, and refuse one of a form that nothing after it could take.
+
+    Raises:
+        TypeError: it is no reply.
+        ValueError: its lengths are not those that were asked for.
+    """
+    reply = await engine.generate(request)
+    name, key = type(engine).__name__, "(key data.init_args.engine)"
+    if not isinstance(reply, Reply):
+        raise TypeError(f"generate of {name} must return a Reply, got {type(reply).__name__} {key}")
+    if not 1 <= len(reply.ids) <= request.max_tokens or len(reply.logps) != len(reply.ids):
+        raise ValueError(
+            f"generate of {name} gave {len(reply.ids)} token ids and {len(reply.logps)} log-probs; asked for were 1 to "
+            f"{request.max_tokens} ids, each with its log-prob {key}"
+        )
+    return reply

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
-from lightning_agentrl.engines import Engine, Reply, SamplingRequest
+from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
 from lightning_agentrl.episodes.contract import check_reward, contract_error
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
@@ -16,7 +16,7 @@ from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
 from lightning_agentrl.episodes.unread import invents
 from lightning_agentrl.prompts.memory import PastTurn
-from lightning_agentrl.prompts.parser import ActionParser, RawParser, TolerantParser
+from lightning_agentrl.prompts.parser import ActionParser, ParsedReply, RawParser, TolerantParser
 from lightning_agentrl.types import LATE, ModelInput, Segment, SegmentKind, StopReason, Turn
 from lightning_agentrl.types.plain_config import from_plain
 
@@ -117,7 +117,7 @@ class TurnInteraction(Interaction):
         most = self.max_reply_tokens
         if self.reply_budget is not None:
             most = min(most, self.reply_budget - session.reply_tokens)
-        reply = await engine.generate(SamplingRequest(prompt.input, most, temperature, request_seed, number))
+        reply = await ask(engine, SamplingRequest(prompt.input, most, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
         turn = await self._play(session, prompt, reply, segment, engine_seconds, recorder)
@@ -140,6 +140,8 @@ class TurnInteraction(Interaction):
         if not contract.actions and isinstance(parser, TolerantParser):
             raise contract_error("the environment names no actions (attribute `actions`) any more")
         parsed = parser.parse(text, list(contract.actions), contract.aliases)
+        if not isinstance(parsed, ParsedReply):
+            raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
         image = await session.image()
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:

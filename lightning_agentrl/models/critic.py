@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.language_model import hidden_at_logit_positions
+from lightning_agentrl.models.language_model import hidden_at_logit_positions, model_name
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.value_head import value_head
 
@@ -77,7 +77,7 @@ class SeparateCritic(Critic):
     def __init__(self, model: str | None = None, popart: float | None = None) -> None:
         super().__init__()
         _check_popart(popart)
-        self.model = model
+        self.model = None if model is None else model_name(model, "model.init_args.critic.init_args.model")
         self.popart = popart
 
     def build(self, actor_hidden_size: int, load: Callable[[str | None], PreTrainedModel]) -> None:

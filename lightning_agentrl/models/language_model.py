@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,6 +45,20 @@ class TokenScores:
     logps: Tensor  # [R] log-probability of the token that follows
     entropy: Tensor  # [R] nats
     sum_pi_squared: Tensor | None = None  # [R] sum of squared probabilities over the vocabulary, if requested
+
+
+def model_name(given: object, key: str) -> str:
+    """Return how a model is named; from Python also by a path.
+
+    Raises:
+        ConfigError: by something else, such as the model itself.
+    """
+    if not isinstance(given, str | PathLike):
+        raise ConfigError(
+            f"{key} takes a hub id, a folder or '{DEMO}', got an object of {type(given).__name__}; a model is given by "
+            "the folder that it and its tokenizer were saved to with save_pretrained"
+        )
+    return str(given)
 
 
 def resolve_model(model: str) -> str:

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
@@ -21,7 +22,7 @@ from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, all_sources
+from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, Source, all_sources
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
@@ -36,7 +37,7 @@ from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes
+from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
 from lightning_agentrl.rollout.starts import StartedEpisode, play_starts
 from lightning_agentrl.rollout.state import RolloutState
@@ -118,31 +119,60 @@ class RolloutDataModule(L.LightningDataModule):
         self.sizes.check_memory(self.memory)
         if prove not in get_args(Prove):
             raise ValueError(f"data.init_args.prove must be one of {', '.join(get_args(Prove))}, got '{prove}'")
-        if stall_seconds < 0:
+        if not stall_seconds >= 0:  # nor NaN
             raise ValueError(f"data.init_args.stall_seconds must be at least 0, got {stall_seconds}")
         self.groups = groups
         self.max_staleness = max_staleness
         self.prove = prove
-        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.prompt = from_plain(prompt, PromptFormat, f"{KEYS}.prompt") or PromptFormat()
         self.interaction = from_plain(interaction, Interaction, f"{KEYS}.interaction") or TurnInteraction()
         self.engine = from_plain(engine, Engine, f"{KEYS}.engine") or TransformersEngine()
         check_staleness(max_staleness, groups, self.engine)
         self.validation = from_plain(validation, ValidationConfig, f"{KEYS}.validation") or ValidationConfig()
         self.faults = from_plain(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
-        self.pool = EnvPool(sources, threads=max(num_envs, self.validation.num_envs))
         self.stall_seconds = stall_seconds
+        if seed is not None:
+            check_whole(seed, f"{KEYS}.seed")
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self._begin_anew(sources)
+
+    def _begin_anew(self, sources: Sequence[Source]) -> None:
+        """Set all that a run changes to what it is before the first one."""
+        self.pool = EnvPool(sources, threads=max(self.sizes.num_envs, self.validation.num_envs))
+        self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.stream: RolloutStream | None = None
         self._episodes: Collection | None = None  # of this rank, once they are needed
         self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
-        self._background = Background(max_staleness)
+        self._background = Background(self.max_staleness)
         self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
         self.stopping = Stopping()
         self._lost = LostEpisodes(self.faults.share)
         self._trained: Learner | None = None  # the agent that the saved episodes were played for
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutDataModule:
+        """Return one with the same settings that was never used: without trainer, agent and episodes.
+
+        Raises:
+            RuntimeError: this one is in use.
+        """
+        if self._loop is not None:
+            raise RuntimeError(
+                f"this {type(self).__name__} is in use by a run, whose engine and environments cannot be copied; copy "
+                "it before the run or after its end, or make another one with the same arguments"
+            )
+        fresh = memo[id(self)] = copy(self)
+        fresh.trainer = None
+        fresh._begin_anew(deepcopy(self.pool.sources, memo))
+        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"trainer"}
+        settings = {name: value for name, value in vars(self).items() if name not in of_runs}
+        vars(fresh).update(deepcopy(settings, memo))
+        return fresh
+
+    def __str__(self) -> str:
+        """Lightning's would go through the loaders, and so collect a rollout."""
+        return f"{type(self).__name__}({self._origin}, {self.sizes.num_envs} environments at a time)"
 
     @property
     def steps_per_iteration(self) -> int:
@@ -344,12 +374,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
-        if self._background.cancelled or self.preparing:
-            self.teardown("fit")  # something ended a collection; continue from where it began
-        elif self._connection is not None and self._connection.learner is learner:
-            return
+        if self._connection is not None:
+            ended_inside = self._background.cancelled or self.preparing
+            if self._connection.learner is learner and not ended_inside:
+                return
+            self.teardown("fit")  # a run did not come to its end; continue from where its collection began
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh
-            self._saved = RolloutState()
+            self._saved, self._trained = RolloutState(), None
+            self._lost = LostEpisodes(self.faults.share)
         make = self._make_sessions(learner.tokenizer, learner.image_reader)
         handle = learner.policy_handle(make.renderer.stop_token_ids)
         handle = replace(handle, max_model_len=self.longest_turn, trained_meanwhile=self.max_staleness > 0)

@@ -5,10 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from lightning_agentrl.prompts.memory import Memory
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
+
+
+def check_whole(value: object, key: str, least: int | None = None) -> None:
+    """Refuse what is no whole number, which Python passes on unread, or one that is too small.
+
+    Raises:
+        ValueError: with the key to change.
+    """
+    if not isinstance(value, Integral):
+        raise ValueError(f"{key} must be a whole number, got {value!r}")
+    if least is not None and int(value) < least:
+        raise ValueError(f"{key} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -32,8 +45,7 @@ class GroupRollout:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"data.init_args.groups.{name} must be at least {least}, got {getattr(self, name)}")
+            check_whole(getattr(self, name), f"data.init_args.groups.{name}", least)
         if self.mini_batches > self.episodes:
             raise ValueError(
                 f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
@@ -84,8 +96,7 @@ class RolloutSizes:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.init_args.{name} must be at least 1, got {getattr(self, name)}")
+            check_whole(getattr(self, name), f"data.init_args.{name}", 1)
         if self.groups is not None:
             self._refuse_turns()
         elif self.turns_per_rollout % self.mini_batch_turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_agentrl.distributed import max_over_ranks
 from lightning_agentrl.engines import Engine, VLLMEngine
 from lightning_agentrl.metrics.staleness import staleness
-from lightning_agentrl.rollout.sizes import GroupRollout
+from lightning_agentrl.rollout.sizes import GroupRollout, check_whole
 from lightning_agentrl.types import Rollout
 
 
@@ -16,8 +16,7 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
         ValueError: one sentence with the key to change.
     """
     key = "data.init_args.max_staleness"
-    if max_staleness < 0:
-        raise ValueError(f"{key} must be at least 0, got {max_staleness}")
+    check_whole(max_staleness, key, 0)
     if max_staleness == 0:
         return
     if not engine.own_weights:

@@ -110,6 +110,7 @@ class RolloutStream:
         return self.mini_batches * self.update_epochs
 
     def __iter__(self) -> Iterator[MiniBatch]:
+        self.inside_iteration = False  # an iteration that an error ended is not gone on with
         with self.preparing():
             prepared = self.source.next_rollout(self)
         rollout, metrics = prepared.rollout, prepared.metrics

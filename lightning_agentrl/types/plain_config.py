@@ -7,11 +7,12 @@ dataclass.
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, get_args
 
 from lightning_agentrl.errors import ConfigError, causes, explain
 from lightning_agentrl.types.arguments import names_of
@@ -24,7 +25,7 @@ class NotPlainError(Exception):
 
 
 def from_plain(value: T, kind: Any, key: str) -> T:
-    """Return the object that plain data stands for; an object is returned as it is.
+    """Return the object that plain data stands for; an object of this kind is returned as it is.
 
     Args:
         value: an object, or what a config would hold for it.
@@ -34,10 +35,10 @@ def from_plain(value: T, kind: Any, key: str) -> T:
     Raises:
         ConfigError: what a config with it would be refused for.
     """
-    if not isinstance(value, Mapping | str):
+    if value is None or isinstance(value, kind) or (isinstance(value, int) and issubclass(float, kind)):
         return value
-    if isinstance(value, str) and is_dataclass(kind):
-        raise ConfigError(f"{key} takes keys, as {{'{names_of(cast(type, kind))[0]}': ...}}, got '{value}'")
+    if not isinstance(value, Mapping | str) or (isinstance(value, str) and is_dataclass(kind)):
+        raise ConfigError(f"{key} takes {_wanted(kind)}, got {_shown(value)}")
     from jsonargparse import ArgumentError, ArgumentParser  # slow
 
     parser = ArgumentParser(exit_on_error=False)
@@ -50,9 +51,30 @@ def from_plain(value: T, kind: Any, key: str) -> T:
         raise refused or ConfigError(explain(str(error), error)) from error
 
 
+def _wanted(kind: Any) -> str:
+    if is_dataclass(kind):
+        return f"keys, as {{'{names_of(cast(type, kind))[0]}': ...}}"
+    names = " or ".join(one.__name__ for one in get_args(kind) or (kind,))
+    return f"an object of {names}, or what a config would say"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself; make an object of it, {value.__name__}(...)"
+    if isinstance(value, bool | int | float | str | list | tuple | Mapping):
+        return f"'{value}'" if isinstance(value, str) else reprlib.repr(value)
+    return f"an object of {type(value).__name__}"
+
+
 def items_from_plain(values: list[T] | None, kind: Any, key: str) -> list[T] | None:
-    """Do as :func:`from_plain` with each item of a list."""
-    return [from_plain(value, kind, key) for value in values] if isinstance(values, list | tuple) else values
+    """Do as :func:`from_plain` with each item of a list.
+
+    Raises:
+        ConfigError: what a config with it would be refused for.
+    """
+    if values is not None and not isinstance(values, list | tuple):
+        raise ConfigError(f"{key} takes a list, got {_shown(values)}")
+    return None if values is None else [from_plain(value, kind, key) for value in values]
 
 
 def to_plain(value: Any) -> Any:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 
+import lightning as L
 import pytest
+import torch
 
+from lightning_agentrl.callbacks import StageProgress
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.metrics.episodes import wilson_interval
 from lightning_agentrl.rollout import ValidationConfig
@@ -43,6 +48,40 @@ def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
 
     without, with_validation = weights(), weights(limit_val_batches=1.0, check_val_every_n_epoch=1)
     assert all(without[name].equal(with_validation[name]) for name in without)
+
+
+@pytest.mark.filterwarnings("error:.*was called before the ``update`` method")
+def test_a_sanity_check_plays_nothing_and_does_not_warn(tmp_path, tiny_folder):
+    settings = {"limit_val_batches": 1.0, "num_sanity_val_steps": 2, "check_val_every_n_epoch": 9}
+    trainer = make_trainer(tmp_path, 1, **settings)
+    trainer.fit(make_agent(tiny_folder), make_data())
+    assert not any(name.startswith("val/") for name in trainer.callback_metrics)
+
+
+class Copies(L.Callback):
+    """Copies the agent inside a run."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.copies = [copy.deepcopy(pl_module), pickle.loads(pickle.dumps(pl_module))]
+
+
+def test_a_copy_of_an_agent_plays_by_itself(tmp_path, tiny_folder):
+    agent, copies = make_agent(tiny_folder), Copies()
+    trainer = make_trainer(tmp_path, 2, [copies, StageProgress()], enable_progress_bar=True)
+    trainer.fit(agent, make_data(prove="stop"))
+    again = copy.deepcopy(agent)
+    for other in (*copies.copies, again):
+        assert other._trainer is None
+        assert all(torch.equal(one, two) for one, two in zip(agent.parameters(), other.parameters(), strict=True))
+        assert not {*map(id, agent.parameters())} & {*map(id, other.parameters())}
+    scores = [
+        make_trainer(tmp_path, 1, limit_val_batches=1.0).validate(one, make_data(), verbose=False)
+        for one in (agent, *copies.copies, again)
+    ]
+    numbers = [{name: x for name, x in score[0].items() if not name.startswith("time/")} for score in scores]
+    assert all(found == numbers[0] for found in numbers)
+    make_trainer(tmp_path, 1).fit(again, make_data())
+    assert any(not torch.equal(one, two) for one, two in zip(agent.parameters(), again.parameters(), strict=True))
 
 
 def test_fit_works_inside_a_running_event_loop(tmp_path, tiny_folder):

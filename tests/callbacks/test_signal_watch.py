@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from lightning_agentrl.callbacks import signal_watch
+from lightning_agentrl.callbacks import StopOnSignals, signal_watch
 from lightning_agentrl.callbacks.signal_watch import SignalWatch
 from lightning_agentrl.rollout.stopping import Stopping
+from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import next_port
 
 ENDS, SAVES = (signal.SIGTERM, signal.SIGINT), (signal.SIGUSR1,)
@@ -100,6 +101,13 @@ def test_handlers_are_put_back():
     stopping.watch.close()  # type: ignore[attr-defined]
     assert [signal.getsignal(number) for number in (*ENDS, *SAVES)] == before
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_handlers_that_lightning_has_put_back_are_left(tiny_folder, tmp_path):
+    """It does so before callbacks are taken down; its own would only take note of SIGTERM."""
+    before = [signal.getsignal(number) for number in (*ENDS, *SAVES)]
+    make_trainer(tmp_path, 1, [StopOnSignals()]).fit(make_agent(tiny_folder), make_data())
+    assert [signal.getsignal(number) for number in (*ENDS, *SAVES)] == before
 
 
 def test_the_signal_of_a_forked_process_is_its_own(tmp_path):

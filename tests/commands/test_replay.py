@@ -31,6 +31,7 @@ from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.replay import _check_processes, checkpoint_before
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.seeds import derive_seed
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import TurnInteraction
 from lightning_agentrl.types import Turn
 from tests.agents.harness import ByLength, make_agent, make_data, make_trainer
@@ -105,6 +106,29 @@ def fit(tiny_folder: Path, path: Path, what: str = "", env: int = 0, turn: int =
 @pytest.fixture(scope="module")
 def untouched(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fit(tiny_folder, tmp_path_factory.mktemp("chain") / "untouched")
+
+
+class Fails(L.Callback):
+    """Starts another run in the same folder, and then fails."""
+
+    def __init__(self, start: Callable[[], object]) -> None:
+        self.start = start
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        with pytest.raises(ConfigError, match=r"another run is writing to '.*' now, .* trainer.default_root_dir"):
+            self.start()
+        raise RuntimeError("as it should")
+
+
+def test_one_run_at_a_time_writes_to_a_folder(tiny_folder: Path, tmp_path: Path) -> None:
+    def start(*callbacks: L.Callback) -> None:
+        trainer = make_trainer(tmp_path, 1, [*callbacks, Chain()])
+        trainer.fit(make_agent(tiny_folder), make_data())
+
+    with pytest.raises(RuntimeError, match="as it should"):
+        start(Fails(start))
+    start()  # the one before is over, also where it failed
+    start()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections import Counter
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from lightning_agentrl.advantages import GRPO
 from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
 from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
 from lightning_agentrl.rollout import (
@@ -30,6 +32,7 @@ from lightning_agentrl.rollout import (
     ValidationConfig,
     WindowMemory,
 )
+from lightning_agentrl.rollout.fault_limits import LostEpisodes
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.published import published_tokenizer
@@ -248,6 +251,16 @@ class Frozen(L.Callback):
             raise RuntimeError("as it should")
 
 
+class Recorded(RolloutCallback):
+    """Keeps the rollouts of a run."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails):
     callback = Frozen(fails)
@@ -382,6 +395,61 @@ def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(conn
     assert story(two.collect()) == story(one.collect())
     three.connect(Learner(tiny_folder))
     assert story(three.collect()) == first
+
+
+def test_another_agent_starts_afresh_where_a_run_failed_in_its_update(tiny_folder, tmp_path):
+    """Lightning takes nothing down after an error."""
+
+    def played_first(data: RolloutDataModule) -> list[Any]:
+        make_trainer(tmp_path, 1, callbacks=[record := Recorded()]).fit(make_agent(tiny_folder), data)
+        return story(record.rollouts[0])
+
+    data = make_data()
+    with pytest.raises(RuntimeError, match="as it should"):
+        make_trainer(tmp_path, 1, callbacks=[Frozen(fails=True)]).fit(make_agent(tiny_folder), data)
+    data._lost = LostEpisodes(0.5, [True] * 100)
+    assert played_first(data) == played_first(make_data())
+    assert not any(data._lost.entries)
+
+
+def test_a_checkpoint_can_be_saved_while_the_run_after_a_failed_one_collects(connected):
+    data = connected(data_module())
+    batches = iter(data.train_dataloader())
+    next(batches)
+    with pytest.raises(RuntimeError, match="inside an iteration"):
+        data.state_dict()
+    saved: list[dict[str, Any]] = []
+    data.stopping.begin(lambda: saved.append(data.state_dict()))
+    data.stopping.saves = 1
+    next(iter(data.train_dataloader()))
+    assert saved[0]["iteration"] == 1
+
+
+def test_printing_plays_nothing(connected):
+    data = data_module()
+    assert str(data) == "RolloutDataModule(agentrl_envs:GuessNumber-v0 with {}, seed 3, 4 environments at a time)"
+    connected(data)
+    assert "GuessNumber" in f"{data}"
+    assert data.stream is not None
+    assert data.stream.iteration == data.state_dict()["collected"] == 0
+
+
+@pytest.mark.parametrize("sizes", [{}, {"groups": GroupRollout(2, 2, 1), "turns_per_env": 8, "mini_batch_turns": 128}])
+def test_a_copy_has_the_settings_and_nothing_of_the_run(connected, tiny_folder, tmp_path, sizes):
+    data = data_module(memory=WindowMemory(3), **sizes)
+    data.setup("fit")  # has environments and threads
+    before = copy.deepcopy(data)
+    first = story(connected(data).collect())
+    with pytest.raises(RuntimeError, match="in use by a run"):
+        copy.deepcopy(data)
+    data.teardown("fit")
+    data.trainer = make_trainer(tmp_path, 1)
+    after = copy.deepcopy(data)
+    for fresh in (before, after):
+        assert fresh.settings() == data.settings()
+        assert (fresh.trainer, fresh.seed, fresh.memory.turns) == (None, 3, 3)
+        assert fresh.engine is not data.engine
+        assert story(connected(fresh).collect()) == first
 
 
 def test_stream_cuts_what_is_collected(connected):
