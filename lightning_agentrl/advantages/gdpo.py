@@ -47,6 +47,8 @@ class GDPO(GroupEstimator):
         group_of_one: see :class:`GroupEstimator`.
     """
 
+    divide_by_std = True
+
     def __init__(
         self,
         weights: dict[str, float] | None = None,

@@ -33,6 +33,8 @@ class GRPO(ScoreEstimator):
         group_of_one: see :class:`GroupEstimator`.
     """
 
+    divide_by_std = True
+
     def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)
         if not eps > 0:

@@ -38,6 +38,7 @@ from lightning_agentrl.agents.checks import (
     check_tower,
     check_trainer,
     correction_for,
+    tell_of_kl_in_groups,
     tell_of_slow_precision,
 )
 from lightning_agentrl.agents.describe import describe, describe_collected, describe_gradient, describe_step
@@ -441,6 +442,7 @@ class Agent(L.LightningModule, ABC):
                 forks = self.datamodule.groups, self.datamodule.interaction, self.takes_kl_from_rewards
                 check_forks(self.advantage, *forks)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
+                tell_of_kl_in_groups(self.advantage, self.takes_kl_from_rewards, self.group_filter)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
             context_length, longest = read_context_length(self.model), self.datamodule.longest_turn

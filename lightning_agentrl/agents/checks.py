@@ -219,6 +219,17 @@ def check_returns(advantage: AdvantageEstimator, kl_in_reward: bool, interaction
         )
 
 
+def tell_of_kl_in_groups(advantage: AdvantageEstimator, kl_in_reward: bool, group_filter: GroupFilter | None) -> None:
+    """Warn where a KL in the reward is learned at full size from groups in which nothing else differs."""
+    if advantage.divide_by_std and kl_in_reward and group_filter is None:
+        rank_zero_warn(
+            f"{type(advantage).__name__} divides by the standard deviation of each group, so where all episodes of one "
+            "earned the same, the KL in their rewards alone gives advantages of full size; put the KL into the loss "
+            "(model.init_args.kl: {reward: 0, loss: 0.001}), or leave such groups out (model.init_args.group_filter: "
+            "DropEqualScores)"
+        )
+
+
 def correction_for(given: OffPolicyCorrection | None, max_staleness: int) -> OffPolicyCorrection | None:
     """Return the correction of a run: importance weights where older weights sample, unless another is given."""
     if given is not None or max_staleness == 0:

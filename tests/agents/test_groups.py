@@ -190,6 +190,25 @@ def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tm
         make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_reward=kl), data)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"kl_reward": 0.001}, True),
+        ({"kl_reward": 0.001, "advantage": PassAtK()}, True),
+        ({"kl_reward": 0.001, "group_filter": DropEqualScores()}, False),
+        ({"kl_loss": 0.001}, False),
+        ({"kl_reward": 0.001, "advantage": PassAtK(divide_by_std=False)}, False),
+    ],
+)
+def test_a_kl_that_counts_as_much_as_a_reward_is_told(tmp_path, tiny_folder, settings, told):
+    agent = agent_of(tiny_folder, **{"advantage": GRPO(), **settings})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(PlanShown):
+            make_trainer(tmp_path, 1, [DryRun()]).fit(agent, group_data())
+    assert any("alone gives advantages of full size" in str(each.message) for each in caught) == told
+
+
 def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):
     agent = agent_of(tiny_folder, DualDiscountGAE(), policy_loss=PPOClip(aggregation="prompt-mean"))
     with pytest.raises(ValueError, match=r"prompt-mean.*model\.init_args\.policy_loss\.init_args\.aggregation"):
