@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from lightning_agentrl.check_env import contract, earnings, played, replay
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen
+from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen, ThreadedProbe
 from lightning_agentrl.check_env.replies import CANARY, HOSTILE
 from lightning_agentrl.check_env.rules import PARTS
 from lightning_agentrl.check_env.stopwatch import Clock
@@ -205,6 +205,9 @@ class Exam:
         replay.check_used(self.probe, chosen)
         with self.new() as probe, self.new("instances") as other:
             replay.check_interleaved(probe, other, chosen[-2:])
+        if chosen[-1].seen[0].contract.worker != "process":
+            with ThreadedProbe(self.recipe, self.log, self.clock, self.most_tokens, self.journal) as probe:
+                replay.play_again(probe, chosen[-1], "replay.thread", "in other threads than the main one")
         modes = (getattr(self.probe.made(), "metadata", None) or {}).get("render_modes") or ()
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)

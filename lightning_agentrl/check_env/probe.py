@@ -6,6 +6,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any, Self, TypeVar
@@ -230,7 +231,7 @@ class Probe:
         started = now()
         try:
             with naming_errors(), alarm(seconds):
-                return function()
+                return self.run(function)
         except EnvError as error:
             if error.kind == HangError.__name__:
                 late, kind = kind, "hang"
@@ -248,6 +249,10 @@ class Probe:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
                 self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run a call of the environment: here, as in a process of its own."""
+        return function()
 
     def _broken(self, check: str, said: str) -> BrokenError:
         self._note(check, said)
@@ -281,12 +286,17 @@ class Probe:
     def _contract(self) -> Contract:
         """Return what is offered now: all is read after a reset, and when actions or rules have changed."""
         env, last = self.made(), self.last
+
+        def read() -> Contract:
+            offer = _offered(env)
+            if last is not None and offer == self._offer:
+                return last.contract
+            self._offer = offer
+            return read_contract(env, begun=True)
+
         try:
             with naming_errors(), alarm(STEP_SECONDS):
-                now = _offered(env)
-                if last is None or now != self._offer:
-                    self._offer = now
-                    return read_contract(env, begun=True)
+                return self.run(read)
         except EnvError as error:
             self._note("contract.attribute", str(error))
         return last.contract if last else Contract()
@@ -369,6 +379,24 @@ class Probe:
         if terminated and truncated:
             self._note("ends.both", "an episode ends terminated and truncated at once")
         return terminated, truncated
+
+
+class ThreadedProbe(Probe):
+    """An instance whose calls take turns in two threads, neither of them the main one, as a trainer's do."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.raises_as = self.makes_as = "replay.thread"
+        self._threads = [ThreadPoolExecutor(1) for _ in range(2)]
+
+    def run(self, function: Callable[[], T]) -> T:
+        self._threads.reverse()
+        return self._threads[0].submit(function).result()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for thread in self._threads:
+            thread.shutdown(wait="hang" not in self.log)
 
 
 def _offered(env: gymnasium.Env) -> list[Any]:

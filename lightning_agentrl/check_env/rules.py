@@ -110,6 +110,9 @@ RULES: dict[str, Rule] = {
     "replay.interleaved": Rule(
         "error", "keep state on the instance, not on the class or the module", "runtime.episode_isolation"
     ),
+    "replay.thread": Rule(
+        "error", "use no signals and nothing that is bound to a thread, or declare worker = 'process' on the class"
+    ),
     "replay.process": Rule("error", "do not depend on time, paths or object identities", "runtime.episode_determinism"),
     "replay.hash": Rule("error", "sort sets before you use their order, and never use hash()", "runtime.seed_control"),
     "replay.render": Rule("error", "render() must not change the game or its generator", "runtime.episode_isolation"),

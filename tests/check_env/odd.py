@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import signal
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -63,6 +65,10 @@ class Odd(TextEnv):
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if what == "narrow space":
             self.observation_space = _Narrow()
+        if what == "bound to a thread":
+            self.known = sqlite3.connect(":memory:")
+        if what.startswith("signals"):
+            self.worker = "process" if what.endswith("process") else None
         if what == "no list of modes":
             self.metadata = {"render_modes": None}
         if what == "cannot be made":
@@ -90,8 +96,12 @@ class Odd(TextEnv):
         return observation, self._odd(info)
 
     def step(self, action: str) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if self.what.startswith("signals"):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if self.what == "bound to a thread":
+            self.known.execute("select 1")
         if self.what == "errors in other bytes":
-            os.write(2, b"\xff not found\n" * 1000)
+            os.write(2, b"\xff not found\n" * 200)
         try:
             observation, reward, terminated, truncated, info = super().step(action)
         except gymnasium.error.ResetNeeded:
