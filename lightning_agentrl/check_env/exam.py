@@ -205,13 +205,13 @@ class Exam:
         replay.check_used(self.probe, chosen)
         with self.new() as probe, self.new("instances") as other:
             replay.check_interleaved(probe, other, chosen[-2:])
-        if chosen[-1].seen[0].contract.worker != "process":
+        short = Play(chosen[-1].seed, "short", chosen[-1].actions[:30], chosen[-1].seen[:31])
+        if short.seen[0].contract.worker != "process":
             with ThreadedProbe(self.recipe, self.log, self.clock, self.most_tokens, self.journal) as probe:
-                replay.play_again(probe, chosen[-1], "replay.thread", "in other threads than the main one")
+                replay.play_again(probe, short, "replay.thread", "in other threads than the main one")
         modes = (getattr(self.probe.made(), "metadata", None) or {}).get("render_modes") or ()
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
-            short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
             with Probe(drawn, self.log, self.clock, self.most_tokens, self.journal) as drawing:
                 drawing.makes_as = "render.mode"
                 replay.check_render(drawing, short)
