@@ -172,7 +172,8 @@ def certify(
         most_tokens: of a prompt of one turn.
 
     Raises:
-        ConfigError: there is no such environment, or it cannot be made with these arguments.
+        ConfigError: there is no such environment, it cannot be made with these arguments, or the cap leaves no time to
+            look at anything.
     """
     started = time.monotonic()
     remote = env_id.startswith(_URLS)
@@ -180,6 +181,11 @@ def certify(
     order = {"id": made, "kwargs": given, "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
     told = Certificate(env_id, dict(kwargs))
     _examine(told, order, cap)
+    if PARTS[0] in told.cut and not told.findings:
+        raise ConfigError(
+            f"the cap of {cap:g} s ended the exam of '{env_id}' within its first part, so nothing is known about it; "
+            "give more seconds with --cap"
+        )
     if told.ordered:
         left = max(cap - (time.monotonic() - started), 10.0)
         alone = remote or any(one["check"] == "instances" for one in told.findings)

@@ -92,6 +92,8 @@ class Odd(TextEnv):
         return _Sealed(text) if self.what == "sealed text" and self.cell == self.gold else text, ""
 
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        if self.what == "no reset in a trainer" and "lightning" in sys.modules:
+            raise RuntimeError("not here")
         observation, info = super().reset(**given)
         return observation, self._odd(info)
 
