@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen
+from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen, time_limit
 from lightning_agentrl.check_env.stopwatch import HangError, alarm
 from lightning_agentrl.episodes.environment import naming_errors
 from lightning_agentrl.episodes.observation import is_image
@@ -146,9 +146,8 @@ def check_closing(probe: Probe) -> None:
 
 
 def declared_limit(probe: Probe) -> int | None:
-    """Return the number of turns that the environment or its registration declares as a limit; None if none."""
+    """Return the least number of turns that the environment, its registration or a wrapper declares as a limit."""
     env = probe.made()
-    for limit in (getattr(env.unwrapped, "max_turns", None), getattr(env.spec, "max_episode_steps", None)):
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-            return limit
-    return None
+    told = (getattr(env.unwrapped, "max_turns", None), getattr(env.spec, "max_episode_steps", None), time_limit(env))
+    limits = [limit for limit in told if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
+    return min(limits, default=None)

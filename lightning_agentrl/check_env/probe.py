@@ -13,6 +13,7 @@ from typing import IO, Any, Self, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
@@ -377,6 +378,8 @@ class Probe:
                 self._note("ends.type", f"{name} is {_form(value)}: {shown(_looks(value) or '')}")
         terminated, truncated = _true(terminated), _true(truncated)
         if terminated and truncated:
+            if len(self.actions) == time_limit(self.made()):  # gymnasium's wrapper says so of a game that ends there
+                return True, False
             self._note("ends.both", "an episode ends terminated and truncated at once")
         return terminated, truncated
 
@@ -397,6 +400,15 @@ class ThreadedProbe(Probe):
         super().__exit__(*error)
         for thread in self._threads:
             thread.shutdown(wait="hang" not in self.log)
+
+
+def time_limit(env: gymnasium.Env) -> int | None:
+    """Return after how many turns gymnasium's own wrapper truncates; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
 
 
 def _offered(env: gymnasium.Env) -> list[Any]:

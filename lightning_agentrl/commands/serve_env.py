@@ -104,7 +104,7 @@ class _Played:
 
     def _told(self, answer: Answer, first: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = {
-            "truncated": answer.truncated,
+            "truncated": answer.truncated and not answer.terminated,  # where both are said, training takes it as over
             "long_term_text": answer.observation,
             "short_term_text": answer.short_term,
             "metrics": {name: value for name, value in answer.metrics.items() if math.isfinite(value)},

@@ -137,3 +137,6 @@ class Odd(TextEnv):
 
 
 gymnasium.register("Odd-v0", Odd)
+gymnasium.register(
+    "OddAndShort-v0", Odd, max_episode_steps=3
+)  # a win in the third turn is a cut, too, says the wrapper

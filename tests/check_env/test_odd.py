@@ -63,6 +63,13 @@ def test_what_training_can_do_with_is_no_error(what: str) -> None:
     assert log.cut == {}
 
 
+def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
+    exam = Exam(Recipe("tests.check_env.odd:OddAndShort-v0", {}, "env"), 10.0, 1024)
+    run(exam, lambda said: None)
+    assert not [name for name, one in exam.log.findings.items() if name.startswith("ends.")]
+    assert exam.limit == 3
+
+
 def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
     started = time.monotonic()
     log = examined("hangs after the end")

@@ -167,6 +167,30 @@ class Unmeasured(gymnasium.Env[str, str]):
 gymnasium.register("Unmeasured-v0", Unmeasured)
 
 
+class Twice(Unmeasured):
+    """Says of its end that it is both: the game is over, and cut off, as gymnasium's wrapper does at its limit."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "over", 1.0, True, True, {}
+
+
+gymnasium.register("Twice-v0", Twice)
+
+
+def test_an_end_that_is_also_a_cut_is_the_end_that_it_is_in_process() -> None:
+    source = EnvConfig("tests.commands.test_serve_env:Twice-v0", retries=0)
+
+    async def last() -> dict[str, Any] | None:
+        with ThreadPoolExecutor(1) as pool:
+            played = _Played(source.make_worker(pool))
+            await played.reply('{"type": "reset", "data": {"seed": 1}}')
+            return await played.reply('{"type": "step", "data": {"text": "a"}}')
+
+    answer = asyncio.run(last())
+    assert answer is not None
+    assert (answer["data"]["done"], answer["data"]["metadata"]["truncated"]) == (True, False)
+
+
 class Endless(Unmeasured):
     """Takes a step that does not come back."""
 
