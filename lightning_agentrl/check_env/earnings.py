@@ -251,7 +251,7 @@ def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _written(value: str | float) -> str:
-    """Return a value as text; empty for a whole number of more digits than Python writes."""
+    """Return a value as text; empty for a whole number that is longer than Python writes."""
     try:
         return str(value)
     except ValueError:

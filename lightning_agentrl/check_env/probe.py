@@ -422,7 +422,7 @@ def _generators() -> tuple[Any, ...]:
 
 
 def _looks(value: Any) -> str | None:
-    """Return how a value looks in Python; None if it cannot be shown, as a number of thousands of digits."""
+    """Return how a value looks in Python; None if it cannot be shown, as a whole number of thousands of figures."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - whatever a class of the environment raises
