@@ -29,6 +29,7 @@ _MODULE = "lightning_agentrl.check_env.child"
 HASH_SEEDS = ("1", "2")  # of the processes that play again; the exam itself has 0, as the trainer's processes have
 _URLS = ("http://", "https://", "ws://", "wss://")
 _IMPORT_SECONDS = 60.0  # that do not count against the cap
+_LOOK_SECONDS = 1.0  # between two looks whether a process has ended
 _STUCK_SECONDS = 30.0  # without a step or a reset, in which no alarm of the process was heard
 
 
@@ -85,7 +86,8 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # whatever bytes an environment writes as its errors
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": hash_seed},
             process_group=0,
         )
@@ -101,7 +103,8 @@ class _Process:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                self.said.put(json.loads(line))
+                with suppress(ValueError):  # the process was ended within a line
+                    self.said.put(json.loads(line))
         self.said.put(None)
 
     def _read_errors(self) -> None:
@@ -114,6 +117,23 @@ class _Process:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait()
+
+    def hear(self, end: float) -> dict[str, Any] | None:
+        """Return what it says next; None if it has said its last, also where what it started still holds its pipe.
+
+        Raises:
+            Empty: it says nothing until that time of the monotonic clock.
+        """
+        while True:
+            ended = self._process.poll() is not None
+            left = _LOOK_SECONDS if ended else max(end - time.monotonic(), 0.0)
+            try:
+                return self.said.get(timeout=min(left, _LOOK_SECONDS))
+            except Empty:
+                if ended:
+                    return None
+                if time.monotonic() >= end:
+                    raise
 
     def status(self) -> int:
         """Return the exit status of a process that has said its last."""
@@ -152,7 +172,8 @@ def certify(
         most_tokens: of a prompt of one turn.
 
     Raises:
-        ConfigError: there is no such environment, or it cannot be made with these arguments.
+        ConfigError: there is no such environment, it cannot be made with these arguments, or the cap leaves no time to
+            look at anything.
     """
     started = time.monotonic()
     remote = env_id.startswith(_URLS)
@@ -160,9 +181,15 @@ def certify(
     order = {"id": made, "kwargs": given, "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
     told = Certificate(env_id, dict(kwargs))
     _examine(told, order, cap)
+    if PARTS[0] in told.cut and not told.findings:
+        raise ConfigError(
+            f"the cap of {cap:g} s ended the exam of '{env_id}' within its first part, so nothing is known about it; "
+            "give more seconds with --cap"
+        )
     if told.ordered:
         left = max(cap - (time.monotonic() - started), 10.0)
-        _replay(told, order | {"episodes": told.ordered}, left, together=not remote)
+        alone = remote or any(one["check"] == "instances" for one in told.findings)
+        _replay(told, order | {"episodes": told.ordered}, left, together=not alone)
     told.findings.sort(key=lambda one: (SEVERITIES.index(one["severity"]), list(RULES).index(one["check"])))
     told.seconds["total"] = time.monotonic() - started
     return told
@@ -182,7 +209,7 @@ def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
     try:
         while True:
             try:
-                said = process.said.get(timeout=max(end - time.monotonic(), 0.0))
+                said = process.hear(end)
             except Empty:
                 if (waited := process.waited()) > 1.0:
                     end += waited
@@ -205,7 +232,8 @@ def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
                 done.add(said["done"])
             if "findings" in said:
                 _take(told, said)
-            over = over or said.get("over", False)
+            if over := said.get("over", False):
+                break  # processes that the environment has started may hold the pipe open
         if not over and doing not in told.cut:
             status = process.status()
             seed, actions = process.journal()
@@ -253,7 +281,7 @@ def _in_processes(
             try:
                 said: dict[str, Any] | None = {}
                 while said is not None and "replayed" not in said:
-                    said = process.said.get(timeout=max(end - time.monotonic(), 0.0))
+                    said = process.hear(end)
                 if said is None:
                     found[seed] = {"seed": None, "actions": [], "said": f"the process ended: {process.errors[-1:]}"}
                 elif said["replayed"] is not None:

@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen
+from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen, time_limit
+from lightning_agentrl.check_env.stopwatch import HangError, alarm
+from lightning_agentrl.episodes.environment import naming_errors
+from lightning_agentrl.episodes.observation import is_image
+from lightning_agentrl.errors.faults import EnvError
 
 NO_ACTION = "qx zv 77"  # names no action of any game
 _ACTIONS = 24  # that are tried one by one
@@ -28,14 +32,22 @@ def check_spaces(probe: Probe, first: Seen) -> None:
     for name, space in (("observation_space", observation), ("action_space", action)):
         if space is None:
             log.add("spaces.missing", f"there is no {name}")
-    if isinstance(observation, spaces.Space) and first.raw not in observation:
+    if isinstance(observation, spaces.Space) and not _lies_in(first.raw, observation):
         log.add("spaces.observation", f"the first observation is outside {type(observation).__name__}", probe.seed)
     if isinstance(action, spaces.Space):
-        outside = [name for name in first.legal()[:_ACTIONS] if name not in action] if first.contract.actions else []
+        named = first.legal()[:_ACTIONS] if first.contract.actions else []
+        outside = [name for name in named if not _lies_in(name, action)]
         if not isinstance(action, spaces.Text):
             log.add("spaces.action", f"the action space is {type(action).__name__}, not Text")
         elif outside:
             log.add("spaces.action", f"the action {outside[0]!r} is outside the action space")
+
+
+def _lies_in(value: Any, space: spaces.Space) -> bool:
+    try:
+        return value in space
+    except Exception:  # noqa: BLE001 - a space of the environment's own that expects other values
+        return False
 
 
 def check_aliases(probe: Probe, first: Seen) -> None:
@@ -100,7 +112,7 @@ def check_picture(picture: Any) -> str:
     """Return what is wrong with a picture; empty if nothing is."""
     if not isinstance(picture, np.ndarray):
         return f"render gave a value of type {type(picture).__name__}"
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+    if not is_image(picture):
         return f"render gave {picture.dtype} of {list(picture.shape)}"
     return ""
 
@@ -113,8 +125,12 @@ def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
             seen = seen if seen.over else probe.step(action)
         env = probe.made()
         try:
-            answer = env.step(actions[-1])
-        except Exception:  # noqa: BLE001 - any refusal will do
+            with naming_errors(), alarm(STEP_SECONDS):
+                answer: Any = env.step(actions[-1])
+        except EnvError as error:  # any refusal will do, but it has to come
+            if error.kind == HangError.__name__:
+                said = f"a step after the end did not come back within {STEP_SECONDS:g} seconds"
+                probe.log.add("ends.after", said, seed, [*actions, actions[-1]])
             return
         paid = f", with a reward of {answer[1]}" if isinstance(answer, tuple) and len(answer) == 5 else ""
         probe.log.add("ends.after", f"a step after the end is answered{paid}", seed, [*actions, actions[-1]])
@@ -130,9 +146,8 @@ def check_closing(probe: Probe) -> None:
 
 
 def declared_limit(probe: Probe) -> int | None:
-    """Return the number of turns that the environment or its registration declares as a limit; None if none."""
+    """Return the least number of turns that the environment, its registration or a wrapper declares as a limit."""
     env = probe.made()
-    for limit in (getattr(env.unwrapped, "max_turns", None), getattr(env.spec, "max_episode_steps", None)):
-        if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
-            return limit
-    return None
+    told = (getattr(env.unwrapped, "max_turns", None), getattr(env.spec, "max_episode_steps", None), time_limit(env))
+    limits = [limit for limit in told if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
+    return min(limits, default=None)

@@ -140,8 +140,8 @@ def published(probe: Probe, seen: Seen) -> str | None:
     for _, source in _places(probe.unwrapped(), seen):
         for name in ANSWERS:
             value = source.get(name)
-            if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value):
-                return str(value)
+            if isinstance(value, str | int | float) and not isinstance(value, bool) and (text := _written(value)):
+                return text
     return None
 
 
@@ -246,7 +246,16 @@ def _places(env: Any, seen: Seen) -> list[tuple[str, Mapping[str, Any]]]:
         for name, value in own.items()
         if isinstance(value, Mapping) or hasattr(value, "__dict__")
     ]
-    return [("info.", seen.info), ("", own), *inner]
+    info = {key: item for key, item in seen.info.items() if isinstance(key, str)}
+    return [("info.", info), ("", own), *inner]
+
+
+def _written(value: str | float) -> str:
+    """Return a value as text; empty for a whole number that is longer than Python writes."""
+    try:
+        return str(value)
+    except ValueError:
+        return ""
 
 
 def _hidden(env: Any, first: Seen) -> dict[str, str]:
@@ -255,6 +264,6 @@ def _hidden(env: Any, first: Seen) -> dict[str, str]:
     for prefix, values in _places(env, first):
         for name, value in values.items():
             plain = isinstance(value, str | int) and not isinstance(value, bool)
-            if plain and 1 <= len(text := str(value)) <= 40 and not name.endswith("_text"):
+            if plain and 1 <= len(text := _written(value)) <= 40 and not name.endswith("_text"):
                 found[f"{prefix}{name}"] = text
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import resource
@@ -9,18 +10,18 @@ import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from lightning_agentrl.check_env import contract, earnings, played, replay
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen
+from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen, ThreadedProbe
 from lightning_agentrl.check_env.replies import CANARY, HOSTILE
 from lightning_agentrl.check_env.rules import PARTS
 from lightning_agentrl.check_env.stopwatch import Clock
 from lightning_agentrl.check_env.texts import words
 from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.errors.problem import ConfigError, one_line
 
 PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds
 REPLAYED = 4  # episodes that are played again
@@ -194,19 +195,33 @@ class Exam:
         if not chosen or "seed.honoured" in self.log:
             self.log.cut["replays"] = "equal seeds do not begin equally" if chosen else "no episode could be played"
             return
-        if not all(replay.play_again(self.new(), one, "replay.twice", "played again") for one in chosen):
-            self.log.cut["replays"] = "what differs in a new instance would differ everywhere"
+        if not all(map(self._plays_again, chosen)):
+            if "instances" in self.log:  # fresh processes can play, each after the other
+                self.log.cut["replays"] = "there is one instance only; it is compared with fresh processes"
+                self.ordered = replay.order(chosen)
+            else:
+                self.log.cut["replays"] = "what differs in a new instance would differ everywhere"
             return
         replay.check_used(self.probe, chosen)
-        replay.check_interleaved(self.new(), self.new("instances"), chosen[-2:])
-        modes = getattr(self.probe.made(), "metadata", {}).get("render_modes", ())
+        with self.new() as probe, self.new("instances") as other:
+            replay.check_interleaved(probe, other, chosen[-2:])
+        short = Play(chosen[-1].seed, "short", chosen[-1].actions[:30], chosen[-1].seen[:31])
+        if short.seen[0].contract.worker != "process":
+            with ThreadedProbe(self.recipe, self.log, self.clock, self.most_tokens, self.journal) as probe:
+                replay.play_again(probe, short, "replay.thread", "in other threads than the main one")
+        modes = (getattr(self.probe.made(), "metadata", None) or {}).get("render_modes") or ()
         if "rgb_array" in modes:
             drawn = Recipe(self.recipe.id, {**self.recipe.kwargs, "render_mode": "rgb_array"}, self.recipe.key)
-            short = Play(chosen[-1].seed, "drawn", chosen[-1].actions[:30], chosen[-1].seen[:31])
-            drawing = Probe(drawn, self.log, self.clock, self.most_tokens, self.journal)
-            drawing.makes_as = "render.mode"
-            replay.check_render(drawing, short)
+            with Probe(drawn, self.log, self.clock, self.most_tokens, self.journal) as drawing:
+                drawing.makes_as = "render.mode"
+                replay.check_render(drawing, short)
         self.ordered = replay.order(chosen)
+
+    def _plays_again(self, episode: Play) -> bool:
+        """Play an episode again in a new instance beside the one that there is."""
+        with self.new() as probe:
+            probe.makes_as = "instances"
+            return replay.play_again(probe, episode, "replay.twice", "played again")
 
     ordered: Sequence[dict[str, Any]] = ()
     """Episodes for other processes to play again."""
@@ -304,8 +319,8 @@ class Exam:
         if ended:
             contract.check_after_end(self.probe, ended[0].seed, ended[0].actions)
         contract.check_closing(self.probe)
-        if (left := threading.active_count()) > 1:
-            self.log.add("left.threads", f"{left - 1} threads go on after close")
+        if left := threading.active_count() - 1 + len(multiprocessing.active_children()):
+            self.log.add("left.threads", f"{left} threads or processes go on after close")
         if (place := _place()) != self.place:
             said = ", ".join(sorted(set(place) - set(self.place))[:3]) or "something is missing"
             self.log.add("left.files", f"the working folder is not what it was: {said}")
@@ -369,12 +384,20 @@ def run(exam: Exam, tell: Callable[[dict[str, Any]], None]) -> None:
     """Make all checks and tell what is known after each part."""
     for name, section in exam.sections.items():
         tell({"doing": name})
-        with suppress(BrokenError):
+        try:
             section()
             tell({"done": name, **state(exam)})
             continue
+        except BrokenError:
+            pass
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a value of the environment raises where it is looked at
+            said = f"in the part '{name}' a value of the environment cannot be looked at"
+            exam.log.add("contract.values", f"{said}: {one_line(f'{type(error).__name__}: {error}')}", exam.probe.seed)
+            exam.log.cut[name] = "a value cannot be looked at"
         tell(state(exam))
-        if name == "contract":
+        if exam.first is None:
             exam.log.cut |= dict.fromkeys(PARTS[1:], "it cannot be made or reset")
             return
         exam.probe.drop()

@@ -6,17 +6,19 @@ import math
 import pickle
 import random
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import TimeLimit
 
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
-from lightning_agentrl.episodes.contract import Contract, read_contract, read_flag, read_metrics
+from lightning_agentrl.episodes.contract import LARGEST_REWARD, Contract, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.environment import Recipe, naming_errors
 from lightning_agentrl.episodes.observation import Observed, read_observation, told_apart
 from lightning_agentrl.errors.faults import EnvError
@@ -136,9 +138,9 @@ class Probe:
         self.last: Seen | None = None
         self.raises_as = "raises"
         """The check that an error of this instance belongs to."""
-        self.makes_as = ""
-        """The check that a failure to make it belongs to, if that is another one."""
-        self._kept: tuple[Mapping[str, Any], str] | None = None  # info of the last answer, and how it looked
+        self.makes_as = "contract.make"
+        """The check that a failure to make it belongs to."""
+        self._kept: tuple[Mapping[str, Any], str | None] | None = None  # info of the last answer, and how it looked
         self._calls = 0
         self._offer: list[Any] = []
         self._looked_at: set[tuple[str, str | bool]] = set()
@@ -212,6 +214,12 @@ class Probe:
             with suppress(BrokenError):
                 self.call("close", "close", env.close, STEP_SECONDS, check="contract.close")
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.drop()
+
     def call(self, what: str, kind: str, function: Callable[[], T], seconds: float, check: str = "") -> T:
         """Call the environment under watch.
 
@@ -224,7 +232,7 @@ class Probe:
         started = now()
         try:
             with naming_errors(), alarm(seconds):
-                return function()
+                return self.run(function)
         except EnvError as error:
             if error.kind == HangError.__name__:
                 late, kind = kind, "hang"
@@ -237,11 +245,15 @@ class Probe:
         except ConfigError as error:
             if len(self.clock.times["make"]) == 0:
                 raise  # wrong input of the user
-            raise self._broken(check or "contract.make", f"making it once more failed: {error}") from error
+            raise self._broken(check, f"making it once more failed: {error}") from error
         finally:
             self.clock.times.setdefault(kind, []).append(now() - started)
             if before is not None and before != _generators():
                 self._note("rng.global", f"{what} changes the state of a global generator (random or numpy.random)")
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Run a call of the environment: here, as in a process of its own."""
+        return function()
 
     def _broken(self, check: str, said: str) -> BrokenError:
         self._note(check, said)
@@ -261,25 +273,31 @@ class Probe:
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
-        self._info(info, observed.text)
+        told = dict(info)
+        self._info(told, observed.text)
         contract = self._contract()
         state = told_apart(observed.text, observed.images)
         kept = raw if self._calls <= 1 else None
-        seen = Seen(observed.text, contract, dict(info), reward, terminated, truncated, state, kept)
+        seen = Seen(observed.text, contract, told, reward, terminated, truncated, state, kept)
         self._texts(seen)
-        self._kept = (info, repr(info)) if self._calls <= _WATCHED_CALLS else None
+        self._kept = (info, _looks(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen
         return seen
 
     def _contract(self) -> Contract:
         """Return what is offered now: all is read after a reset, and when actions or rules have changed."""
         env, last = self.made(), self.last
+
+        def read() -> Contract:
+            offer = _offered(env)
+            if last is not None and offer == self._offer:
+                return last.contract
+            self._offer = offer
+            return read_contract(env, begun=True)
+
         try:
             with naming_errors(), alarm(STEP_SECONDS):
-                now = _offered(env)
-                if last is None or now != self._offer:
-                    self._offer = now
-                    return read_contract(env, begun=True)
+                return self.run(read)
         except EnvError as error:
             self._note("contract.attribute", str(error))
         return last.contract if last else Contract()
@@ -336,15 +354,19 @@ class Probe:
             self._note("info.pickle", f"info[{name!r}] cannot be pickled")
 
     def _compare_kept(self) -> None:
-        if self._kept is not None and repr(self._kept[0]) != self._kept[1]:
+        if self._kept is not None and _looks(self._kept[0]) != self._kept[1]:
             self._note("info.shared", "the info of an earlier turn was changed by the next one")
 
     def _reward(self, reward: Any) -> float:
         if isinstance(reward, bool | np.bool_) or not isinstance(reward, int | float | np.number):
-            self._note("reward.type", f"the reward is {_form(reward)}: {shown(repr(reward))}")
+            self._note("reward.type", f"the reward is {_form(reward)}: {shown(_looks(reward) or '')}")
             return 0.0
-        if not math.isfinite(value := float(reward.real)):
-            self._note("reward.finite", f"the reward is {value}")
+        try:
+            value = float(reward.real)
+        except OverflowError:
+            value = math.inf
+        if not abs(value) <= LARGEST_REWARD:
+            self._note("reward.finite", f"the reward is {value:g}; it must be finite, {LARGEST_REWARD:g} at most")
             return 0.0
         if abs(value) > LARGEST:
             self._note("reward.size", f"a reward of {value:g}")
@@ -353,11 +375,40 @@ class Probe:
     def _ends(self, terminated: Any, truncated: Any) -> tuple[bool, bool]:
         for name, value in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(value, bool | np.bool_):
-                self._note("ends.type", f"{name} is {_form(value)}: {shown(repr(value))}")
-        terminated, truncated = terminated is not None and bool(terminated), truncated is not None and bool(truncated)
+                self._note("ends.type", f"{name} is {_form(value)}: {shown(_looks(value) or '')}")
+        terminated, truncated = _true(terminated), _true(truncated)
         if terminated and truncated:
+            if len(self.actions) == time_limit(self.made()):  # gymnasium's wrapper says so of a game that ends there
+                return True, False
             self._note("ends.both", "an episode ends terminated and truncated at once")
         return terminated, truncated
+
+
+class ThreadedProbe(Probe):
+    """An instance whose calls take turns in two threads, neither of them the main one, as a trainer's do."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.raises_as = self.makes_as = "replay.thread"
+        self._threads = [ThreadPoolExecutor(1) for _ in range(2)]
+
+    def run(self, function: Callable[[], T]) -> T:
+        self._threads.reverse()
+        return self._threads[0].submit(function).result()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for thread in self._threads:
+            thread.shutdown(wait="hang" not in self.log)
+
+
+def time_limit(env: gymnasium.Env) -> int | None:
+    """Return after how many turns gymnasium's own wrapper truncates; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TimeLimit):
+            return env._max_episode_steps
+        env = env.env
+    return None
 
 
 def _offered(env: gymnasium.Env) -> list[Any]:
@@ -368,6 +419,21 @@ def _offered(env: gymnasium.Env) -> list[Any]:
 def _generators() -> tuple[Any, ...]:
     name, keys, *rest = np.random.get_state()
     return random.getstate(), name, np.asarray(keys).tobytes(), *rest
+
+
+def _looks(value: Any) -> str | None:
+    """Return how a value looks in Python; None if it cannot be shown, as a whole number of thousands of figures."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - whatever a class of the environment raises
+        return None
+
+
+def _true(end: Any) -> bool:
+    try:
+        return bool(end)
+    except ValueError:  # an array
+        return bool(np.any(end))
 
 
 def _unpicklable(info: Mapping[str, Any]) -> str:

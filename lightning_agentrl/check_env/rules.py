@@ -49,10 +49,15 @@ RULES: dict[str, Rule] = {
     ),
     "contract.info": Rule("error", "info is a dictionary of plain values; see docs/environments.md"),
     "contract.attribute": Rule("error", "see the table of attributes in docs/environments.md"),
+    "contract.values": Rule("error", "give plain values, which can be compared and shown"),
     "contract.unseeded": Rule("warning", "reset() without a seed goes on with the generator that there is"),
     "contract.options": Rule("notice", "reset takes `options`, too"),
     "contract.close": Rule("warning", "close() may be called at any time, and twice"),
-    "text.type": Rule("error", "an observation is a str", "runtime.observation_schema"),
+    "text.type": Rule(
+        "error",
+        "an observation is a text, or a dictionary, see docs/environments.md",
+        "runtime.observation_schema",
+    ),
     "text.encoding": Rule("error", "replace what UTF-8 cannot encode", "runtime.observation_schema"),
     "text.markers": Rule("warning", "leave out or break what a chat template or tokenizer reads as its own marker"),
     "text.control": Rule("warning", "leave out escape codes and characters that cannot be seen"),
@@ -104,6 +109,9 @@ RULES: dict[str, Rule] = {
     "replay.used": Rule("error", "reset everything that belongs to an episode in reset", "runtime.episode_isolation"),
     "replay.interleaved": Rule(
         "error", "keep state on the instance, not on the class or the module", "runtime.episode_isolation"
+    ),
+    "replay.thread": Rule(
+        "error", "use no signals and nothing that is bound to a thread, or declare worker = 'process' on the class"
     ),
     "replay.process": Rule("error", "do not depend on time, paths or object identities", "runtime.episode_determinism"),
     "replay.hash": Rule("error", "sort sets before you use their order, and never use hash()", "runtime.seed_control"),

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_agentrl.check_env.certificate import certify, recipe_of
+from lightning_agentrl.check_env.certificate import Certificate, certify, recipe_of
 from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
 from lightning_agentrl.episodes.secrets import check_secrets
+from lightning_agentrl.errors import EnvError
 
 
 def check_environment(
@@ -38,15 +39,30 @@ def check_environment(
         if file is not None and file.is_dir():
             raise ValueError(f"'{file}' is a folder; name the file to write")
     told = certify(env, kwargs, seconds, cap, most_tokens)
-    if train and told.passed and told.texts is not None:
-        from lightning_agentrl.commands.check_train import Texts
-        from lightning_agentrl.commands.check_train import train as train_small
-
-        returns = told.texts.pop("returns")
-        told.train = train_small(*recipe_of(env, kwargs), Texts(**told.texts), returns)
+    if train:
+        told.train = _trained(told, *recipe_of(env, kwargs))
     print("\n".join(lines(told)))
     if json_file is not None:
         json_file.write_text(json.dumps(told.plain(), indent=1) + "\n", encoding="utf-8")
     if html_file is not None:
         html_file.write_text(page(told), encoding="utf-8")
     return told.passed
+
+
+def _trained(told: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what training says, or why there is none: the rest of the certificate is not to be lost with it."""
+    if not told.passed:
+        return _not_tried("there are errors to mend first")
+    if told.texts is None or not (returns := told.texts.pop("returns")):
+        return _not_tried("the exam was cut before its end")
+    from lightning_agentrl.commands.check_train import Texts
+    from lightning_agentrl.commands.check_train import train as train_small
+
+    try:
+        return train_small(env_id, kwargs, Texts(**told.texts), returns)
+    except (EnvError, ValueError) as error:
+        return _not_tried(f"it ended with an error: {error}")
+
+
+def _not_tried(why: str) -> dict[str, Any]:
+    return {"verdict": "not tried", "said": f"not tried: {why}", "curves": [], "points": []}

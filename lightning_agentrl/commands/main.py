@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import re
 import sys
@@ -281,6 +282,9 @@ MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # second
 
 def main() -> None:
     """Run the command of this process."""
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):  # no byte that is typed, and no text of a game, ends a command
+            stream.reconfigure(errors=errors)
     arguments = sys.argv[1:] = _with_negative_numbers(with_shipped_configs(sys.argv[1:]))
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")

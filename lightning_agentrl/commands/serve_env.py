@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import secrets
 import socket
+import threading
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,7 @@ from lightning_agentrl.errors import ConfigError, EnvError
 _NOT_TOLD = ("render_mode", "worker", "deterministic")  # of the contract: about where an environment runs
 _MOST_BYTES = 100 * 2**20  # of a message
 _PING_SECONDS = 30.0  # a client that does not answer a ping is gone, and its environment is closed
+_ENDING_SECONDS = 3.0  # for steps that are under way when the server is told to end; no thread can be ended
 _TEXT = {"type": "string"}
 _PNG = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/png"}
 _SCHEMA = {
@@ -101,7 +104,7 @@ class _Played:
 
     def _told(self, answer: Answer, first: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = {
-            "truncated": answer.truncated,
+            "truncated": answer.truncated and not answer.terminated,  # where both are said, training takes it as over
             "long_term_text": answer.observation,
             "short_term_text": answer.short_term,
             "metrics": {name: value for name, value in answer.metrics.items() if math.isfinite(value)},
@@ -182,7 +185,9 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
     async def end(app: web.Application) -> None:
         for connected in list(sockets):
             await connected.close()
-        pool.shutdown(wait=False)
+
+    async def leave(app: web.Application) -> None:
+        pool.shutdown(wait=False, cancel_futures=True)
 
     def giving(content: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def give(request: web.Request) -> web.StreamResponse:
@@ -196,6 +201,7 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
     app.router.add_get("/metadata", giving({"name": source.id, "description": "a text environment", "version": None}))
     app.router.add_get("/ws", play)
     app.on_shutdown.append(end)
+    app.on_cleanup.append(leave)  # once the environments of all sockets are closed in it
     return app
 
 
@@ -219,6 +225,8 @@ async def _play(connected: web.WebSocketResponse, source: EnvConfig, pool: Threa
             async for message in connected:
                 if message.type is WSMsgType.TEXT:
                     replies.create_task(reply(message.data))
+                elif message.type is WSMsgType.BINARY:  # else who sent it would wait for ever
+                    replies.create_task(reply(message.data.decode(errors="replace")))
     finally:
         await worker.aclose()
 
@@ -250,3 +258,6 @@ def serve_env(source: EnvConfig, host: str, port: int, sessions: int) -> None:
     address = f"[{host}]" if ":" in host else host
     print(f"{source.id} at http://{address}:{listening.getsockname()[1]}", flush=True)
     web.run_app(environment_app(source, sessions), sock=listening, print=None, shutdown_timeout=1.0)
+    timer = threading.Timer(_ENDING_SECONDS, os._exit, [0])  # the end of the process waits for its threads
+    timer.daemon = True
+    timer.start()

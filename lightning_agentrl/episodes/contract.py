@@ -5,6 +5,7 @@ The processes of environments import this file, so it imports nothing but gymnas
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -272,6 +273,10 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         _need(isinstance(tool, Mapping))
         function = tool.get("function", tool)
         _need(isinstance(function, Mapping) and isinstance(function.get("name"), str))
+    try:
+        json.dumps(value, allow_nan=False)  # which chat templates and servers write
+    except (TypeError, ValueError, RecursionError):
+        raise _OtherFormError from None
     return tuple(value)
 
 
@@ -307,7 +312,7 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "tips": ("a text or None", _text_or_empty),
     "examples": ("a list of pairs of texts, such as [('a wall on the left', 'right')]", _pairs),
     "free_text": ("true or false", _truth),
-    "tool_schemas": ("a list of JSON schemas of functions, each with a name", _tools),
+    "tool_schemas": ("a list of JSON schemas of functions, each with a name, of plain values only", _tools),
     "observation_role": ("'user' or 'tool'", _role),
     "one_turn": ("true or false", _truth),
     "render_mode": ("a text or None", _text_or_none),

@@ -6,6 +6,7 @@ The processes of environments import this file, so it imports nothing but gymnas
 from __future__ import annotations
 
 import io
+import math
 import signal
 import threading
 import traceback
@@ -197,9 +198,17 @@ class Environment:
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, float | SupportsFloat):  # float first: a protocol takes long to ask
                 raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
-            check_reward("the environment", float(reward))
+            try:
+                number = float(reward)
+            except (TypeError, ValueError):  # an array
+                raise contract_error(
+                    f"the environment gave {kind('a reward', reward)}; it must be one number"
+                ) from None
+            except OverflowError:
+                number = math.inf
+            check_reward("the environment", number)
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
-            return self._answer(observation, info, float(reward), *ends)
+            return self._answer(observation, info, number, *ends)
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""

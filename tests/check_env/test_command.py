@@ -23,6 +23,7 @@ def test_errors_are_the_exit_code_and_files_hold_them(
     assert not told["passed"]
     assert told["kwargs"] == {"defect": "wrong answer"}
     assert told["cut"] == {}
+    assert told["train"]["said"] == "not tried: there are errors to mend first"
     assert "oracle.max" in (tmp_path / "told.html").read_text()
     assert "oracle.max" in capsys.readouterr().out
 
@@ -32,6 +33,23 @@ def test_a_small_policy_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     given = ["agentrl_envs:Bandit-v0", "--train", "--json", str(tmp_path / "told.json")]
     assert run_command(monkeypatch, "check-env", *given) == 0
     assert json.loads((tmp_path / "told.json").read_text())["train"]["verdict"] == "climbs"
+
+
+def test_a_cap_within_the_first_part_is_no_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "check-env", "tests.check_env.odd:Odd-v0", "--cap", "0.001") == 2
+    assert "nothing is known about it" in capsys.readouterr().err
+
+
+def test_training_that_fails_loses_no_certificate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--kwargs", '{"what": "no reset in a trainer"}', "--seconds", "3", "--train"]
+    assert run_command(monkeypatch, "check-env", "tests.check_env.odd:Odd-v0", *given) == 0
+    out = capsys.readouterr().out
+    assert "passed, 0 errors" in out
+    assert "training: not tried: it ended with an error" in out
 
 
 @pytest.mark.parametrize(

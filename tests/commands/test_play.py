@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +145,11 @@ def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> 
     assert len(pictures) == 2
     with Image.open(pictures[0]) as picture:
         assert picture.size == (48, 48)
+
+
+def test_bytes_that_are_no_text_and_a_terminal_of_few_characters_end_no_game(tiny_folder: Path) -> None:
+    command = [sys.executable, "-m", "lightning_agentrl", "play", "agentrl_envs:Bandit-v0", "--model", str(tiny_folder)]
+    few = os.environ | {"PYTHONIOENCODING": "ascii"}
+    played = subprocess.run(command, input=b"\xff\xfe\n", capture_output=True, env=few, timeout=120, check=False)
+    assert (played.returncode, played.stderr) == (0, b"")
+    assert b"your reply named none" in played.stdout

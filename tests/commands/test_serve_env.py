@@ -6,9 +6,11 @@ import asyncio
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from aiohttp import ClientSession
 
 from lightning_agentrl.commands.serve_env import _Played
 from lightning_agentrl.episodes.session import Session
@@ -162,6 +165,57 @@ class Unmeasured(gymnasium.Env[str, str]):
 
 
 gymnasium.register("Unmeasured-v0", Unmeasured)
+
+
+class Twice(Unmeasured):
+    """Says of its end that it is both: the game is over, and cut off, as gymnasium's wrapper does at its limit."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "over", 1.0, True, True, {}
+
+
+gymnasium.register("Twice-v0", Twice)
+
+
+def test_an_end_that_is_also_a_cut_is_the_end_that_it_is_in_process() -> None:
+    source = EnvConfig("tests.commands.test_serve_env:Twice-v0", retries=0)
+
+    async def last() -> dict[str, Any] | None:
+        with ThreadPoolExecutor(1) as pool:
+            played = _Played(source.make_worker(pool))
+            await played.reply('{"type": "reset", "data": {"seed": 1}}')
+            return await played.reply('{"type": "step", "data": {"text": "a"}}')
+
+    answer = asyncio.run(last())
+    assert answer is not None
+    assert (answer["data"]["done"], answer["data"]["metadata"]["truncated"]) == (True, False)
+
+
+class Endless(Unmeasured):
+    """Takes a step that does not come back."""
+
+    actions = {"wait": "for ever"}
+
+    def step(self, action: str) -> Any:
+        time.sleep(1000.0)
+
+
+gymnasium.register("Endless-v0", Endless)
+
+
+@pytest.mark.parametrize("server", [("tests.commands.test_serve_env:Endless-v0",)], indirect=True)
+def test_a_server_ends_when_told_to_although_a_step_does_not(server: Server) -> None:
+    async def play() -> None:
+        async with ClientSession() as session, session.ws_connect(f"{server.url}/ws") as connected:
+            await connected.send_json({"type": "reset", "data": {}})
+            await connected.receive_json(timeout=30.0)
+            await connected.send_json({"type": "step", "data": {"text": "wait"}})
+            await asyncio.sleep(0.5)
+            server.process.send_signal(signal.SIGINT)
+            assert (await connected.receive(timeout=30.0)).type.name == "CLOSE"
+
+    asyncio.run(play())
+    assert server.process.wait(timeout=30.0) == 0
 
 
 def test_numbers_that_json_does_not_have_are_not_sent() -> None:

@@ -166,7 +166,8 @@ def test_our_server_answers_wrong_messages_with_codes_and_keeps_the_session():
         "{": "INVALID_JSON",
         "[1]": "UNKNOWN_TYPE",
         '{"type": "mcp"}': "UNKNOWN_TYPE",
-        '{"type": "step", "data": {"text": "hat"}}': "EXECUTION_ERROR",  # before the reset
+        b'{"type": "step", "data": {"text": "hat"}}': "EXECUTION_ERROR",  # before the reset
+        b"\xff": "INVALID_JSON",
         '{"type": "reset", "data": {"seed": -1}}': "VALIDATION_ERROR",
         '{"type": "reset", "data": {"seed": true}}': "VALIDATION_ERROR",
         '{"type": "reset", "data": {"level": 3}}': "VALIDATION_ERROR",
@@ -186,8 +187,9 @@ def test_our_server_answers_wrong_messages_with_codes_and_keeps_the_session():
         async with ClientSession() as session, session.ws_connect(f"{url}/ws") as connected:
             answers = []
             for message in asked:
-                await connected.send_str(message)
-                answers.append(await connected.receive_json())
+                send = connected.send_bytes if isinstance(message, bytes) else connected.send_str
+                await send(message)
+                answers.append(await connected.receive_json(timeout=10.0))
             await connected.send_str('{"type": "close"}')
             assert (await connected.receive()).type.name in ("CLOSE", "CLOSED")
             return answers

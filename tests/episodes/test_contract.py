@@ -118,7 +118,7 @@ WRONG = {
     "system_prompt": [None, ["Walk."], b"Walk."],
     "examples": ["left", [("a wall",)], [("a wall", "left", "right")], [("a wall", 1)], {"a wall": "left"}],
     "free_text": ["no", 1, None],
-    "tool_schemas": [{"name": "search"}, ["search"], [{"function": {"title": "search"}}]],
+    "tool_schemas": [{"name": "search"}, ["search"], [{"function": {"title": "search"}}], [{"name": "a", "b": {1}}]],
     "observation_role": ["system", None],
     "one_turn": ["yes", 0],
     "render_mode": [["rgb_array"]],

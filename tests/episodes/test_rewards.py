@@ -6,6 +6,7 @@ import asyncio
 import math
 
 import gymnasium
+import numpy as np
 import pytest
 
 from lightning_agentrl.episodes.env_worker import EnvWorker, Start
@@ -41,7 +42,7 @@ def play(rewards: list[float], retries: int) -> tuple[EnvWorker, float]:
     return worker, asyncio.run(worker.step("left")).reward
 
 
-@pytest.mark.parametrize("reward", BAD)
+@pytest.mark.parametrize("reward", [*BAD, 10**400])
 def test_an_environment_that_gives_one_is_asked_again(reward):
     with pytest.warns(UserWarning, match="environment 3, episode 1 with seed 5, in turn 0"):
         worker, given = play([reward, 0.5], retries=1)
@@ -54,6 +55,12 @@ def test_past_its_retries_the_error_has_its_kind_and_place():
         play([math.nan], retries=2)
     assert error.value.kind == "reward"
     assert "environment 3" in error.value.__notes__[0]
+
+
+def test_an_array_of_rewards_is_a_broken_contract():
+    with pytest.raises(EnvError, match="a reward of type ndarray; it must be one number") as error:
+        play([np.zeros(2)], retries=0)
+    assert error.value.kind == "contract"
 
 
 class Unsure(Scorer):

@@ -1,0 +1,109 @@
+"""Odd values and odd needs of an environment: what is wrong is said, and what is not is no error."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from lightning_agentrl.check_env.certificate import certify
+from lightning_agentrl.check_env.exam import Exam, run
+from lightning_agentrl.check_env.log import Log
+from lightning_agentrl.check_env.stopwatch import listen_to_alarms
+from lightning_agentrl.episodes.environment import Recipe
+
+ODD = "tests.check_env.odd:Odd-v0"
+
+
+@pytest.fixture(autouse=True)
+def alarms() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    listen_to_alarms()
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def examined(what: str) -> Log:
+    exam = Exam(Recipe(ODD, {"what": what}, "env"), 10.0, 1024)
+    run(exam, lambda said: None)
+    return exam.log
+
+
+@pytest.mark.parametrize(
+    ("what", "check"),
+    [
+        ("huge reward", "reward.finite"),  # a float, but none that training takes
+        ("endless number", "reward.finite"),
+        ("arrays", "ends.type"),
+        ("sealed text", "contract.values"),
+        ("cannot be made", "contract.make"),
+        ("signals", "replay.thread"),
+        ("bound to a thread", "replay.thread"),
+    ],
+)
+def test_an_odd_value_is_an_error_of_its_own_and_ends_no_exam(what: str, check: str) -> None:
+    log = examined(what)
+    assert [name for name, one in log.findings.items() if one.severity == "error"] == [check]
+    assert check == "contract.make" or "what episodes have in common" not in log.cut
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("", "no words", "large info", "numbered info", "large number", "narrow space", "no list of modes"),
+        *("exits after the end", "signals in a process"),
+    ],
+)
+def test_what_training_can_do_with_is_no_error(what: str) -> None:
+    log = examined(what)
+    assert not [name for name, one in log.findings.items() if one.severity != "notice"]
+    assert log.cut == {}
+
+
+def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
+    exam = Exam(Recipe("tests.check_env.odd:OddAndShort-v0", {}, "env"), 10.0, 1024)
+    run(exam, lambda said: None)
+    assert not [name for name, one in exam.log.findings.items() if name.startswith("ends.")]
+    assert exam.limit == 3
+
+
+def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
+    started = time.monotonic()
+    log = examined("hangs after the end")
+    assert "did not come back" in log.findings["ends.after"].said
+    assert time.monotonic() - started < 30.0
+
+
+def test_every_instance_is_closed() -> None:
+    """Else threads that `close` ends go on, and whoever ends them is told so in vain."""
+    before = threading.active_count()
+    examined("thread")
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("what", ["helper", "helper that stays"])
+def test_a_process_that_an_environment_forks_holds_nothing_up(what: str) -> None:
+    """It holds the pipe of the exam open."""
+    started = time.monotonic()
+    told = certify(ODD, {"what": what}, seconds=10.0, cap=60.0)
+    assert told.passed
+    assert told.cut == {}
+    assert time.monotonic() - started < 50.0
+    left = [one["said"] for one in told.findings if one["check"] == "left.threads"]
+    assert bool(left) == (what == "helper that stays")
+
+
+def test_bytes_that_are_no_text_hold_nothing_up() -> None:
+    told = certify(ODD, {"what": "errors in other bytes"}, seconds=10.0, cap=60.0)
+    assert told.passed
+    assert "closing" not in told.cut
+
+
+def test_an_environment_of_one_instance_is_a_warning_and_is_compared_with_fresh_processes() -> None:
+    told = certify(ODD, {"what": "one at a time"}, seconds=10.0, cap=60.0)
+    assert [one["check"] for one in told.findings if one["severity"] != "notice"] == ["instances"]
+    assert "fresh processes" in told.cut["replays"]
+    assert told.ordered
