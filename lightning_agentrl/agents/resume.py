@@ -109,7 +109,8 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         told = ", ".join(f"{key} {change}" for key, change in refused.items())
         raise CheckpointError(
             f"was saved with other settings, which would change the result: {told}",
-            f"give them as they were, or accept what follows with --resume_with_changes {','.join(refused)}",
+            f"give them as they were, or accept what follows with --resume_with_changes {','.join(refused)} "
+            "(in Python: agent.resume_with_changes)",
         )
 
 

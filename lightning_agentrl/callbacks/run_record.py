@@ -41,7 +41,7 @@ class RunRecord(SaveConfigCallback):
         if stage != "fit" and record.exists():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, record, skip_none=False, overwrite=True)
+        self.parser.save(self.config, record, skip_unset=False, overwrite=True)
         self.already_saved = True
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events

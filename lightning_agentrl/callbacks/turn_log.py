@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -13,6 +13,8 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.turn_files import TurnFiles
 from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.distributed import raise_once
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
 
@@ -62,6 +64,13 @@ class TurnLog(RolloutCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = Path(self.folder) if self.folder else run_folder(trainer) / "turns"
         self._files, self._first = {}, None
+        logs = [one for one in cast(Any, trainer).callbacks if isinstance(one, TurnLog)]
+        with raise_once():
+            if any(one is not self and one.folder == self.folder for one in logs):
+                raise ConfigError(
+                    f"{len(logs)} TurnLog in trainer.callbacks would write all turns into one folder; leave one out, "
+                    "or give one another init_args.folder"
+                )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._first = trainer.current_epoch + 1

@@ -208,7 +208,7 @@ class AdviseCLI(LookCLI):
         advice = advise(facts)
         print(facts_table(facts, f"{data.pool.label} with {self.policy}").text(), end="\n\n")
         print(advice_text(advice), end="\n\n", flush=True)
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        config = yaml.safe_load(self.parser.dump(self.config, skip_unset=False))
         changes = setting_config(advice.setting, config, facts.mean_turns, data.memory.grows, self.processes)
         write(self.out, config_text(advice, changes))
         if settings.json:

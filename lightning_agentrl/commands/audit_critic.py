@@ -201,7 +201,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
         if (record["env"], record["episode"]) in shown or not shown
     ]
     page = build_report(
-        report.title, [report], turns, cli.parser.dump(cli.config, skip_none=False), [], out or run / "audit.html"
+        report.title, [report], turns, cli.parser.dump(cli.config, skip_unset=False), [], out or run / "audit.html"
     )
     return f"{report.text()}\n\nwritten to {page}"
 

@@ -46,7 +46,7 @@ class CloneCLI(RunConfigCLI):
             default=False,
             help="Clone a recorded run also where it played another game than the config's, or with other arguments.",
         )
-        add("--episodes", type=int, default=EPISODES, help="Episodes that the scripted players play.")
+        add("--episodes", type=int | None, help=f"Episodes that the scripted players play (default: {EPISODES}).")
         add("--min_return", type=float | None, default=None, help="Episodes that earned less are left out.")
         add(
             "--steps",
@@ -76,8 +76,12 @@ class CloneCLI(RunConfigCLI):
         out = Path(config.out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ConfigError(f"'{out}' exists and is not an empty folder; name another one (argument --out)")
+        if config.recorded is not None and config.episodes is not None:
+            raise ConfigError(
+                "--episodes is how many scripted players play, and --recorded takes those of a run; give one of them"
+            )
         for name in ("steps", "episodes"):
-            if config[name] < 1:
+            if config[name] is not None and config[name] < 1:
                 raise ConfigError(f"--{name} must be at least 1, got {config[name]}")
         if not 0 < config.lr < math.inf:
             raise ConfigError(f"--lr must be above 0, got {config.lr}")
@@ -94,7 +98,7 @@ class CloneCLI(RunConfigCLI):
         run = settings.recorded
         self.model = CloneAgent(
             agent.model,
-            Expert(settings.episodes) if run is None else Recorded(run, settings.other_game),
+            Expert(settings.episodes or EPISODES) if run is None else Recorded(run, settings.other_game),
             settings.min_return,
             settings.action_share,
             agent.lora,

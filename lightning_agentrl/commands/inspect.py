@@ -58,7 +58,7 @@ class InspectCLI(LookCLI):
         notes = [f"{found.lost} episodes were lost before their first turn and cannot be shown."] if found.lost else []
         if not found.turns:
             raise ConfigError("every episode was lost before its first turn, so there is no page to write")
-        config, title = self.parser.dump(self.config, skip_none=False), f"Inspection of {self.policy}"
+        config, title = self.parser.dump(self.config, skip_unset=False), f"Inspection of {self.policy}"
         print(f"written to {build_report(title, found.reports, found.turns, config, notes, self.out)}")
 
 

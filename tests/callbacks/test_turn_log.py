@@ -15,6 +15,7 @@ from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
 from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
 from lightning_agentrl.types import Rollout, Scores
@@ -161,6 +162,14 @@ def test_wrong_sizes_are_refused() -> None:
 
 
 @pytest.mark.slow
+def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"2 TurnLog in trainer\.callbacks.*init_args\.folder"):
+        make_trainer(tmp_path, 1, [TurnLog(), TurnLog(held_out=4)]).fit(make_agent(tiny_folder), make_data())
+    apart = [TurnLog(), TurnLog(str(tmp_path / "other"))]
+    make_trainer(tmp_path, 1, apart).fit(make_agent(tiny_folder), make_data())
+    assert len(list((tmp_path / "other").glob("rank0-*.jsonl"))) == 1
+
+
 def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path) -> None:
     """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
     saved = str(tmp_path / "saved")

@@ -41,6 +41,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
         (("--out", "x", "--lr", "-1"), "--lr must be above 0, got -1"),
         (("--out", "x", "--action_share", "3"), "--action_share"),
         (("--out", "x", "--recorded", "nowhere"), "nowhere"),
+        (("--out", "x", "--recorded", "nowhere", "--episodes", "5"), "give one of them"),
         (("--out", "x", "--ckpt_path", "last"), "export the checkpoint"),
         pytest.param(("--out", "x", "--min_return", "4"), "min_return", marks=pytest.mark.slow),
         (("--out", "x", "--data.init_args.env.kwargs.fault", "raises"), "no way from here"),
