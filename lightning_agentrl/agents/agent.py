@@ -47,7 +47,7 @@ from lightning_agentrl.agents.finite import LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, watching
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
-from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
+from lightning_agentrl.agents.monitors import Monitors, leave_out_hints, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
@@ -429,6 +429,7 @@ class Agent(L.LightningModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
+        leave_out_hints()
         with raise_once():
             if cast(Any, self.trainer).datamodule is None:
                 raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
@@ -445,8 +446,8 @@ class Agent(L.LightningModule, ABC):
                 tell_of_kl_in_groups(self.advantage, self.takes_kl_from_rewards, self.group_filter)
                 self.correction = correction_for(self.correction, self.datamodule.max_staleness)
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-            context_length, longest = read_context_length(self.model), self.datamodule.longest_turn
-            others = [check_reads_alike(self.tokenizer, *pair, longest) for pair in self._further_readers()]
+            context_length, data = read_context_length(self.model), self.datamodule
+            others = [check_reads_alike(self.tokenizer, *pair, data.longest_turn) for pair in self._further_readers()]
             self.context_length = min([context_length, *filter(None, others)])
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)

@@ -35,6 +35,7 @@ from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoi
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_knobs
 from lightning_agentrl.callbacks import StopOnSignals
+from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
 from lightning_agentrl.callbacks.run_record import RunRecord
 from lightning_agentrl.callbacks.trainer import with_defaults
@@ -209,7 +210,8 @@ class AgentCLI(LightningCLI):
         self.nodes = NodeNames()
         cast(Any, trainer).callbacks.append(self.nodes)
         if self.settings.get("dry_run"):
-            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, RunRecord)]
+            writing = (RunRecord, Chain)  # in the folder, before training starts
+            kept = [callback for callback in cast(Any, trainer).callbacks if not isinstance(callback, writing)]
             cast(Any, trainer).callbacks = [DryRun(), *kept]
             trainer.loggers = []
         return trainer

@@ -11,7 +11,6 @@ _WARNINGS = (
     r".*isinstance\(treespec, LeafSpec\).*",  # between lightning and torch
     r".*is not supported by the model summary.*",
     r".*does not have many workers.*",  # the stream is not a DataLoader
-    r".*It is recommended to use `self\.log.*sync_dist=True.*",  # what is logged is summed over ranks already
     r".*Checkpoint directory .* exists and is not empty.*",  # a second run in one folder is fine
 )
 _LOG_LINES = ("litlogger", "litmodels")
