@@ -38,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> tuple[P
     folder = tmp_path_factory.mktemp("real")
     config = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
     if PICTURES:
-        config["data"]["init_args"] |= {"num_envs": 16, "mini_batch_turns": 32}
+        config["data"]["init_args"] |= {"num_envs": 8, "mini_batch_turns": 32}
         config["data"]["init_args"]["validation"] |= {"episodes": 16, "num_envs": 16}
     else:
         config = made_small(config, tiny_folder)
