@@ -66,9 +66,9 @@ class PopArtHead(ValueHead):
     @torch.no_grad()
     def follow(self, mean: float, std: float) -> None:
         """Move mean and scale to those of the returns of a rollout; every rank must give the same."""
-        old_mean, old_std = float(self.mean), float(self.std)
+        old_mean, old_std, first = float(self.mean), float(self.std), not self.weight
         self.weight.lerp_(torch.ones_like(self.weight), self.step)
-        share = self.step / float(self.weight)  # 1 at first
+        share = 1.0 if first else self.step / float(self.weight)  # else rounding would leave some of the scale of 1
         spread = (1 - share) * (old_std**2 + share * (mean - old_mean) ** 2) + share * std**2
         self.mean.add_(share * (mean - old_mean))
         self.std.fill_(max(spread**0.5, LEAST_STD))

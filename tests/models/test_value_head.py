@@ -82,6 +82,14 @@ def test_equal_returns_leave_values_finite():
     torch.testing.assert_close(head(hidden), before)
 
 
+def test_the_first_rollout_gives_mean_and_scale_alone():
+    for step in (0.1, 0.3, 1.0):
+        head = PopArtHead(4, step)
+        head.follow(-0.1, 0.0)
+        assert float(head.std) == pytest.approx(LEAST_STD, rel=1e-6)
+        assert float(head.mean) == pytest.approx(-0.1, rel=1e-6)
+
+
 def test_units_stay_in_32_bits():
     critic = SharedCritic(popart=0.3)
     critic.build(4, lambda name: pytest.fail("a shared critic loads nothing"))
