@@ -69,7 +69,7 @@ class SignalWatch:
         self._pipe, self._written = os.pipe()
         os.set_blocking(self._written, False)
         self._earlier_pipe = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
-        self._handler = _Handler()
+        self._handler = _Placeholder()
         self._earlier = {number: signal.signal(number, self._handler) for number in heeded}
         works = {"signals": self._run} | ({} if self._store is None else {"signals of other ranks": self._exchange})
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
@@ -188,7 +188,7 @@ class SignalWatch:
             os._exit(128 + self.stopping.asked if rank() == 0 else 0)
 
 
-class _Handler:
+class _Placeholder:
     """Does nothing: the number is in the pipe. Without a handler, none would be written there.
 
     Each watch has one of its own.
@@ -210,10 +210,10 @@ def _let_signals_through() -> None:
 
 
 def _forget() -> None:
-    if any(isinstance(signal.getsignal(number), _Handler) for number in signal.valid_signals()):
+    if any(isinstance(signal.getsignal(number), _Placeholder) for number in signal.valid_signals()):
         signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if isinstance(signal.getsignal(number), _Handler):
+        if isinstance(signal.getsignal(number), _Placeholder):
             signal.signal(number, signal.SIG_DFL)
     _let_signals_through()
 
