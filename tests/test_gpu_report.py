@@ -157,7 +157,7 @@ def test_tests_are_counted_whatever_is_said_as_their_process_ends(tmp_path: Path
         assert count_of_tests(tmp_path, gpu=True) == told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quickest_parts_end_to_end(tmp_path: Path) -> None:
     """A trial on the CPU, twice: the second time nothing is measured again."""
     command = [sys.executable, "benchmarks/gpu_report/run.py", "--folder", str(tmp_path)]

@@ -192,7 +192,9 @@ QUICK = {"mlp withheld", "top-p, told as whole", "kept prefix cache", "llama in 
 
 
 def cases(names: Iterable[str]) -> list[Any]:
-    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    """Of all but a few one in three is slow, and the rest are long."""
+    others = [pytest.mark.slow, pytest.mark.long, pytest.mark.long]
+    return [name if name in QUICK else pytest.param(name, marks=others[k % 3]) for k, name in enumerate(names)]
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium
@@ -26,6 +26,12 @@ SOUND = (
 OURS_AGAIN = [pytest.param(name, marks=() if "Guess" in name or "Quiz" in name else pytest.mark.slow) for name in SOUND]
 
 
+def half(names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Each with a parameter of that name, of which every other one is long."""
+    marks = (pytest.mark.slow, pytest.mark.long)
+    return [(name, pytest.param(name, marks=marks[number % 2])) for number, name in enumerate(names)]
+
+
 @pytest.fixture(autouse=True)
 def alarms() -> Iterator[None]:
     before = signal.getsignal(signal.SIGALRM)
@@ -46,15 +52,13 @@ def loud(log: Log) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "defect", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FOUND]
-)
+@pytest.mark.parametrize("defect", [name if name in QUICK else param for name, param in half(FOUND)])
 def test_a_defect_of_a_game_is_found(defect: str) -> None:
     assert FOUND[defect] in examined(MINE, defect=defect)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", ASKED)
+@pytest.mark.parametrize("defect", [param for _, param in half(ASKED)])
 def test_a_defect_of_a_question_is_found(defect: str) -> None:
     assert ASKED[defect] in examined(QUESTION, defect=defect)
 

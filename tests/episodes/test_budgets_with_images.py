@@ -140,7 +140,7 @@ class Wandering(gymnasium.ActionWrapper):
         return next(self.said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_samples_twenty_turns_within_32_000_tokens(folder: Path) -> None:
     """Replies of a random model; the trainer reads the whole episode as the engine read it turn by turn."""
     words = PromptFormat(think=False, max_prompt_tokens=31_400)
