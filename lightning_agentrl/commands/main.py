@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -283,8 +284,10 @@ MAY_FOLLOW = {"view": ("other", "folder of a second run, to compare")}  # second
 def main() -> None:
     """Run the command of this process."""
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):  # no byte that is typed, and no text of a game, ends a command
-            stream.reconfigure(errors=errors)
+        # No byte that is typed, and no text of a game, ends a command. What was read before, by who calls it, stays.
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(io.UnsupportedOperation):
+                stream.reconfigure(errors=errors)
     arguments = sys.argv[1:] = _with_negative_numbers(with_shipped_configs(sys.argv[1:]))
     if not arguments or arguments[0] in ("-h", "--help"):
         print(HELP, end="")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +36,12 @@ def test_help_names_every_command(agentrl: Callable[..., tuple[int, str, str]], 
     assert set(commands.TRAINERS) == set(AgentCLI.subcommands())
     for command in [*commands.TRAINERS, *commands.OWN]:
         assert f"\n  {command} " in shown
+
+
+def test_a_script_that_comes_over_standard_input_may_run_a_command() -> None:
+    script = "import sys\nfrom lightning_agentrl.commands.main import main\nsys.argv[1:] = ['--version']\nmain()\n"
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, f"agentrl {__version__}\n"), done.stderr
 
 
 def test_version(agentrl: Callable[..., tuple[int, str, str]]) -> None:
