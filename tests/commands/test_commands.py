@@ -38,9 +38,10 @@ def test_help_names_every_command(agentrl: Callable[..., tuple[int, str, str]], 
         assert f"\n  {command} " in shown
 
 
-def test_a_script_that_comes_over_standard_input_may_run_a_command() -> None:
-    script = "import sys\nfrom lightning_agentrl.commands.main import main\nsys.argv[1:] = ['--version']\nmain()\n"
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=120, check=False)
+def test_a_script_that_has_read_its_input_may_run_a_command() -> None:
+    script = "import sys; from lightning_agentrl.commands.main import main; sys.stdin.readline(); main()"
+    command = [sys.executable, "-c", script, "--version"]
+    done = subprocess.run(command, input="a\nb\n", capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, f"agentrl {__version__}\n"), done.stderr
 
 
