@@ -20,10 +20,7 @@ SHORT_RUN = (
 PLANS: dict[str, tuple[str, ...]] = {
     "quickstart": (),
     "quickstart with micro-batches of 4096 tokens": ("--model.init_args.compute.max_tokens_per_micro_batch=4096",),
-    "quickstart with a separate critic and 16 environments": (
-        "--model.init_args.critic=SeparateCritic",
-        "--data.init_args.num_envs=16",
-    ),
+    "quickstart with a separate critic": ("--model.init_args.critic=SeparateCritic",),
 }
 
 
