@@ -61,9 +61,9 @@ class Endless(gymnasium.Env[str, str]):
         return f"door {random.random() if self.chance else self.np_random.integers(9)}", 0.0, False, False, {}
 
 
-gymnasium.register("Endless-v0", Endless)
-gymnasium.register("Rounds-v0", lambda: Rounds([0, 1, 0, 1], sides=2))
-ENDLESS = "tests.commands.test_advise:Endless-v0"
+gymnasium.register("Unending-v0", Endless)
+gymnasium.register("AdvisedRounds-v0", lambda: Rounds([0, 1, 0, 1], sides=2))
+ENDLESS = "tests.commands.test_advise:Unending-v0"
 
 
 def test_episodes_are_measured_and_the_advice_is_written(config: Config, agentrl: Command, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_tasks_and_growing_samples_are_measured(tiny_folder: Path, tmp_path: Pat
 
 def test_the_sides_of_a_game_are_episodes_and_need_groups(tiny_folder: Path) -> None:
     data = RolloutDataModule(
-        EnvConfig("tests.commands.test_advise:Rounds-v0"),
+        EnvConfig("tests.commands.test_advise:AdvisedRounds-v0"),
         num_envs=4,
         groups=GroupRollout(2, 2),
         prompt=PromptFormat(think=False),

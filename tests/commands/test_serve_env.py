@@ -191,7 +191,7 @@ def test_an_end_that_is_also_a_cut_is_the_end_that_it_is_in_process() -> None:
     assert (answer["data"]["done"], answer["data"]["metadata"]["truncated"]) == (True, False)
 
 
-class Endless(Unmeasured):
+class NeverBack(Unmeasured):
     """Takes a step that does not come back."""
 
     actions = {"wait": "for ever"}
@@ -200,10 +200,10 @@ class Endless(Unmeasured):
         time.sleep(1000.0)
 
 
-gymnasium.register("Endless-v0", Endless)
+gymnasium.register("NeverBack-v0", NeverBack)
 
 
-@pytest.mark.parametrize("server", [("tests.commands.test_serve_env:Endless-v0",)], indirect=True)
+@pytest.mark.parametrize("server", [("tests.commands.test_serve_env:NeverBack-v0",)], indirect=True)
 def test_a_server_ends_when_told_to_although_a_step_does_not(server: Server) -> None:
     async def play() -> None:
         async with ClientSession() as session, session.ws_connect(f"{server.url}/ws") as connected:
