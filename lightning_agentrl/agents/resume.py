@@ -109,8 +109,8 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
         told = ", ".join(f"{key} {change}" for key, change in refused.items())
         raise CheckpointError(
             f"was saved with other settings, which would change the result: {told}",
-            f"give them as they were, or accept what follows with --resume_with_changes {','.join(refused)} "
-            "(in Python: agent.resume_with_changes)",
+            "give them as they were, or accept what follows (in Python with agent.resume_with_changes), with "
+            f"--resume_with_changes {','.join(refused)}",
         )
 
 
