@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium
 import pytest
 
 from lightning_agentrl.check_env.certificate import Certificate, certify
-from lightning_agentrl.check_env.exam import Exam, run
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.stopwatch import listen_to_alarms
 from lightning_agentrl.episodes.environment import Recipe
 from tests.check_env.defects import ASKED, ELSEWHERE, FOUND, Mine
+from tests.check_env.examined import examined
 
 MINE, QUESTION, TOYS = (f"tests.check_env.{name}" for name in ("defects:Mine-v0", "defects:Question-v0", "toys"))
 QUICK = ("seed 0 is none", "win as cut", "reward for words")
@@ -30,21 +28,6 @@ def half(names: Iterable[str]) -> list[tuple[str, Any]]:
     """Each with a parameter of that name, of which every other one is long."""
     marks = (pytest.mark.slow, pytest.mark.long)
     return [(name, pytest.param(name, marks=marks[number % 2])) for number, name in enumerate(names)]
-
-
-@pytest.fixture(autouse=True)
-def alarms() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGALRM)
-    listen_to_alarms()
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
-def examined(env_id: str, seconds: float = 8.0, **kwargs: Any) -> Log:
-    """Examine in this process."""
-    exam = Exam(Recipe(env_id, kwargs, "env"), seconds, 1024)
-    run(exam, lambda said: None)
-    return exam.log
 
 
 def loud(log: Log) -> list[str]:

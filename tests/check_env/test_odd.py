@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from lightning_agentrl.check_env.certificate import certify
-from lightning_agentrl.check_env.exam import Exam, run
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.stopwatch import listen_to_alarms
-from lightning_agentrl.episodes.environment import Recipe
+from tests.check_env.examined import exam_of, examined
 
 ODD = "tests.check_env.odd:Odd-v0"
 
 
-@pytest.fixture(autouse=True)
-def alarms() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGALRM)
-    listen_to_alarms()
-    yield
-    signal.signal(signal.SIGALRM, before)
-
-
-def examined(what: str) -> Log:
-    exam = Exam(Recipe(ODD, {"what": what}, "env"), 10.0, 1024)
-    run(exam, lambda said: None)
-    return exam.log
+def odd(what: str) -> Log:
+    return examined(ODD, 10.0, what=what)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +31,7 @@ def examined(what: str) -> Log:
     ],
 )
 def test_an_odd_value_is_an_error_of_its_own_and_ends_no_exam(what: str, check: str) -> None:
-    log = examined(what)
+    log = odd(what)
     assert [name for name, one in log.findings.items() if one.severity == "error"] == [check]
     assert check == "contract.make" or "what episodes have in common" not in log.cut
 
@@ -58,21 +44,20 @@ def test_an_odd_value_is_an_error_of_its_own_and_ends_no_exam(what: str, check: 
     ],
 )
 def test_what_training_can_do_with_is_no_error(what: str) -> None:
-    log = examined(what)
+    log = odd(what)
     assert not [name for name, one in log.findings.items() if one.severity != "notice"]
     assert log.cut == {}
 
 
 def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
-    exam = Exam(Recipe("tests.check_env.odd:OddAndShort-v0", {}, "env"), 10.0, 1024)
-    run(exam, lambda said: None)
+    exam = exam_of("tests.check_env.odd:OddAndShort-v0", 10.0)
     assert not [name for name, one in exam.log.findings.items() if name.startswith("ends.")]
     assert exam.limit == 3
 
 
 def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
     started = time.monotonic()
-    log = examined("hangs after the end")
+    log = odd("hangs after the end")
     assert "did not come back" in log.findings["ends.after"].said
     assert time.monotonic() - started < 30.0
 
@@ -80,7 +65,7 @@ def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
 def test_every_instance_is_closed() -> None:
     """Else threads that `close` ends go on, and whoever ends them is told so in vain."""
     before = threading.active_count()
-    examined("thread")
+    odd("thread")
     assert threading.active_count() == before
 
 
