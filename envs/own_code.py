@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from agentrl_envs.text_env import TextEnv
 
 _TEXT = ("a text", str)
-_FORMS = {  # of what a method returns: the words for it, an example, and what each value is
+_FORMS = {  # of what a method returns: the words for it, an example, and what each value is (what is common first)
     "_observe": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_caption": ("two texts", 'return text, ""', (_TEXT, _TEXT)),
     "_act": (
         "a reward and whether the episode ended",
         "return 0.0, False",
-        (("a number", Real), ("true or false", bool | np.bool_)),
+        (("a number", float | Real), ("true or false", bool | np.bool_)),
     ),
 }
 _NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "max_turns": "20"}

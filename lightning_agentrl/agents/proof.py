@@ -318,7 +318,7 @@ class EngineProof:
 
     def _whole(self, rows: Sequence[Row], logps: Tensor) -> Distributions:
         with self.evaluating():
-            log_pi = torch.cat(row_distributions(self.handle.policy, rows, self.reader))
+            log_pi = row_distributions(self.handle.policy, rows, self.reader)
         ids = [row.input.ids[p + 1] for row in rows for p in row.logit_positions]
         return Distributions(log_pi, torch.tensor(ids), logps, self.reader.temperature)
 

@@ -12,6 +12,7 @@ from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.needs import Needs
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
 from lightning_agentrl.types import ModelInput, Rollout, Scores, input_of
@@ -133,10 +134,10 @@ def score_policy(
         return [x for x in (scores.logps, scores.entropy, scores.sum_pi_squared, values) if x is not None]
 
     names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
-    extra = {} if shared is None else bootstrap_rows(rollout)
-    by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
-    scores = Scores(**dict(zip(names, _columns(by_row[: len(rollout)], rollout, len(names)), strict=True)))
-    return scores, None if shared is None else _bootstrap_values(extra, by_row[len(rollout) :], rollout)
+    ends = {} if shared is None else bootstrap_rows(rollout)
+    flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
+    scores = Scores(**dict(zip(names, _columns(flats, rollout, len(names)), strict=True)))
+    return scores, None if shared is None else _bootstrap_values(flats, rollout, list(ends))
 
 
 @torch.no_grad()
@@ -147,27 +148,30 @@ def row_scores(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> li
         scores = policy.token_scores(policy.hidden(packed), packed.targets, reader.temperature)
         return [scores.logps, scores.entropy]
 
-    return _read_rows(rows, reader, read)
+    sizes = [len(row.logit_positions) for row in rows]
+    return list(zip(*(flat.split(sizes) for flat in _read_rows(rows, reader, read)), strict=True))
 
 
 @torch.no_grad()
-def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
-    """Return log-probs of the whole vocabulary at the logit positions of each row, [R, V] of each, on the CPU."""
+def row_distributions(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> Tensor:
+    """Return log-probs of the whole vocabulary at the logit positions of at least one row, [R, V], on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [policy.distributions(policy.hidden(packed), reader.temperature)]
 
-    return [log_pi for (log_pi,) in _read_rows(rows, reader, read)]
+    (log_pi_RV,) = _read_rows(rows, reader, read)
+    return log_pi_RV
 
 
 @torch.no_grad()
-def row_states(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> list[Tensor]:
-    """Return the last hidden states at the logit positions of each row, [R, H] of each, on the CPU."""
+def row_states(policy: LanguageModel, rows: Sequence[Row], reader: Reader) -> Tensor:
+    """Return the last hidden states at the logit positions of at least one row, [R, H], on the CPU."""
 
     def read(packed: Packed) -> list[Tensor]:
         return [policy.hidden(packed).float()]
 
-    return [states for (states,) in _read_rows(rows, reader, read)]
+    (states_RH,) = _read_rows(rows, reader, read)
+    return states_RH
 
 
 @torch.no_grad()
@@ -177,33 +181,47 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
     def read(packed: Packed) -> list[Tensor]:
         return [critic(packed, policy.hidden(packed) if critic.shares_trunk else None)]
 
-    extra = bootstrap_rows(rollout)
-    by_row = _read_rows([*action_rows(rollout), *extra.values()], reader, read)
-    (values,) = _columns(by_row[: len(rollout)], rollout, 1)
-    return values, _bootstrap_values(extra, by_row[len(rollout) :], rollout)
+    ends = bootstrap_rows(rollout)
+    flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)
+    (values,) = _columns(flats, rollout, 1)
+    return values, _bootstrap_values(flats, rollout, list(ends))
 
 
-def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Return for each row the numbers at its logit positions, on the CPU."""
-    by_row: dict[int, tuple[Tensor, ...]] = {}
+def _read_rows(rows: Sequence[Row], reader: Reader, read: Callable[[Packed], list[Tensor]]) -> list[Tensor]:
+    """Return for each kind of number those at the R logit positions of all rows, in their order: [R, …], on the CPU.
+
+    Without a row, as on a rank whose groups are lost, there is no kind.
+    """
+    order: list[int] = []
+    read_so_far: list[list[Tensor]] = []
     for index in reader.micro_batches(rows):
         flats = [flat.cpu() for flat in read(reader.pack([rows[i] for i in index]))]
-        sizes = [len(rows[i].logit_positions) for i in index]
         if index:
-            by_row |= zip(index, zip(*(flat.split(sizes) for flat in flats), strict=True), strict=True)
+            order += index
+            read_so_far.append(flats)
         reader.advance(len(index))
-    return [by_row[i] for i in range(len(rows))]
+    place_R = _places(order, [len(row.logit_positions) for row in rows])
+    return [torch.cat(flats)[place_R] for flats in zip(*read_so_far, strict=True)]
 
 
-def _columns(by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout, kinds: int) -> list[Tensor]:
-    """Return a tensor [B, A] for each kind of number; without a row, as on a rank whose groups are lost, empty ones."""
-    if not by_row:
-        return [torch.zeros(rollout.action_mask.shape)] * kinds
-    return [to_columns(torch.cat(parts), rollout.action_mask) for parts in zip(*by_row, strict=True)]
+def _places(order: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """Return [R] where the numbers of rows, each so many, lie among those of the rows in another order."""
+    order_B, sizes_B = integers(order), integers(sizes)
+    read_B = sizes_B[order_B]
+    starts_B = torch.empty_like(read_B).scatter_(0, order_B, read_B.cumsum(0) - read_B)  # of each row, as it was read
+    within_R = torch.arange(int(sizes_B.sum())) - (sizes_B.cumsum(0) - sizes_B).repeat_interleave(sizes_B)
+    return starts_B.repeat_interleave(sizes_B) + within_R
 
 
-def _bootstrap_values(extra: dict[int, Row], by_row: Sequence[tuple[Tensor, ...]], rollout: Rollout) -> Tensor:
-    values = torch.zeros(len(rollout), dtype=by_row[0][-1].dtype if by_row else torch.float32)
-    for i, numbers in zip(extra, by_row, strict=True):
-        values[i] = numbers[-1][0]
-    return values
+def _columns(flats: Sequence[Tensor], rollout: Rollout, kinds: int) -> list[Tensor]:
+    """Return a tensor [B, A] for each kind of number, of which those of action tokens come first."""
+    mask = rollout.action_mask
+    return [to_columns(flat, mask) for flat in flats] or [torch.zeros(mask.shape)] * kinds
+
+
+def _bootstrap_values(flats: Sequence[Tensor], rollout: Rollout, ends: Sequence[int]) -> Tensor:
+    """Return [B] the values, the last kind of number, of the states after samples, which are the last rows."""
+    values_R = flats[-1] if flats else torch.zeros(0)
+    values_B = values_R.new_zeros(len(rollout))
+    values_B[integers(ends)] = values_R[len(values_R) - len(ends) :]
+    return values_B

@@ -104,7 +104,7 @@ def read_states(agent: Agent, played: Sequence[StartedEpisode], untrained: bool)
             if positions:
                 rows.append(Row(sample.input, tuple(positions)))
     with agent.evaluation_mode():
-        states = torch.cat(row_states(agent.models.actor, rows, agent.reader()))
+        states = row_states(agent.models.actor, rows, agent.reader())
         first_values = 0.0
         if untrained and agent.models.critic is not None:
             few = Rollout.from_samples([sample for one in played[:2] for sample in one.samples])

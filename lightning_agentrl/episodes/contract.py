@@ -81,15 +81,13 @@ def read_contract(env: gymnasium.Env, begun: bool, last: Contract | None = None)
         EnvError: one sentence about an attribute of a wrong type.
     """
     checked = vars(_NOTHING if last is None else last)
-    offered = {
-        name: checked[name] if _same(value, checked[name]) else _checked(name, value)
-        for name, value in _offered(env, begun)
-        if name not in PLACES or isinstance(value, str)  # else a name of an environment's own
-    }
-    now = vars(_NOTHING) | offered
+    now = dict(vars(_NOTHING))
+    for name, value in _offered(env, begun):
+        if name not in PLACES or isinstance(value, str):  # else a name of an environment's own
+            now[name] = checked[name] if _same(value, checked[name]) else _checked(name, value)
     if last is not None and all(map(is_, now.values(), checked.values())):
         return last
-    contract = Contract(**offered)
+    contract = Contract(**now)
     if contract.actions and contract.default_action and contract.default_action not in contract.actions:
         raise contract_error(
             f"the environment's attribute `default_action` is {contract.default_action!r}, which is not one of its "
@@ -174,32 +172,30 @@ def contract_error(sentence: str) -> EnvError:
     return EnvError(CONTRACT, sentence)
 
 
-def _offered(env: gymnasium.Env, begun: bool) -> Iterator[tuple[str, Any]]:
-    """Yield names and values of the attributes that are there. A property that raises does not count as absent."""
+def _offered(env: gymnasium.Env, begun: bool) -> list[tuple[str, Any]]:
+    """Return names and values of the attributes that are there. A property that raises does not count as absent."""
     layers = list(_layers(env))
-    places, made_up = _places(tuple([(type(layer), frozenset(_NAMES & vars(layer).keys())) for layer in layers]), begun)
-    for name, place in places:
-        yield name, getattr(layers[place], name)
-    for name in made_up:
-        if env.has_wrapper_attr(name):
-            yield name, env.get_wrapper_attr(name)
+    places, made_up = _places(tuple([(type(layer), *vars(layer)) for layer in layers]), begun)
+    offered = [(name, getattr(layers[place], name)) for name, place in places]
+    return offered + [(name, env.get_wrapper_attr(name)) for name in made_up if env.has_wrapper_attr(name)]
 
 
 @lru_cache(maxsize=1024)
-def _places(layers: tuple[tuple[type, frozenset[str]], ...], begun: bool) -> tuple[list[tuple[str, int]], list[str]]:
+def _places(layers: tuple[tuple[Any, ...], ...], begun: bool) -> tuple[list[tuple[str, int]], list[str]]:
     """Look up which layer has which attribute; nearly always it is the same as the turn before.
 
     Args:
-        layers: class of an environment and of each wrapper, the outermost first, and what they have of their own.
+        layers: class of an environment and of each wrapper, the outermost first, and names of what they have of their
+            own.
         begun: whether properties count.
 
     Returns:
         Names and the layers that have them, and the names that no layer has, unless they are made up when asked for.
     """
     places, rest = [], []
-    makes_up = any(map(_makes_up, (kind for kind, _ in layers)))
+    makes_up = any(_makes_up(kind) for kind, *_ in layers)
     for name in _FORMS:
-        for place, (kind, own) in enumerate(layers):
+        for place, (kind, *own) in enumerate(layers):
             attribute = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), _ABSENT)
             of_it = name in own and not isinstance(attribute, property)
             if of_it or attribute is not _ABSENT:
@@ -321,16 +317,19 @@ _FORMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-_NAMES = frozenset(_FORMS)
 _NOTHING = Contract()
 _ABSENT = object()
+_UNCHANGING = (str, bool, type(None))
 
 
 def _same(value: Any, checked: Any) -> bool:
     """Return whether an attribute is what was checked before, as far as this is told fast; other types never are."""
-    if type(value) is dict and type(checked) is dict:
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value == checked
+    if kind is dict and type(checked) is dict:
         return list(value.items()) == list(checked.items())
-    return type(value) in (str, bool, type(None)) and value == checked
+    return kind is tuple and not value and value == checked
 
 
 def _shown(value: Any) -> str:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_agentrl.episodes.contract import CONTRACT, Contract, contract_error
-from lightning_agentrl.episodes.environment import Answer, Environment, Recipe, naming_errors
+from lightning_agentrl.episodes.environment import Answer, Environment, NamingErrors, Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
 
@@ -311,7 +311,7 @@ def _loaded(env_id: str, key: str, order: bytes) -> Recipe:
         recipe = pickle.loads(order)
     except Exception as error:  # whatever modules of the arguments raise
         raise ConfigError(_not_portable(env_id, key, _named(error))) from error
-    with naming_errors():
+    with NamingErrors():
         recipe.load()
     return recipe
 

@@ -11,9 +11,9 @@ import asyncio
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -90,14 +90,14 @@ class EnvWorker:
     async def reset(self, start: Start) -> Answer:
         """Begin an episode and return its first answer."""
         self._forked = None
-        with _noting_where(start):
+        with _NotingWhere(start):
             answer = await self._run("reset", lambda: self._reset(start))
             self._count_mended(answer)
             return self._begun(start, (), answer)
 
     async def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
-        with _noting_where(self._started, self.actions, action):
+        with _NotingWhere(self._started, self.actions, action):
             answer = await self._run("step", lambda: self._again(lambda: self._environment.step(action), action))
             self.answer = self._reworded(answer)
             self.actions.append(action)
@@ -106,7 +106,7 @@ class EnvWorker:
 
     async def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        with _noting_where(self._started, self.actions, "render"):
+        with _NotingWhere(self._started, self.actions, "render"):
             return await self._run("render", lambda: self._again(self._environment.draw, "render"))
 
     async def fork(self, start: Start, actions: Sequence[str], fingerprint: str, seed: int) -> Answer:
@@ -123,7 +123,7 @@ class EnvWorker:
         """
         self._forked = len(actions), seed
         replayed = partial(self._replayed, start, actions, fingerprint)
-        with _noting_where(start):
+        with _NotingWhere(start):
             return self._begun(start, actions, await self._run("fork", lambda: self._again(replayed, None, start)))
 
     async def drew(self) -> bool:
@@ -149,7 +149,7 @@ class EnvWorker:
             ReplayDiffersError: they lead to another observation.
         """
         self._forked = None
-        with _noting_where(start):
+        with _NotingWhere(start):
             if fingerprint is None:
                 answer = self._reset(start, checks=True)
                 if self.wording is not None:
@@ -332,14 +332,17 @@ def warn_each(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, __name__, 0)
 
 
-@contextmanager
-def _noting_where(start: Start, actions: Sequence[str] = (), action: str | None = None) -> Iterator[None]:
-    """Note in an error where it came from."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(_where(start, actions, action))
-        raise
+class _NotingWhere:
+    """A context that notes in an error where it came from."""
+
+    def __init__(self, start: Start, actions: Sequence[str] = (), action: str | None = None) -> None:
+        self.place = start, actions, action
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            error.add_note(_where(*self.place))
 
 
 def _where(start: Start, actions: Sequence[str], action: str | None) -> str:

@@ -175,7 +175,7 @@ def plan_micro_batches(
         order = sorted(range(len(rows)), key=lambda i: len(inputs[i]))
         common = []
     lengths = [len(inputs[i]) for i in order]
-    patches = [_patches(rows[i], patches_per_token) for i in order]
+    patches = [_patches(rows[i], patches_per_token) for i in order] if patches_per_token else [Patches()] * len(order)
 
     def cut(budget: int) -> list[range]:
         return list(_fill_tree(lengths, common, patches, budget) if share else _fill_padded(lengths, patches, budget))
@@ -197,7 +197,7 @@ Patches = dict[str, int]  # of each different image, by its digest
 
 
 def _patches(row: Row, per_token: int) -> Patches:
-    return {image.digest: image.tokens * per_token for image in row.images} if per_token else {}
+    return {image.digest: image.tokens * per_token for image in row.images}
 
 
 def _fill_tree(

@@ -85,8 +85,8 @@ class WindowMemory(Memory):
     def recall(self, past: Sequence[PastTurn]) -> Recollection:
         """Show the last turns, the newest of them with their thoughts."""
         shown = _last(past, self.turns)
-        silent = len(shown) - self.thoughts
-        return Recollection(tuple(replace(turn, thought="") if i < silent else turn for i, turn in enumerate(shown)))
+        silent = max(len(shown) - self.thoughts, 0)
+        return Recollection((*(replace(turn, thought="") for turn in shown[:silent]), *shown[silent:]))
 
 
 class ActionsOnlyMemory(Memory):

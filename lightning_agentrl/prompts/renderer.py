@@ -25,6 +25,7 @@ from lightning_agentrl.types.model_input import ImageReader, TextChunk
 
 PLACES = ("mission", "actions", "tips")  # what a system text of the config may take from the environment
 REMEMBERED, REMEMBERED_CHARS = 1024, 1024  # prompts, and their length: some ten megabytes at most, 40 bytes an id
+REMEMBERED_REPLY_TOKENS = 16  # the most in a reply of which the text is remembered
 REMEMBERED_RULES, REMEMBERED_RULES_CHARS = 64, 1 << 14  # texts of rules, and what they are made of
 Pairs = tuple[tuple[str, str], ...]  # of a mapping, which can be remembered
 _PLACE = re.compile(rf"\{{({'|'.join(PLACES)})\}}")
@@ -121,6 +122,7 @@ class ChatRenderer:
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
         self._remembered = lru_cache(REMEMBERED)(self._of_texts)  # states recur
         self._rules = lru_cache(REMEMBERED_RULES)(self._rules_text)  # the same at every turn, or nearly
+        self._reply = lru_cache(REMEMBERED)(self._decoded)  # an action and little else
 
     @cached_property
     def free_text(self) -> ChatRenderer:
@@ -304,6 +306,9 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of sampled ids without special tokens."""
+        return self._reply(tuple(ids)) if len(ids) <= REMEMBERED_REPLY_TOKENS else self._decoded(ids)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -317,9 +322,10 @@ class ChatRenderer:
     # Messages
 
     def _system(self, system: str, actions: Mapping[str, str], places: Mapping[str, str] | None) -> list[Message]:
-        told = tuple(actions.items()), tuple((places or {}).items())
-        long = len(system) + sum(len(text) for pairs in told for _, text in pairs) > REMEMBERED_RULES_CHARS
-        text = (self._rules_text if long else self._rules)(system, *told)
+        places = places or {}
+        chars = len(system) + sum(map(len, actions.values())) + sum(map(len, places.values()))
+        write = self._rules if chars <= REMEMBERED_RULES_CHARS else self._rules_text
+        text = write(system, tuple(actions.items()), tuple(places.items()))
         return [self.message("system", text)] if text else []
 
     def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:

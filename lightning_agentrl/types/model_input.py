@@ -135,9 +135,12 @@ class ModelInput:
 
     def __post_init__(self) -> None:
         chunks = self.chunks
-        if len(chunks) != 1 or not chunks[0]:
-            chunks = tuple(_merged(chunks))
-            object.__setattr__(self, "chunks", chunks)
+        if len(chunks) == 1 and type(chunks[0]) is TextChunk and chunks[0].ids:  # nearly always
+            object.__setattr__(self, "ids", chunks[0].ids)
+            object.__setattr__(self, "keys", chunks[0].ids)
+            return
+        chunks = tuple(_merged(chunks))
+        object.__setattr__(self, "chunks", chunks)
         object.__setattr__(self, "ids", _joined([chunk.ids for chunk in chunks]))
         object.__setattr__(self, "keys", _joined([chunk.keys for chunk in chunks]))
 
@@ -152,15 +155,19 @@ class ModelInput:
         parts = list(parts)
         if len(parts) == 1:
             return parts[0]
-        chunks = [chunk for part in parts for chunk in part.chunks]
-        if all(type(chunk) is TextChunk for chunk in chunks):
-            return ModelInput.of_ids(_joined([chunk.ids for chunk in chunks]))
-        return ModelInput(tuple(chunks))
+        if all(part.is_text for part in parts):
+            return ModelInput.of_ids(_joined([part.ids for part in parts]))
+        return ModelInput(tuple([chunk for part in parts for chunk in part.chunks]))
 
     @property
     def engine_ids(self) -> tuple[int, ...]:
         """The stream for engines that expand placeholders themselves: one for each image."""
         return _joined([chunk.engine_ids for chunk in self.chunks])
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds no image."""
+        return self.keys is self.ids  # of text alone they are one
 
     @property
     def images(self) -> tuple[ImageChunk, ...]:

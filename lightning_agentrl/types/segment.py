@@ -71,4 +71,4 @@ class Segment:
 
 def input_of(segments: Iterable[Segment]) -> ModelInput:
     """Return what a model reads of the segments, in order."""
-    return ModelInput.join(segment.input for segment in segments)
+    return ModelInput.join([segment.input for segment in segments])

@@ -1,4 +1,4 @@
-"""Mini-batches and seeds: random, of exact size, and the same however environments are spread over ranks."""
+"""Mini-batches: random, of exact size, and the same however environments are spread over ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, derive_seed, held_out_seeds
+from lightning_agentrl.episodes.seeds import HELD_OUT_FROM
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.rollout.mini_batches import split, spread
 from lightning_agentrl.rollout.stream import RolloutStream
@@ -73,25 +73,6 @@ def test_order_is_random_in_time_and_over_environments():
     frequency = chosen.mean(0)  # each row is in a given quarter with probability 1/4, standard error 0.022
     assert abs(frequency - 0.25).max() < 0.1
     assert len({tuple(row) for row in chosen.tolist()}) > 390
-
-
-def test_held_out_seeds():
-    listed = held_out_seeds()
-    assert len(listed) == len(set(listed)) == 512
-    assert min(listed) >= HELD_OUT_FROM
-    assert max(listed) < 2**31  # also a valid seed where 32 bits with sign are used
-
-
-@given(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=4))
-def test_training_seeds_are_disjoint_from_held_out_ones(parts):
-    assert 0 <= derive_seed(*parts) < HELD_OUT_FROM
-    assert derive_seed(*parts) == derive_seed(*parts)
-    assert derive_seed(*parts) not in held_out_seeds()
-
-
-def test_seeds_depend_on_every_part():
-    made = {derive_seed(seed, env, episode) for seed in range(10) for env in range(10) for episode in range(10)}
-    assert len(made) > 995
 
 
 class Order:
