@@ -29,8 +29,9 @@ from lightning_agentrl.rollout import RolloutDataModule
 class RunRecord(SaveConfigCallback):
     """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
 
-    ``run.json`` holds the command, seed, versions, device, precision, the model with its number of parameters, and the
-    sizes of the rollout. A validation leaves a record that is there as it is: it may be that of the run.
+    ``run.json`` holds the id of the run, which it writes into TensorBoard's files too, the command, seed, versions,
+    device, precision, the model with its number of parameters, and the sizes of the rollout. A validation leaves a
+    record that is there as it is: it may be that of the run.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -50,6 +51,9 @@ class RunRecord(SaveConfigCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = run_folder(trainer)
         self._write(folder, facts(trainer, cast(Agent, pl_module)))
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("run_id", cast(Agent, pl_module).run_id, trainer.global_step)
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
@@ -62,6 +66,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
+        "run_id": agent.run_id,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),

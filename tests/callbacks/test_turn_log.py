@@ -20,6 +20,7 @@ from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.callbacks.continued_runs import in_processes
 from tests.types.samples import growing
 
 
@@ -216,6 +217,16 @@ def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folde
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [names[0], "rank0-000001.jsonl", names[4]]
+
+
+@pytest.mark.slow
+def test_all_processes_write_the_id_of_one_run_also_when_it_goes_on(exact_folder: Path, tmp_path: Path) -> None:
+    for start in (None, tmp_path / "iteration-00003.ckpt"):
+        assert in_processes(tmp_path, exact_folder, "windowed", start=start, devices=2) == [0, 0]
+    logs = sorted((tmp_path / "turns").rglob("rank*.jsonl"))
+    assert {path.name[:5] for path in logs} == {"rank0", "rank1"}
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["run_id"]
+    assert {json.loads(line)["run_id"] for log in logs for line in log.read_text().splitlines()} == {saved}
 
 
 @pytest.mark.slow
