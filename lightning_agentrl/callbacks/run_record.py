@@ -34,7 +34,10 @@ class RunRecord(SaveConfigCallback):
     record that is there as it is: it may be that of the run.
     """
 
+    began: str  # a time before which nothing of the run was written; set in setup
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.began = _now()
         folder = run_folder(trainer)
         if self.already_saved or not trainer.is_global_zero:
             return
@@ -57,8 +60,18 @@ class RunRecord(SaveConfigCallback):
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
+        """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
+        from lightning_agentrl.view.locate import FACTS, json_object  # TensorBoard comes with it
+
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps(content, indent=2) + "\n")
+        record = folder / FACTS
+        before = json_object(record)
+        began = None if content["continues"] else self.began
+        if before.get("run_id") == content["run_id"]:
+            began = before.get("began")
+        beside = record.with_suffix(".part")
+        beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
+        beside.replace(record)  # the next start reads it, and this one may be killed
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
@@ -67,7 +80,7 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
         "run_id": agent.run_id,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": _now(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
         "commit": _commit(),
@@ -98,6 +111,10 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             "seed": data.seed,
         },
     }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _sizes(data: RolloutDataModule) -> dict[str, Any]:
