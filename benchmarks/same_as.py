@@ -56,8 +56,8 @@ PARTS = {"metrics": METRICS, "turns": TURNS, "weights": WEIGHTS, "optimizer": []
 PACKAGES = ("lightning_agentrl", "envs")
 SETTINGS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": ""}
 SETTINGS |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-# Wall-clock times and what is made of them. Shares of the update (time/update_shared) are no times.
-TIMES = re.compile(r".*_seconds|.*_per_second|time/collect_to_update|time/env_to_generation")
+# The id of a run, wall-clock times and what is made of them. Shares of the update (time/update_shared) are no times.
+TIMES = re.compile(r"run_id|.*_seconds|.*_per_second|time/collect_to_update|time/env_to_generation")
 
 Row = dict[str, Any]  # plain values by name
 
@@ -316,7 +316,7 @@ def compare_commits(commit: str, other: str | None, wanted: dict[str, Case], fol
         renamed[label] = sorted(note.renamed | side.renamed)
         print(f"renamed in {label}: {', '.join(renamed[label]) or 'nothing'}")
     left_out = sorted(notes[0].left_out | notes[1].left_out)
-    print(f"left out as times: {', '.join(left_out)}")
+    print(f"left out as times or ids of runs: {', '.join(left_out)}")
     names = {"old": sides[0].name, "new": sides[1].name}
     return {**names, "equal": equal, "cases": results, "renamed": renamed, "left_out": left_out}
 

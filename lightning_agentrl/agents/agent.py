@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, sto
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
+from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
@@ -159,6 +160,7 @@ class Agent(L.LightningModule, ABC):
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
         self.steps = Steps(self.optim)
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
+        self.run_id = ""  # of the run that this agent is in; set in setup, or as it goes on from a checkpoint
         self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.monitors = Monitors()
@@ -460,6 +462,7 @@ class Agent(L.LightningModule, ABC):
             if stage == "fit":
                 self.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
+            self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
             read = self.steps.rates.reading(self.configure_optimizers)
             self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
@@ -516,6 +519,7 @@ class Agent(L.LightningModule, ABC):
         described = self.made_of | {"undescribed": self._undescribed}
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora, described)
         refuse_not_finite(checkpoint, self.trainer)
+        checkpoint["run_id"] = self.run_id
         checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
         checkpoint |= self.steps.state_dict()
         if self.datamodule.preparing:
@@ -532,6 +536,7 @@ class Agent(L.LightningModule, ABC):
             with raise_once():
                 if self.trainer.is_global_zero:
                     check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
+        self.run_id = checkpoint.get("run_id", self.run_id)  # earlier versions saved none
         self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
         self.steps.load_state_dict(checkpoint, held_steps(self.trainer))
 

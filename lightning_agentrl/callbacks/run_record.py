@@ -29,11 +29,15 @@ from lightning_agentrl.rollout import RolloutDataModule
 class RunRecord(SaveConfigCallback):
     """A record of the run: the config, as LightningCLI saves it, also in loggers that keep one, and ``run.json``.
 
-    ``run.json`` holds the command, seed, versions, device, precision, the model with its number of parameters, and the
-    sizes of the rollout. A validation leaves a record that is there as it is: it may be that of the run.
+    ``run.json`` holds the id of the run, which it writes into TensorBoard's files too, the command, seed, versions,
+    device, precision, the model with its number of parameters, and the sizes of the rollout. A validation leaves a
+    record that is there as it is: it may be that of the run.
     """
 
+    began: str  # a time before which nothing of the run was written; set in setup
+
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.began = _now()
         folder = run_folder(trainer)
         if self.already_saved or not trainer.is_global_zero:
             return
@@ -50,11 +54,24 @@ class RunRecord(SaveConfigCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = run_folder(trainer)
         self._write(folder, facts(trainer, cast(Agent, pl_module)))
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("run_id", cast(Agent, pl_module).run_id, trainer.global_step)
 
     @rank_zero_only
     def _write(self, folder: Path, content: dict[str, Any]) -> None:
+        """Write ``run.json``. Where a run goes on in its folder, it keeps when the run began there."""
+        from lightning_agentrl.view.locate import FACTS, json_object  # TensorBoard comes with it
+
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps(content, indent=2) + "\n")
+        record = folder / FACTS
+        before = json_object(record)
+        began = None if content["continues"] else self.began
+        if before.get("run_id") == content["run_id"]:
+            began = before.get("began")
+        beside = record.with_suffix(".part")
+        beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
+        beside.replace(record)  # the next start reads it, and this one may be killed
 
 
 def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
@@ -62,7 +79,8 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
     data = agent.datamodule
     modules = {"actor": agent.actor, "critic": agent.critic}
     return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "run_id": agent.run_id,
+        "started": _now(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
         "commit": _commit(),
@@ -93,6 +111,10 @@ def facts(trainer: L.Trainer, agent: Agent) -> dict[str, Any]:
             "seed": data.seed,
         },
     }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _sizes(data: RolloutDataModule) -> dict[str, Any]:

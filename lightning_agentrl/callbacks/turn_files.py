@@ -29,11 +29,17 @@ class TurnFiles:
         self.keep_files = keep_files
         self._number: int | None = None  # of the file being written
 
-    def cut(self, iteration: int, world: int) -> None:
-        """Remove the turns from an iteration on, of this rank and of those beyond the last that it stands for."""
+    def cut(self, iteration: int, world: int, run_id: str) -> None:
+        """Remove the turns of a run from an iteration on, of this rank and of those beyond the last that it stands for.
+
+        Files of other runs stay as they are; those without an id, of earlier versions, count as this run's.
+        """
+        from lightning_agentrl.view.locate import run_in  # TensorBoard comes with it
+
         for other in self._ranks(world):
-            for number in reversed(self._numbers(other)):  # of a rank, iterations only grow
-                if cut_from(self._path(other, number), iteration) > 0:
+            paths = (self._path(other, number) for number in reversed(self._numbers(other)))
+            for path in paths:  # of a rank, iterations of a run only grow
+                if run_in(path) in ("", run_id) and cut_from(path, iteration) > 0:
                     break
 
     def drop_gone(self, world: int) -> None:

@@ -24,9 +24,10 @@ HELD_OUT = "held_out"  # folder inside that of the trained turns, and the phase 
 class TurnLog(RolloutCallback):
     """A log of every turn that is trained on, with its tokens, scores and advantages, as one line of JSON each.
 
-    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. A run that goes on
-    from a checkpoint in the same folder first cuts off what was played after it, since these turns are played again; a
-    new run there first removes the files of processes that it does not have.
+    Each process writes its own files ``rank<R>-<number>.jsonl``; a full one is followed by the next. Each line has the
+    ``run_id`` of its run. A run that goes on from a checkpoint in the same folder first cuts off what it had played
+    after it, since these turns are played again; a new run there first removes the files of processes that it does not
+    have.
     Held-out episodes lie in the folder ``held_out`` beside the files, each with the number of iterations before it.
 
     Args:
@@ -79,18 +80,19 @@ class TurnLog(RolloutCallback):
         if trainer.current_epoch % self.every:
             return
         iteration = trainer.current_epoch + 1
-        head = {"iteration": iteration, "phase": agent.phase, "rank": trainer.global_rank}
+        head = _head(trainer, agent, iteration, agent.phase)
         # A run that was stopped in a validation does not collect the rollout of its iteration again.
-        self._write(trainer, self._folder, iteration, (head | record for record in self._records(agent, rollout)))
+        records = (head | record for record in self._records(agent, rollout))
+        self._write(trainer, agent, self._folder, iteration, records)
 
     def on_held_out(self, trainer: L.Trainer, agent: Any, episodes: Sequence[WholeEpisode]) -> None:
         if trainer.state.fn == TrainerFn.FITTING:  # a validation by itself is no part of the run
             done = trainer.current_epoch + trainer.validating  # inside an epoch it comes after the update
-            head = {"iteration": done, "phase": HELD_OUT, "rank": trainer.global_rank}
+            head = _head(trainer, agent, done, HELD_OUT)
             own = (episode for episode in episodes if episode.place < self.held_out_watched and episode.samples)
             # another callback may play as training starts, before this one is told of it
             first = trainer.current_epoch + 1 if self._first is None else self._first
-            self._write(trainer, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
+            self._write(trainer, agent, self._folder / HELD_OUT, first, self._held_out(agent, head, own))
 
     def _held_out(self, agent: Any, head: Mapping[str, Any], own: Iterable[WholeEpisode]) -> Iterator[dict[str, Any]]:
         """Yield the turns of held-out episodes, of which ``env`` is the place of its seed in the list."""
@@ -101,14 +103,19 @@ class TurnLog(RolloutCallback):
     def _records(self, agent: Any, rollout: Rollout) -> Iterator[dict[str, Any]]:
         return turn_records(rollout, agent.tokenizer, self._texts.setdefault(agent.tokenizer, {}))
 
-    def _write(self, trainer: L.Trainer, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
-        """Write records; a run that goes on from a checkpoint first removes those from iteration ``cut`` on, a new one
-        those of processes that it does not have.
+    def _write(self, trainer: L.Trainer, agent: Any, folder: Path, cut: int, records: Iterable[dict[str, Any]]) -> None:
+        """Write records. Before the first of them, a run that goes on from a checkpoint removes its own from iteration
+        ``cut`` on, and a new one those of processes that it does not have.
         """
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
             if trainer.ckpt_path:
-                self._files[folder].cut(cut, trainer.world_size)
+                self._files[folder].cut(cut, trainer.world_size, agent.run_id)
             else:
                 self._files[folder].drop_gone(trainer.world_size)
         self._files[folder].write(records)
+
+
+def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:
+    """Return what each line begins with."""
+    return {"iteration": iteration, "run_id": agent.run_id, "phase": phase, "rank": trainer.global_rank}

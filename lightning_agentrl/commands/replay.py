@@ -21,7 +21,7 @@ from lightning_agentrl.commands.bisect import first_difference, time_limit_struc
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.errors import one_line
-from lightning_agentrl.view.locate import FACTS, began_anew, json_object, since, version_of
+from lightning_agentrl.view.locate import FACTS, json_object, owner_of, version_of
 
 CONFIG = "config.yaml"
 
@@ -118,11 +118,12 @@ def _check_processes(iteration: int, of_run: Collection[int], of_replay: Collect
 def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, int]:
     """Return the newest checkpoint of a run, before an iteration if one is given, and the iterations behind it.
 
-    It is a file or, of a sharded run, a folder. Those of a run that was in the folder before are left out.
+    It is a file or, of a sharded run, a folder. Those of other runs that were in the folder are left out.
     """
     others = {file.parent for file in run.glob(f"*/**/{FACTS}")}  # runs below this one, as with another logger
     own = [path for path in run.glob("**/*.ckpt") if not path.is_symlink() and others.isdisjoint(path.parents)]
-    done = {path: count for path in since(began_anew(run), own) if (count := _iterations(path)) is not None}
+    owner, read = owner_of(run), {path: saved for path in own if (saved := _saved(path)) is not None}
+    done = {path: count for path, (count, run_id) in read.items() if owner.owns(path, run_id)}
     before = {path: count for path, count in done.items() if iteration is None or count < iteration}
     newest = max(before, key=lambda path: before[path], default=None)
     if newest is not None:
@@ -131,13 +132,13 @@ def checkpoint_before(run: Path, iteration: int | None) -> tuple[Path | None, in
     if continues is None or iteration is None:
         return None, 0
     continued = _found_again(continues, run)
-    count = _iterations(continued) if continued is not None else None
-    if continued is None or count is None:
+    saved = _saved(continued) if continued is not None else None
+    if continued is None or saved is None:
         raise ValueError(
             f"the run in '{run}' went on from '{continued or continues}', which is gone or damaged, and has no "
             f"checkpoint of its own before iteration {iteration}, so it cannot be replayed"
         )
-    return (continued, count) if count < iteration else (None, 0)  # else it began in the same folder, before that
+    return (continued, saved[0]) if saved[0] < iteration else (None, 0)  # else it began in the same folder, before that
 
 
 def _continues(run: Path) -> Path | None:
@@ -171,15 +172,17 @@ def _shared_end(one: Path, other: Path) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _iterations(path: Path) -> int | None:
-    """Return how many iterations a checkpoint has behind it; its "epoch" may be the last of them or the next one.
+def _saved(path: Path) -> tuple[int, str] | None:
+    """Return how many iterations a checkpoint has behind it, and the id of its run, empty in those of earlier versions.
 
-    None, and a warning, for one that is damaged or is no checkpoint of a run: there may be others.
+    Its "epoch" may be the last of these iterations or the next one. None, and a warning, for one that is damaged or is
+    no checkpoint of a run: there may be others.
     """
     file = next((inner for inner in (path / METADATA, path / OF_ZERO) if inner.is_file()), path)
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        return int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
+        done = int(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"])
+        return done, str(checkpoint.get("run_id", ""))
     except (RuntimeError, OSError, EOFError, pickle.UnpicklingError, KeyError, TypeError, ValueError) as error:
         warnings.warn(
             f"'{path}' is damaged or no checkpoint of a run, and is left out: {one_line(str(error))}", stacklevel=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import zlib
@@ -15,6 +16,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 _BLOCK = 1 << 20
+_HEAD = 1 << 16  # bytes at the beginning of a file in which the id of its run is looked for
+_RUN_ID = "run_id/text_summary"  # as the callback RunRecord writes it, before the first iteration
 
 Points = dict[float, float]  # values by step or iteration
 
@@ -29,12 +32,14 @@ class _Seen:
         points: by name.
         restart: the least step that a restart which the file tells of went back to; what other files before it hold
             from there on is void.
+        run_id: of the run that wrote it; empty where the file does not tell.
     """
 
     place: int = 0
     checksum: int = 0
     points: dict[str, Points] = field(default_factory=dict)
     restart: float = math.inf
+    run_id: str = ""
 
     def add(self, event: Event) -> None:
         if event.HasField("session_log") and event.session_log.status == SessionLog.START:
@@ -43,6 +48,8 @@ class _Seen:
         for value in event.summary.value:
             if value.HasField("simple_value"):
                 self.points.setdefault(value.tag, {})[float(event.step)] = float(value.simple_value)
+            elif value.tag == _RUN_ID and value.tensor.string_val:
+                self.run_id = value.tensor.string_val[0].decode("utf-8", "replace")
 
 
 _seen: dict[Path, _Seen] = {}  # of this process; checksums of records take a tenth of a second and more for a megabyte
@@ -69,6 +76,14 @@ def read_events(files: Iterable[Path]) -> tuple[dict[str, Points], list[str]]:
         for name, own in seen.points.items():
             points.setdefault(name, {}).update(own)
     return {name: own for name, own in points.items() if own}, damaged
+
+
+def run_in_events(path: Path) -> str:
+    """Return the id of the run that an event file is of; empty if it does not tell, as those of earlier versions."""
+    seen = _Seen()
+    with path.open("rb") as opened:
+        _read_on(io.BytesIO(opened.read(_HEAD)), seen)
+    return seen.run_id
 
 
 def drop_from(points: dict[str, Points], step: float) -> None:

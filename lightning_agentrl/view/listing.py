@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_agentrl.view.locate import (
-    began_anew,
     find_runs,
     held_out_logs,
     json_object,
     log_order,
-    since,
+    owner_of,
     turn_logs,
 )
 
@@ -48,7 +47,7 @@ def _row(run: Path) -> tuple[str, str, str]:
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
     told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
-    summary = next(map(json_object, since(began_anew(run), [run / "summary.json"])), {})
+    summary = next(map(json_object, owner_of(run).own([run / "summary.json"])), {})
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
@@ -66,7 +65,8 @@ def last_iteration(run: Path) -> int:
     Held-out episodes count too: what the last iterations of a warm-up train on was logged in an earlier one. What an
     earlier run in the same folder had played does not count, as on the page.
     """
-    return max(_end(since(began_anew(run), logs)) for logs in (turn_logs(run), held_out_logs(run)))
+    owner = owner_of(run)
+    return max(_end(owner.own(logs)) for logs in (turn_logs(run), held_out_logs(run)))
 
 
 def _end(logs: Sequence[Path]) -> int:

@@ -11,17 +11,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from lightning_agentrl.view.events import run_in_events
+
 LOG_NAME = re.compile(r"rank(\d+)-(\d+)\.jsonl")
 _TURNS, _HELD_OUT = "turns", "held_out"  # folders of the callback TurnLog
 FACTS = "run.json"  # of runs that train; a validation writes none
 _VERSION_NAME = re.compile(r"version_(\d+)")
+_RUN_ID = re.compile(rb'{"iteration": ?\d+, ?"run_id": ?"(\w+)"')  # begins a line of a turn log
+_LONGEST = 100  # bytes in which that lies
 
 
 @dataclass(frozen=True)
 class RunFiles:
     """The files of a run that were found. It has turn logs of at least one kind; all else may be missing.
 
-    Those of an earlier run, in whose folder it began anew, are left out.
+    Those of other runs that were in its folder are left out.
     """
 
     name: str  # the run folder, with the version if it is one of several
@@ -81,7 +85,7 @@ def find_run(run: Path) -> RunFiles:
     beside = [folder for folder in runs if folder not in logged and folder.parent == chosen.parent]
     if later := [folder for folder in beside if version_of(folder) > version_of(chosen)]:
         notes.append(f"Started later and without a turn log: {_listed(later, run)}.")
-    began = began_anew(home)
+    owner = owner_of(home, chosen)
     found = {
         "logs": turn_logs(chosen),
         "held_out": held_out_logs(chosen),
@@ -89,9 +93,9 @@ def find_run(run: Path) -> RunFiles:
         "tables": tuple(sorted(home.glob("*.csv"))),
         "summary": tuple(filter(Path.is_file, [home / "summary.json"])),
     }
-    own = {kind: since(began, paths) for kind, paths in found.items()}
-    if earlier := [path for kind, paths in found.items() for path in paths if path not in own[kind]]:
-        notes.append(f"Left out, as older than this run, which began anew in its folder: {_listed(earlier, chosen)}.")
+    own = {kind: owner.own(paths) for kind, paths in found.items()}
+    if left_out := [path for kind, paths in found.items() for path in paths if path not in own[kind]]:
+        notes.append(f"Left out, as of another run that was in this folder: {_listed(left_out, chosen)}.")
     return RunFiles(
         name=_name(chosen.resolve()),
         folder=chosen,
@@ -151,6 +155,9 @@ def _home(chosen: Path, runs: list[Path]) -> tuple[Path, list[str]]:
     others = [folder for folder in runs if (folder / FACTS).exists()]
     if own or not others:
         return chosen, []
+    newest = _newest_in(chosen)
+    if known := [folder for folder in others if newest and owner_of(folder).run_id == newest]:
+        return max(known, key=version_of), []
     if len(others) == 1:
         return others[0], []
     return chosen, [
@@ -165,22 +172,75 @@ def version_of(folder: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def began_anew(run: Path) -> float:
-    """Return a time before which nothing of a run was written; 0 if it went on from a checkpoint, or is not known.
+@dataclass(frozen=True)
+class Owner:
+    """The run that a folder is of, where others may have been before.
 
-    It is that of its config.yaml, which is written first, but not if that was copied or changed since it trained.
+    Args:
+        run_id: its id, which its checkpoints keep; empty for a run of an earlier version.
+        began: a time before which nothing of it was written there; 0 if that is not known.
     """
-    facts, config = json_object(run / FACTS), run / "config.yaml"
+
+    run_id: str
+    began: float
+
+    def owns(self, path: Path, run_id: str) -> bool:
+        """Return whether a file is of this run: by the id in it, or where either has none, by when it was written."""
+        if self.run_id and run_id:
+            return run_id == self.run_id
+        return not self.began or _written(path) >= self.began
+
+    def own(self, paths: Iterable[Path]) -> tuple[Path, ...]:
+        """Return those of the files that are of this run."""
+        return tuple(path for path in paths if self.owns(path, run_in(path)))
+
+
+def owner_of(home: Path, logged: Path | None = None) -> Owner:
+    """Return the run that a folder is of: that of its run.json, or without one, as from Python, of its last turn log.
+
+    Args:
+        home: folder of the run.
+        logged: that of its turn logs, if it is another one.
+    """
+    facts = json_object(home / FACTS)
+    if not facts:
+        return Owner(_newest_in(logged or home), 0.0)
+    return Owner(str(facts.get("run_id", "")), _began(facts, home / "config.yaml"))
+
+
+def _began(facts: dict[str, Any], config: Path) -> float:
+    """Return a time before which nothing of a run was written; 0 if it went on from elsewhere, or is not known.
+
+    Of earlier versions it is that of config.yaml, which is written first, but not if that was copied or changed since.
+    """
     try:
+        if "began" in facts:
+            return datetime.fromisoformat(facts["began"]).timestamp()
         began = datetime.fromisoformat(facts["started"]).timestamp()
         return 0.0 if facts.get("continues") else min(began, config.stat().st_mtime)
     except (KeyError, TypeError, ValueError, OSError):
         return 0.0
 
 
-def since(began: float, paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the files that were written to since a time."""
-    return tuple(path for path in paths if not began or _written(path) >= began)
+def _newest_in(logged: Path) -> str:
+    """Return the id of the run whose turns were logged last; the first process logs in every run."""
+    logs = turn_logs(logged) or held_out_logs(logged)
+    first = [path for path in logs if log_order(path)[0] == log_order(logs[0])[0]]
+    return run_in(first[-1]) if first else ""
+
+
+def run_in(path: Path) -> str:
+    """Return the id of the run that a turn log, a summary or an event file is of; empty if it does not tell."""
+    if path.suffix == ".json":
+        return str(json_object(path).get("run_id", ""))
+    try:
+        if not LOG_NAME.fullmatch(path.name):
+            return "" if path.suffix == ".csv" else run_in_events(path)
+        with path.open("rb") as opened:
+            begins = _RUN_ID.match(opened.read(_LONGEST))
+        return begins[1].decode() if begins else ""
+    except FileNotFoundError:  # rotated away, or removed
+        return ""
 
 
 def _written(path: Path) -> float:

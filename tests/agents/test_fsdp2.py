@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lightning_agentrl.agents.checkpoint_files import METADATA
 from lightning_agentrl.commands.export import export_checkpoint
 from tests.agents.processes import POPART, assert_same, config_text, fit, metrics, read
 
@@ -63,6 +64,8 @@ def test_a_checkpoint_is_continued_on_any_number_of_processes(tmp_path, exact_fo
     assert stopped.is_dir() == (first[1] == FOLDERS)
     resumed = run("resumed", then, "--ckpt_path", str(stopped))
     assert_same(read(one), read(resumed))
+    begun = torch.load(stopped / METADATA if stopped.is_dir() else stopped, weights_only=True)
+    assert begun["run_id"] == read(resumed)["run_id"] != read(one)["run_id"]
 
 
 @pytest.mark.slow

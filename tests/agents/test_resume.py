@@ -144,3 +144,22 @@ def test_a_refused_run_is_continued_once_its_changes_are_named(
     make_trainer(tmp_path, 2).fit(
         make_agent(tiny_folder), make_data(num_envs=8), ckpt_path=str(tmp_path / "older.ckpt")
     )
+
+
+def test_a_run_keeps_its_id_where_it_goes_on_and_another_fit_is_another_run(tmp_path: Path, tiny_folder: Path) -> None:
+    """Also with the same agent. A checkpoint of an earlier version has no id; what goes on from it gets one."""
+    agent, path = make_agent(tiny_folder), tmp_path / "checkpoints" / "iteration-00001.ckpt"
+
+    def fit(epochs: int, ckpt_path: Path | None = None) -> str:
+        trainer = make_trainer(tmp_path, epochs, [RunCheckpoints()], enable_checkpointing=True)
+        trainer.fit(agent, make_data(), ckpt_path=ckpt_path)
+        saved = torch.load(path.with_name("last.ckpt"), weights_only=True)
+        assert saved["run_id"] == agent.run_id
+        return agent.run_id
+
+    first, second = fit(1), fit(1)
+    assert fit(2, path) == second
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint.pop("run_id") == second
+    torch.save(checkpoint, path)
+    assert len({"", first, second, fit(2, path)}) == 4

@@ -121,9 +121,11 @@ def _work(
 
 
 def turns(path: Path) -> list[dict[str, Any]]:
-    """What was logged of every turn, but for times."""
+    """What was logged of every turn, but for times and the id of the run."""
     lines = [line for file in sorted((path / "turns").glob("*.jsonl")) for line in file.read_text().splitlines()]
-    records = [{k: v for k, v in json.loads(line).items() if not k.endswith("_seconds")} for line in lines]
+    records = [
+        {k: v for k, v in json.loads(line).items() if not k.endswith("_seconds") and k != "run_id"} for line in lines
+    ]
     return sorted(records, key=lambda record: (record["iteration"], record["env"], record["episode"], record["turn"]))
 
 

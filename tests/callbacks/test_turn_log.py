@@ -20,6 +20,7 @@ from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.callbacks.continued_runs import in_processes
 from tests.types.samples import growing
 
 
@@ -199,6 +200,20 @@ def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
     assert not log.exists()
 
 
+def test_a_run_cuts_off_its_own_turns_and_those_of_unknown_runs(tmp_path: Path) -> None:
+    """Also where another run has logged behind them in the meantime."""
+    texts = [
+        f'{{"iteration":1,{told}"a":2}}\n{{"iteration":2,{told}"a":3}}\n'
+        for told in ('"run_id":"ab",', '"run_id":"cd",')
+    ]
+    for number, text in enumerate(texts):
+        (tmp_path / f"rank0-{number:06d}.jsonl").write_text(text)
+    (tmp_path / "rank0-000002.jsonl").write_text('{"iteration":2,"a":3}\n')
+    TurnFiles(tmp_path, 0, 1.0, 9).cut(2, 1, "ab")
+    left = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert left == {"rank0-000000.jsonl": texts[0].splitlines(keepends=True)[0], "rank0-000001.jsonl": texts[1]}
+
+
 def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folder: Path, tmp_path: Path) -> None:
     """One that is continued keeps the turns before its checkpoint, whoever wrote them."""
     names = ("rank0-000000.jsonl", "rank1-000000.jsonl", "rank3-000000.jsonl", "rank3-000001.jsonl", "rankings.jsonl")
@@ -211,11 +226,21 @@ def test_a_new_run_with_fewer_processes_drops_the_files_of_the_others(tiny_folde
     TurnFiles(tmp_path, 1, 1.0, 1).drop_gone(2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [*names[:2], names[4]]
     write_old()
-    TurnFiles(tmp_path, 1, 1.0, 1).cut(2, 2)
+    TurnFiles(tmp_path, 1, 1.0, 1).cut(2, 2, "ab12")
     TurnFiles(tmp_path, 3, 1.0, 1).drop_gone(4)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     make_trainer(tmp_path / "run", 1, [TurnLog(str(tmp_path))]).fit(make_agent(tiny_folder), make_data())
     assert sorted(path.name for path in tmp_path.glob("*.jsonl")) == [names[0], "rank0-000001.jsonl", names[4]]
+
+
+@pytest.mark.slow
+def test_all_processes_write_the_id_of_one_run_also_when_it_goes_on(exact_folder: Path, tmp_path: Path) -> None:
+    for start in (None, tmp_path / "iteration-00003.ckpt"):
+        assert in_processes(tmp_path, exact_folder, "windowed", start=start, devices=2) == [0, 0]
+    logs = sorted((tmp_path / "turns").rglob("rank*.jsonl"))
+    assert {path.name[:5] for path in logs} == {"rank0", "rank1"}
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["run_id"]
+    assert {json.loads(line)["run_id"] for log in logs for line in log.read_text().splitlines()} == {saved}
 
 
 @pytest.mark.slow
