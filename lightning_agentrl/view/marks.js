@@ -1,6 +1,6 @@
 // Stars and notes of a reader, by line of the list. The browser keeps them; they can be saved as a file.
 
-const MARKS_KEY = "agentrl " + INDEX.runs.map((run) => `${run.name} ${run.facts?.started ?? ""}`).join(" and ");
+const MARKS_KEY = "agentrl " + INDEX.runs.map((run) => `${run.name} ${run.facts?.run_id ?? run.facts?.started ?? ""}`).join(" and ");
 const marks = readMarks();
 
 function readMarks() {
