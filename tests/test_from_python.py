@@ -166,6 +166,72 @@ def test_a_part_of_ones_own_that_returns_something_else_is_named(
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
 
 
+class Gives(AdvantageEstimator):
+    """Returns what it is told to make of the rewards."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def estimate(self, rollout: Rollout, reduce: Any = None) -> Any:
+        return self.make(rollout.rewards)
+
+
+class LossThatGives(PolicyLoss):
+    """Returns what it is told to make of the log-probs."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def token_loss(self, logps_BA: torch.Tensor, *args: torch.Tensor) -> Any:
+        return self.make(logps_BA)
+
+
+ROWS = r"a tensor \[\d+, \d+\]"
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: x, ROWS),
+        pytest.param(lambda x: x[:2], r"a tensor \[2, \d+\]", marks=pytest.mark.slow),  # could be unpacked
+        pytest.param(lambda x: None, "NoneType", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, None), rf"\({ROWS}, NoneType\)", marks=pytest.mark.slow),
+        (lambda x: (x.sum(1), x), rf"\(a tensor \[\d+\], {ROWS}\)"),
+        pytest.param(lambda x: (x, x.mean()), rf"\({ROWS}, a tensor \[\]\)", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, x, {}), rf"\({ROWS}, {ROWS}, dict\)", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x[:, 1:], x), rf"\({ROWS}, {ROWS}\)", marks=pytest.mark.slow),
+    ],
+)
+def test_an_estimator_of_ones_own_that_returns_something_else_is_named(
+    make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    agent = make_agent(tiny_folder, advantage=Gives(make))
+    told = rf"^estimate of Gives must return two tensors \[\d+, \d+\].* got {got} \(key model.init_args.advantage\)$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: None, "NoneType"),
+        pytest.param(lambda x: 0.0, "float", marks=pytest.mark.slow),
+        (lambda x: x.mean(), r"a tensor \[\]"),  # would be broadcast
+        pytest.param(lambda x: x.mean(1, keepdim=True), r"a tensor \[\d+, 1\]", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, x), rf"\({ROWS}, {ROWS}\)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_of_ones_own_that_returns_something_else_is_named(
+    make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    agent = make_agent(tiny_folder, policy_loss=LossThatGives(make))
+    told = rf"^token_loss of LossThatGives .* one tensor \[\d+, \d+\].* got {got} \(key model.init_args.policy_loss\)$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
 class Bare(AdvantageEstimator):
     """Has a constructor that calls no other."""
 

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import (
     KEY,
@@ -249,7 +249,7 @@ class Agent(L.LightningModule, ABC):
         rollout = left_out.of(rollout.union(shaped_rewards=shaped))
         groups = self.datamodule.groups
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
-        advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
+        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
         if self.advantage.whiten:
             trained = without_rows(rollout, lost_B).trained_mask
