@@ -80,6 +80,7 @@ from lightning_agentrl.models.language_model import (
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
+from lightning_agentrl.rollout.one_trainer import check_free
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
@@ -426,6 +427,15 @@ class Agent(L.LightningModule, ABC):
         self.log_dict(numbers)
 
     # Building: Lightning's hooks in the order in which they are called
+
+    @property
+    def trainer(self) -> L.Trainer:
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        check_free(self, self._trainer, trainer)
+        cast(Any, L.LightningModule).trainer.fset(self, trainer)
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""

@@ -36,6 +36,7 @@ from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
+from lightning_agentrl.rollout.one_trainer import check_free
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
@@ -90,6 +91,8 @@ class RolloutDataModule(L.LightningDataModule):
         "other_envs": "list them behind that of data.init_args.env, as envs: [{id: ...}, {id: ...}], and remove env",
         "tasks": "make them an item of the list data.init_args.envs, as envs: [{id: ...}, {path: ...}]",
     }
+
+    _trainer: L.Trainer | None = None
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class RolloutDataModule(L.LightningDataModule):
         fresh = memo[id(self)] = copy(self)
         fresh.trainer = None
         fresh._begin_anew(deepcopy(self.pool.sources, memo))
-        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"trainer"}
+        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"_trainer"}
         settings = {name: value for name, value in vars(self).items() if name not in of_runs}
         vars(fresh).update(deepcopy(settings, memo))
         return fresh
@@ -173,6 +176,16 @@ class RolloutDataModule(L.LightningDataModule):
     def __str__(self) -> str:
         """Lightning's would go through the loaders, and so collect a rollout."""
         return f"{type(self).__name__}({self._origin}, {self.sizes.num_envs} environments at a time)"
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """Lightning sets it as a run begins, and it stays."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        check_free(self, self._trainer, trainer)
+        self._trainer = trainer
 
     @property
     def steps_per_iteration(self) -> int:
