@@ -59,6 +59,7 @@ from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
 from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
@@ -436,6 +437,12 @@ class Agent(L.LightningModule, ABC):
     def trainer(self, trainer: L.Trainer | None) -> None:
         check_free(self, self._trainer, trainer)
         cast(Any, L.LightningModule).trainer.fset(self, trainer)
+
+    def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
+        """Refuse callbacks that would fail in words of their own in their setup, which comes before the agent's."""
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_callbacks(self.trainer)
+        return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
