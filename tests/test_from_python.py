@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,127 @@ def test_a_part_of_ones_own_that_returns_something_else_is_named(
 ) -> None:
     with pytest.raises(error, match=told):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
+
+
+class Gives(AdvantageEstimator):
+    """Returns what it is told to make of the rewards."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def estimate(self, rollout: Rollout, reduce: Any = None) -> Any:
+        return self.make(rollout.rewards)
+
+
+class LossThatGives(PolicyLoss):
+    """Returns what it is told to make of the log-probs."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def token_loss(self, logps_BA: torch.Tensor, *args: torch.Tensor) -> Any:
+        return self.make(logps_BA)
+
+
+ROWS = r"a tensor \[\d+, \d+\]"
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: x, ROWS),
+        pytest.param(lambda x: x[:2], r"a tensor \[2, \d+\]", marks=pytest.mark.slow),  # could be unpacked
+        pytest.param(lambda x: None, "NoneType", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, None), rf"\({ROWS}, NoneType\)", marks=pytest.mark.slow),
+        (lambda x: (x.sum(1), x), rf"\(a tensor \[\d+\], {ROWS}\)"),
+        pytest.param(lambda x: (x, x.mean()), rf"\({ROWS}, a tensor \[\]\)", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, x, {}), rf"\({ROWS}, {ROWS}, dict\)", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x[:, 1:], x), rf"\({ROWS}, {ROWS}\)", marks=pytest.mark.slow),
+    ],
+)
+def test_an_estimator_of_ones_own_that_returns_something_else_is_named(
+    make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    agent = make_agent(tiny_folder, advantage=Gives(make))
+    told = rf"^estimate of Gives must return two tensors \[\d+, \d+\].* got {got} \(key model.init_args.advantage\)$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: None, "NoneType"),
+        pytest.param(lambda x: 0.0, "float", marks=pytest.mark.slow),
+        (lambda x: x.mean(), r"a tensor \[\]"),  # would be broadcast
+        pytest.param(lambda x: x.mean(1, keepdim=True), r"a tensor \[\d+, 1\]", marks=pytest.mark.slow),
+        pytest.param(lambda x: (x, x), rf"\({ROWS}, {ROWS}\)", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_of_ones_own_that_returns_something_else_is_named(
+    make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    agent = make_agent(tiny_folder, policy_loss=LossThatGives(make))
+    told = rf"^token_loss of LossThatGives .* one tensor \[\d+, \d+\].* got {got} \(key model.init_args.policy_loss\)$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
+class SecondTrainer(L.Callback):
+    """Validates with a Trainer of its own after each iteration, and goes on where that is refused.
+
+    Args:
+        make: the Trainer.
+        pick: of an agent and a data module in a run, those that are validated.
+    """
+
+    def __init__(self, make: Callable[[], L.Trainer], pick: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        self.make, self.pick = make, pick
+        self.found: list[dict[str, float]] = []
+        self.refused: list[str] = []
+
+    def on_train_epoch_end(self, trainer: L.Trainer, agent: L.LightningModule) -> None:
+        picked, data = self.pick(agent, trainer.datamodule)  # type: ignore[attr-defined]
+        try:
+            self.found += self.make().validate(picked, data, verbose=False)  # type: ignore[arg-type]
+        except ValueError as error:
+            self.refused.append(str(error))
+
+
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("pick", "named"),
+    [
+        (lambda agent, data: (agent, make_data(seed=5)), "PPOAgent"),
+        pytest.param(lambda agent, data: (deepcopy(agent), data), "RolloutDataModule", marks=pytest.mark.slow),
+        pytest.param(lambda agent, data: (agent, data), "RolloutDataModule", marks=pytest.mark.slow),
+        (lambda agent, data: (deepcopy(agent), make_data(seed=5)), ""),
+    ],
+)
+def test_a_second_trainer_inside_a_run_gets_copies_or_is_refused_and_the_run_goes_on(
+    pick: Callable[[Any, Any], tuple[Any, Any]], named: str, own: bool, tiny_folder: Path, tmp_path: Path
+) -> None:
+    def make() -> L.Trainer:
+        if own:
+            return Trainer(accelerator="cpu", precision="64-true", default_root_dir=tmp_path / "second")
+        return make_trainer(tmp_path / "second", 1, limit_val_batches=1.0)
+
+    second, alone = SecondTrainer(make, pick), make_trainer(tmp_path, 2)
+    alone.fit(make_agent(tiny_folder), make_data())
+    trainer = make_trainer(tmp_path, 2, [second])
+    trainer.fit(agent := make_agent(tiny_folder), data := make_data())
+    assert trainer.global_step == 4
+    assert agent.trainer is data.trainer is trainer
+    for name in ("policy/loss", "critic/loss", "rollout/reward_per_turn", "grad_norm/actor"):
+        assert trainer.logged_metrics[name] == alone.logged_metrics[name], name
+    if named:
+        assert len(second.refused) == 2
+        assert re.match(rf"this {named} is in a run of another Trainer.*copy\.deepcopy\(agent\)", second.refused[0])
+    else:
+        assert [numbers["val/episodes"] for numbers in second.found] == [8, 8]
+    make_trainer(tmp_path, 1).fit(agent, data)  # the next run is free
 
 
 class Bare(AdvantageEstimator):

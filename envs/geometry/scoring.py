@@ -14,6 +14,12 @@ _UNIT = re.compile(  # behind a number
     r"\s*(?:\^\s*(?:\{[23]\}|[23])|[²³])?\s*$",
     re.IGNORECASE,
 )
+_DEGREES = r"(?:°|\^?\s*\{?\s*\\circ\s*\}?|degrees?\b)"
+_MINUTES = r"(?:[\u2032\u2019']|\^?\s*\{?\s*\\prime\s*\}?)"  # a prime, an apostrophe or LaTeX
+_SECONDS = r"(?:[\u2033\u201d\"]|[\u2032\u2019']{2}|\^?\s*\{?\s*\\prime\s*\\prime\s*\}?)"
+_PARTS = re.compile(  # of an angle, each of which counts for 60 of the next
+    rf"(\d+)\s*{_DEGREES}\s*([0-5]?\d(?:\.\d+)?)\s*{_MINUTES}(?:\s*([0-5]?\d(?:\.\d+)?)\s*{_SECONDS})?(?!\s*[\d.])"
+)
 _LETTERS = "ABCDEFGH"
 _MOST_CHARS = 100
 
@@ -45,13 +51,17 @@ def number(text: str) -> float | None:
     r"""Return the number that a text is, such as `12.5`, `3/4`, `2 \sqrt{5}`, `\frac{25}{4}`, `9\pi` or `27^\circ`.
 
     A name and a sign before it, as in `x = 5`, a `\boxed` around it, and a unit or a full stop behind it are left out.
-    None if it is no number, as for `3 1/2` and `3\frac{1}{2}`, which may be meant as a sum or as a product.
+    Minutes and seconds count as parts of degrees, `12°30'` as 12.5. None if it is no number, as for `12°30`, and for
+    `3 1/2` and `3\frac{1}{2}`, which may be meant as a sum or as a product.
     """
     if len(text) > _MOST_CHARS:
         return None
     boxed = re.fullmatch(r"\s*\$?\s*\\boxed\s*\{(.*)\}\s*\$?\s*\.?\s*", text, re.DOTALL)
     plain = (boxed[1] if boxed else text).replace("−", "-").strip(" \n$").removesuffix(".")
     plain = _UNIT.sub("", plain.strip(" $"))
+    plain = _PARTS.sub(_in_degrees, plain)
+    if re.search(rf"{_DEGREES}\s*[\d.]", plain):  # what is on both sides of the sign is not one number
+        return None
     plain = re.sub(r"\\[dt]?frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", plain).replace("\\dfrac", "\\frac")
     if re.search(r"\d\s+\d+\s*/|\d\s*\\t?frac\s*\{?\s*\d+\s*\}?\s*\{?\s*\d+\s*\}?", plain):
         return None
@@ -66,6 +76,11 @@ def number(text: str) -> float | None:
     except (ValueError, ZeroDivisionError, OverflowError):
         return None
     return value if not reader.tokens and math.isfinite(value) else None
+
+
+def _in_degrees(angle: re.Match[str]) -> str:
+    degrees, minutes, seconds = angle.groups(default="0")
+    return f"({degrees}+{minutes}/60+{seconds}/3600)"
 
 
 def _letter(said: str, choices: Sequence[str]) -> str | None:

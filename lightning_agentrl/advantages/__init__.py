@@ -1,6 +1,6 @@
 """Advantage estimators: scored rollout -> advantages and returns."""
 
-from lightning_agentrl.advantages.base import AdvantageEstimator, token_rewards
+from lightning_agentrl.advantages.base import AdvantageEstimator, estimated, token_rewards
 from lightning_agentrl.advantages.bilevel_gae import BiLevelGAE, bilevel_gae
 from lightning_agentrl.advantages.diagnostics import ValueStatistics, value_statistics
 from lightning_agentrl.advantages.energy import token_energy
@@ -62,6 +62,7 @@ __all__ = [
     "centred",
     "compress",
     "dual_discount_gae",
+    "estimated",
     "gdpo_advantages",
     "gpg_advantages",
     "group_episodes",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.types import ForkPlan, Rollout
+from lightning_agentrl.types.returned import in_words, is_tensor_of
 
 
 class AdvantageEstimator(ABC):
@@ -65,6 +66,23 @@ class AdvantageEstimator(ABC):
         if missing:
             hint = "; values come from a critic, set model.init_args.critic" if self.needs_values else ""
             raise ValueError(f"{type(self).__name__} needs {' and '.join(missing)}, which the rollout lacks{hint}")
+
+
+def estimated(estimator: AdvantageEstimator, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+    """Return what :meth:`AdvantageEstimator.estimate` does, and refuse what is not advantages and returns.
+
+    Raises:
+        TypeError: it is something else; names the class.
+    """
+    returned: object = estimator.estimate(rollout, reduce)
+    shape = rollout.action_mask.shape
+    if isinstance(returned, tuple | list) and len(returned) == 2 and all(is_tensor_of(x, shape) for x in returned):
+        advantages, returns = returned
+        return advantages, returns
+    raise TypeError(
+        f"estimate of {type(estimator).__name__} must return two tensors {list(shape)}, advantages and returns, got "
+        f"{in_words(returned)} (key model.init_args.advantage)"
+    )
 
 
 def token_rewards(rollout: Rollout) -> Tensor:

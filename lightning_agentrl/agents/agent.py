@@ -20,7 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, whiten
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE, estimated, whiten
 from lightning_agentrl.agents.checkpoint_io import guard_checkpoints
 from lightning_agentrl.agents.checkpoints import (
     KEY,
@@ -60,6 +60,7 @@ from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
 from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
+from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
 from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
@@ -81,6 +82,7 @@ from lightning_agentrl.models.language_model import (
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource
+from lightning_agentrl.rollout.one_trainer import check_free
 from lightning_agentrl.rollout.validation import EpisodeSeeds, WholeEpisode
 from lightning_agentrl.types import ForkPlan, Rollout, Scores
 from lightning_agentrl.types.arguments import arguments
@@ -251,7 +253,7 @@ class Agent(L.LightningModule, ABC):
         rollout = left_out.of(rollout.union(shaped_rewards=shaped))
         groups = self.datamodule.groups
         lost_B = lost_rows(rollout, self.advantage.needs_values, None if groups is None else groups.size)
-        advantages, returns = self.advantage.estimate(without_rows(rollout, lost_B), self.ranks.sum)
+        advantages, returns = estimated(self.advantage, without_rows(rollout, lost_B), self.ranks.sum)
         rollout = left_out.of(rollout.union(advantages=advantages, returns=returns))
         if self.advantage.whiten:
             trained = without_rows(rollout, lost_B).trained_mask
@@ -428,6 +430,21 @@ class Agent(L.LightningModule, ABC):
         self.log_dict(numbers)
 
     # Building: Lightning's hooks in the order in which they are called
+
+    @property
+    def trainer(self) -> L.Trainer:
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        check_free(self, self._trainer, trainer)
+        cast(Any, L.LightningModule).trainer.fset(self, trainer)
+
+    def configure_callbacks(self) -> Sequence[L.Callback] | L.Callback:
+        """Refuse callbacks that would fail in words of their own in their setup, which comes before the agent's."""
+        if self.trainer.state.fn == TrainerFn.FITTING:
+            check_callbacks(self.trainer)
+        return super().configure_callbacks()
 
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""

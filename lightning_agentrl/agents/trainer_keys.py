@@ -43,6 +43,15 @@ def check_keys(trainer: L.Trainer) -> None:
     for name, wrong, why in _rules(trainer):
         if wrong:
             raise ValueError(f"trainer.{name} {why}")
+    check_callbacks(trainer)
+
+
+def check_callbacks(trainer: L.Trainer) -> None:
+    """Refuse callbacks of Lightning that would act on what they do not know.
+
+    Raises:
+        ValueError: one sentence with what to use.
+    """
     for callback in getattr(trainer, "callbacks", []):
         kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__name__ in CALLBACKS]
         if kinds:

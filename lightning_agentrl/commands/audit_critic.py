@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 
 from lightning_agentrl import advantages
-from lightning_agentrl.advantages import AdvantageEstimator, Forked
+from lightning_agentrl.advantages import AdvantageEstimator, Forked, estimated
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
@@ -110,7 +110,7 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     credit = {}
     for name, estimator in _estimators(own):
         try:
-            advantages_BA, _ = estimator.estimate(rollout)
+            advantages_BA, _ = estimated(estimator, rollout)
         except ValueError:
             if estimator is own:
                 raise

@@ -164,7 +164,6 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
         source: of the environments.
         sessions: most sockets at a time.
     """
-    pool = ThreadPoolExecutor(sessions)
     sockets: set[web.WebSocketResponse] = set()
 
     async def play(request: web.Request) -> web.WebSocketResponse:
@@ -172,22 +171,23 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
         await connected.prepare(request)
         if len(sockets) >= sessions:
             told = f"{sessions} of {sessions} sessions are in use"
+            if left := sum(other.closed for other in sockets):
+                told += f", {left} of them until a call of the environment ends whose client has gone"
             await connected.send_json({"type": "error", "data": {"message": told, "code": "CAPACITY_REACHED"}})
             await connected.close()
             return connected
         sockets.add(connected)
+        pool = ThreadPoolExecutor(1)  # of its own, so that nothing is called beside a call that does not come back
         try:
             await _play(connected, source, pool)
         finally:
+            pool.shutdown(wait=False)
             sockets.discard(connected)
         return connected
 
     async def end(app: web.Application) -> None:
         for connected in list(sockets):
             await connected.close()
-
-    async def leave(app: web.Application) -> None:
-        pool.shutdown(wait=False, cancel_futures=True)
 
     def giving(content: Any) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def give(request: web.Request) -> web.StreamResponse:
@@ -201,32 +201,39 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
     app.router.add_get("/metadata", giving({"name": source.id, "description": "a text environment", "version": None}))
     app.router.add_get("/ws", play)
     app.on_shutdown.append(end)
-    app.on_cleanup.append(leave)  # once the environments of all sockets are closed in it
     return app
 
 
 async def _play(connected: web.WebSocketResponse, source: EnvConfig, pool: ThreadPoolExecutor) -> None:
-    """Answer the messages of a socket one after the other, and its pings meanwhile."""
+    """Answer the messages of a socket one after the other, and its pings meanwhile.
+
+    When the client has gone, a call that is under way is ended if it can be, and the environment is closed after it.
+    """
     try:
         worker = await asyncio.get_running_loop().run_in_executor(pool, source.make_worker, pool)
     except (EnvError, ValueError) as error:
         await connected.send_json({"type": "error", "data": {"message": str(error), "code": "FACTORY_ERROR"}})
         return
-    played, in_order = _Played(worker), asyncio.Lock()
+    played, asked, told_to_close = _Played(worker), asyncio.Queue[str](), False
 
-    async def reply(text: str) -> None:
-        async with in_order:
-            answer = await played.reply(text)
+    async def reply() -> None:
+        nonlocal told_to_close
+        while (answer := await played.reply(await asked.get())) is not None:
             with suppress(ConnectionResetError):  # the client has gone meanwhile
-                await (connected.close() if answer is None else connected.send_json(answer))
+                await connected.send_json(answer)
+        told_to_close = True
+        await connected.close()
 
     try:
-        async with asyncio.TaskGroup() as replies:
+        async with asyncio.TaskGroup() as tasks:
+            replies = tasks.create_task(reply())
             async for message in connected:
                 if message.type is WSMsgType.TEXT:
-                    replies.create_task(reply(message.data))
+                    asked.put_nowait(message.data)
                 elif message.type is WSMsgType.BINARY:  # else who sent it would wait for ever
-                    replies.create_task(reply(message.data.decode(errors="replace")))
+                    asked.put_nowait(message.data.decode(errors="replace"))
+            if not told_to_close:
+                replies.cancel()
     finally:
         await worker.aclose()
 

@@ -73,6 +73,11 @@ class EnvPool:
             for worker in self._idle.pop(key):
                 worker.close()
 
+    def end_threads(self) -> None:
+        """Let the threads end, one with a running call after it. The pool is to be closed before it is used again."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
     def close(self) -> None:
         """Wait for running calls of environments, and close idle environments. The pool may be used again."""
         if self._executor is not None:

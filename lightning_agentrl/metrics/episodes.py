@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,8 @@ from torchmetrics import Metric
 
 from lightning_agentrl.metrics.numbers import Mean
 from lightning_agentrl.types import StopReason, Turn
+
+GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def wilson_interval(successes: float, episodes: float, z: float = 1.959964) -> t
 
 def _rates(sums: Sequence[float]) -> dict[str, float]:
     """Return the rates of some episodes: means, with the standard errors of return and progression."""
-    episodes, successes, turns, valid, lost, returns, progression, squared_returns, squared_progression = sums
+    episodes, successes, turns, valid, lost, returns, progression, return_deviations, progression_deviations = sums
     if not episodes:
         return {}
     low, high = wilson_interval(successes, episodes)
@@ -87,15 +89,27 @@ def _rates(sums: Sequence[float]) -> dict[str, float]:
         "lost_episodes": lost,
     }
     if episodes > 1:
-        numbers["return_error"] = _standard_error(returns, squared_returns, episodes)
-        numbers["progression_error"] = _standard_error(progression, squared_progression, episodes)
+        numbers["return_error"] = _standard_error(return_deviations, episodes)
+        numbers["progression_error"] = _standard_error(progression_deviations, episodes)
     return numbers
 
 
-def _standard_error(total: float, squares: float, count: float) -> float:
-    """Return the standard error of a mean, given sum, sum of squares and number (at least 2)."""
-    variance = max(squares - total * total / count, 0.0) / (count - 1)
-    return math.sqrt(variance / count)
+def _standard_error(deviations: float, count: float) -> float:
+    """Return the standard error of a mean, given the sum of squared deviations from it and the number (at least 2)."""
+    return math.sqrt(deviations / (count - 1) / count)
+
+
+def _joined(parts: Tensor) -> Tensor:
+    """Return the sums [S, 9] over all episodes of several parts [P, S, 9], as :class:`EpisodeMetrics` keeps them.
+
+    Squared deviations of a part count from its own mean (Chan et al. 1979): sums of plain squares lose precision where
+    returns are large compared with their spread.
+    """
+    joined, counts = parts.sum(0), parts[..., :1]
+    means = parts[..., GAINED] / counts.clamp_min(1)
+    shifts = means - joined[..., GAINED] / joined[..., :1].clamp_min(1)
+    joined[..., DEVIATIONS] += (counts * shifts.square()).sum(0)
+    return joined
 
 
 def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -108,7 +122,7 @@ def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class EpisodeMetrics(Metric):
-    """Sums over episodes; :meth:`compute` gives their rates over all ranks.
+    """Sums over episodes, and sums of squared deviations; :meth:`compute` gives their rates over all ranks.
 
     Args:
         sources: names of what is played. Of several, each has its own rates, as ``source/<name>/<rate>``.
@@ -120,16 +134,17 @@ class EpisodeMetrics(Metric):
     def __init__(self, sources: Sequence[str] = ("",)) -> None:
         super().__init__()
         self.sources = tuple(sources)
-        self.add_state("sums", default=torch.zeros(len(self.sources), 9, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", default=torch.zeros(len(self.sources), 9, dtype=torch.float64), dist_reduce_fx=_joined)
 
-    def update(self, results: Iterable[EpisodeResult]) -> None:
-        for r in results:
-            gained = (r.total_reward, r.progression)
-            row = (1.0, r.success, r.turns, r.valid_turns, r.lost, *gained, *(x * x for x in gained))
-            self.sums[r.source] += torch.tensor(row, dtype=torch.float64, device=self.sums.device)
+    def update(self, results: Sequence[EpisodeResult]) -> None:
+        rows = torch.zeros(len(results), *self.sums.shape, dtype=torch.float64)
+        for row, r in zip(rows, results, strict=True):
+            told = (1.0, r.success, r.turns, r.valid_turns, r.lost, r.total_reward, r.progression, 0.0, 0.0)
+            row[r.source] = torch.tensor(told, dtype=torch.float64)
+        self.sums = _joined(torch.cat([self.sums[None], rows.to(self.sums.device)]))
 
     def compute(self) -> dict[str, float]:
-        numbers = _rates(self.sums.sum(0).tolist())
+        numbers = _rates(_joined(self.sums[:, None])[0].tolist())
         if len(self.sources) == 1:
             return numbers
         parts = {

@@ -36,6 +36,7 @@ from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
 from lightning_agentrl.rollout.forks import Forks
 from lightning_agentrl.rollout.groups import WholeGroups, group_session
 from lightning_agentrl.rollout.learner import Learner
+from lightning_agentrl.rollout.one_trainer import check_free, is_running
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
@@ -90,6 +91,8 @@ class RolloutDataModule(L.LightningDataModule):
         "other_envs": "list them behind that of data.init_args.env, as envs: [{id: ...}, {id: ...}], and remove env",
         "tasks": "make them an item of the list data.init_args.envs, as envs: [{id: ...}, {path: ...}]",
     }
+
+    _trainer: L.Trainer | None = None
 
     def __init__(
         self,
@@ -146,6 +149,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._loop: LoopThread | None = None
         self._saved = RolloutState()
         self._background = Background(self.max_staleness)
+        self._failed = False  # a run has, and threads have ended
         self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
         self.stopping = Stopping()
         self._lost = LostEpisodes(self.faults.share)
@@ -165,7 +169,7 @@ class RolloutDataModule(L.LightningDataModule):
         fresh = memo[id(self)] = copy(self)
         fresh.trainer = None
         fresh._begin_anew(deepcopy(self.pool.sources, memo))
-        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"trainer"}
+        of_runs = {name for name, value in vars(fresh).items() if value is not vars(self).get(name)} | {"_trainer"}
         settings = {name: value for name, value in vars(self).items() if name not in of_runs}
         vars(fresh).update(deepcopy(settings, memo))
         return fresh
@@ -173,6 +177,16 @@ class RolloutDataModule(L.LightningDataModule):
     def __str__(self) -> str:
         """Lightning's would go through the loaders, and so collect a rollout."""
         return f"{type(self).__name__}({self._origin}, {self.sizes.num_envs} environments at a time)"
+
+    @property
+    def trainer(self) -> L.Trainer | None:
+        """Lightning sets it as a run begins, and it stays."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: L.Trainer | None) -> None:
+        check_free(self, self._trainer, trainer)
+        self._trainer = trainer
 
     @property
     def steps_per_iteration(self) -> int:
@@ -309,13 +323,22 @@ class RolloutDataModule(L.LightningDataModule):
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
         if self._episodes is not None:
             self._episodes.close()
-        self._episodes, self._loop, self._connection = None, None, None
+        self._episodes, self._loop, self._connection, self._failed = None, None, None, False
         self._background = Background(self.max_staleness)
 
     def on_exception(self, exception: BaseException) -> None:
-        """End what is collected in the background."""
+        """End what is collected in the background, and after an error all threads; episodes stay as they were."""
+        if is_running(self.trainer):  # of a second Trainer, which was refused this
+            return
         gc.unfreeze()  # so that models of a run that failed can be freed
         self._background.cancel()
+        if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
+            return
+        self._failed = True
+        if self._loop is not None:
+            self.engine.stop()
+            self._loop.stop()
+        self.pool.end_threads()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running episodes of every rank as seeds and actions; with groups, also the turns of those begun.
@@ -338,7 +361,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        if self._episodes is not None:
+        if self._episodes is not None or self._failed:
             self.teardown("fit")  # those of a run that did not come to its end
         self._saved = RolloutState.from_plain(state_dict)
         self._lost = LostEpisodes(self.faults.share, self._saved.lost)
@@ -374,9 +397,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
-        if self._connection is not None:
-            ended_inside = self._background.cancelled or self.preparing
-            if self._connection.learner is learner and not ended_inside:
+        if self._connection is not None or self._failed:
+            ended_inside = self._failed or self._background.cancelled or self.preparing
+            if self._connection is not None and self._connection.learner is learner and not ended_inside:
                 return
             self.teardown("fit")  # a run did not come to its end; continue from where its collection began
         if self._trained is not None and self._trained is not learner:  # another agent starts afresh

@@ -89,7 +89,7 @@ class Running(Generic[T]):
 
     def cancel(self) -> None:
         """End it, and wait until nothing else runs on the loop. Does nothing if it has ended already."""
-        if self._future.cancel():  # was still running
+        if self._future.cancel() and not self._loop.is_closed():  # was still running
             asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
 
 

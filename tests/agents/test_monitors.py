@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
 
+from lightning_agentrl.agents import agent as agent_module
 from lightning_agentrl.agents.monitors import Monitors
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.rollout import EnvConfig
@@ -51,6 +56,32 @@ def test_a_metric_is_waited_for_if_it_may_still_come() -> None:
     log(rollout__episodes=0.0)
     assert value("rollout/success") is None  # the value that is there is an old one
     assert value("val/success") is None
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone, which is enough for Lightning's advice."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("filtered", [True, False])
+def test_numbers_that_are_of_all_ranks_get_no_advice_to_average_them(
+    filtered: bool, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the filter there is the advice, else this would say nothing."""
+    warning_cache.clear()  # Lightning gives each advice once in a process
+    if not filtered:
+        monkeypatch.setattr(agent_module, "leave_out_hints", lambda: None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        make_trainer(tmp_path, 1, limit_val_batches=1.0).fit(make_agent(tiny_folder), make_data())
+    advice = [str(warning.message) for warning in told if "sync_dist" in str(warning.message)]
+    for name in ("policy/loss", "val/success", "time/update_seconds"):
+        assert any(f"'{name}'" in text for text in advice) is not filtered
+    assert not (filtered and advice)
 
 
 @pytest.mark.slow

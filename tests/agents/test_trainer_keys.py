@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
+    BaseFinetuning,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -19,9 +20,10 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 
+from lightning_agentrl import Trainer
 from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.callbacks import RunCheckpoints
-from tests.agents.harness import make_agent, make_trainer
+from tests.agents.harness import make_agent, make_data, make_trainer
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"fast_dev_run": True}, "trainer.fast_dev_run"),
@@ -53,6 +55,28 @@ def test_what_would_break_an_iteration_is_refused(given: dict[str, Any], part: s
     settings = {"limit_val_batches": None, **given}
     with pytest.raises(ValueError, match=re.escape(part)):
         check_trainer(make_trainer(tmp_path, 1, **settings), 2)
+
+
+class OwnFinetuning(BaseFinetuning):
+    """Wants to freeze a part that the agent does not have."""
+
+    def freeze_before_training(self, pl_module: L.LightningModule) -> None:
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, *args: Any) -> None:
+        """Change nothing."""
+
+
+@pytest.mark.parametrize("make", [L.Trainer, Trainer])
+@pytest.mark.parametrize(
+    "callback", [BackboneFinetuning(), OwnFinetuning()], ids=lambda callback: type(callback).__name__
+)
+def test_a_callback_that_fails_in_its_own_setup_is_refused_from_python_too(
+    callback: BaseFinetuning, make: type[L.Trainer], tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainer = make(max_epochs=1, callbacks=[callback], accelerator="cpu", default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match=rf"^{type(callback).__name__} changes the optimizer.*model\.init_args\.lora"):
+        trainer.fit(make_agent(tiny_folder), make_data())
 
 
 def test_what_changes_nothing_is_accepted(tmp_path: Path) -> None:

@@ -6,22 +6,25 @@ import asyncio
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
 import torch
-from aiohttp import ClientSession
+from aiohttp import ClientSession, ClientWebSocketResponse, web
 
-from lightning_agentrl.commands.serve_env import _Played
+from lightning_agentrl.commands.serve_env import _Played, environment_app
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import EnvConfig
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -216,6 +219,110 @@ def test_a_server_ends_when_told_to_although_a_step_does_not(server: Server) -> 
 
     asyncio.run(play())
     assert server.process.wait(timeout=30.0) == 0
+
+
+class BackLater(NeverBack):
+    """Takes steps that come back when the test says so, and notes what is called."""
+
+    back = threading.Event()
+    calls: ClassVar[list[str]] = []
+
+    def step(self, action: str) -> Any:
+        self.calls.append("step begins")
+        self.back.wait(30.0)
+        self.calls.append("step ends")
+        return "b", 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+gymnasium.register("BackLater-v0", BackLater)
+
+Connect = Callable[[], AbstractAsyncContextManager[ClientWebSocketResponse]]
+RESET: dict[str, Any] = {"type": "reset", "data": {}}
+BACK_LATER = "tests.commands.test_serve_env:BackLater-v0"
+STEP = {"type": "step", "data": {"text": "wait"}}
+
+
+@asynccontextmanager
+async def places(name: str, sessions: int) -> AsyncIterator[Connect]:
+    """A server of this environment in this process; gives what opens a socket."""
+    runner = web.AppRunner(environment_app(EnvConfig(name, retries=0), sessions), shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with ClientSession() as session:
+            yield lambda: session.ws_connect(f"http://127.0.0.1:{runner.addresses[0][1]}/ws")
+    finally:
+        await runner.cleanup()
+
+
+async def entered(connect: Connect) -> str:
+    """Begin an episode at another socket; return why that was refused, else nothing."""
+    async with connect() as connected:
+        await connected.send_json(RESET)
+        answer = await connected.receive_json(timeout=30.0)
+        return answer["data"]["message"] if answer["type"] == "error" else ""
+
+
+async def until_entered(connect: Connect) -> None:
+    async with asyncio.timeout(20.0):
+        while await entered(connect):
+            await asyncio.sleep(0.05)
+
+
+def test_a_client_that_leaves_in_a_step_without_end_leaves_its_place_where_a_process_can_be_ended() -> None:
+    async def play() -> None:
+        async with places("tests.episodes.small_envs:Gambling-v0", 1) as connect:
+            async with connect() as connected:
+                await connected.send_json(RESET)
+                await connected.receive_json(timeout=30.0)
+                await connected.send_json({"type": "step", "data": {"text": "hangs"}})
+                assert "1 of 1" in await entered(connect)
+            await until_entered(connect)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("sessions", [1, 2])
+def test_a_client_that_leaves_in_a_step_leaves_its_place_when_that_ends(sessions: int) -> None:
+    """Its environment is closed after the step and not beside it, and plays nothing that it had asked for later."""
+    BackLater.calls.clear()
+    BackLater.back.clear()
+
+    async def play() -> None:
+        async with places(BACK_LATER, sessions) as connect, AsyncExitStack() as others:
+            for _ in range(sessions - 1):
+                await others.enter_async_context(connect())
+            async with connect() as connected:
+                await connected.send_json(RESET)
+                await connected.receive_json(timeout=30.0)
+                for _ in range(3):
+                    await connected.send_json(STEP)
+                while not BackLater.calls:
+                    await asyncio.sleep(0.01)
+            refused = [await entered(connect) for _ in range(5)][-1]
+            assert re.search(rf"{sessions} of {sessions} .* 1 of them .* client has gone", refused)
+            BackLater.back.set()
+            await until_entered(connect)
+
+    asyncio.run(play())
+    assert BackLater.calls[:3] == ["step begins", "step ends", "close"]
+    assert BackLater.calls.count("step begins") == 1
+
+
+def test_what_a_client_has_asked_for_is_answered_in_order_before_its_close() -> None:
+    async def play() -> list[str]:
+        BackLater.back.set()
+        async with places(BACK_LATER, 1) as connect, connect() as connected:
+            for message in (RESET, STEP, {"type": "state"}, {"type": "nothing"}, {"type": "close"}):
+                await connected.send_json(message)
+            answers = [await connected.receive(timeout=30.0) for _ in range(5)]
+            assert (answers[-1].type.name, answers[-1].data) == ("CLOSE", 1000)
+            return [json.loads(answer.data)["type"] for answer in answers[:-1]]
+
+    assert asyncio.run(play()) == ["observation", "observation", "state", "error"]
 
 
 def test_numbers_that_json_does_not_have_are_not_sent() -> None:

@@ -40,6 +40,13 @@ CHECK = '<tool_call>{{"name": "check", "arguments": {{"answer": {}}}}}</tool_cal
         (r"3\frac{\sqrt{2}}{2}", 1.5 * math.sqrt(2)), (r"3*\frac{1}{2}", 1.5), ("5 min", None), ("m", None),
         ("", None), ("cat", None), ("1/0", None), ("--3", None), ("5}", None), ("2(3", None), ("9**9", None),
         (r"\sqrt{-1}", None), ("1 2", 12), ("(" * 90, None), ("9" * 101, None), ("nan", None), ("inf", None),
+        ("12°30\u2032", 12.5), ("12° 30' ", 12.5), ("12 degrees 30\u2019", 12.5), (r"12^\circ 30'", 12.5),
+        (r"27 ^ { \circ } 15 ^ { \prime }", 27.25), (r"$12^{\circ}30^\prime$", 12.5), ("-1°30'", -1.5),
+        ("90°-12°30'", 77.5), ("45°.", 45),
+        ("10°20\u203230\u2033", 10 + 20 / 60 + 30 / 3600), ("10°20'30\"", 10 + 20 / 60 + 30 / 3600),
+        ("x = 0°1.5'", 0.025),
+        (r"10^\circ 20' 30''", 10 + 20 / 60 + 30 / 3600), ("12°60'", None), ("12°30", None), ("12 degrees 30", None),
+        (r"12^\circ30", None), ("30'", None), ("12°30'5", None), ("12°30°", None),
         ("frac", None), ("__import__('os')", None),
     ],
 )  # fmt: skip
@@ -47,7 +54,7 @@ def test_numbers_are_read_as_they_are_written(text, value) -> None:
     assert number(text) == (value if value is None else pytest.approx(value))
 
 
-@given(st.text(r"0123456789\fracsqtpi{}()+-*/. =^°x", max_size=60))
+@given(st.text(r"0123456789\fracsqtpi{}()+-*/. =^°'x", max_size=60))
 def test_any_text_is_a_number_or_none(text) -> None:
     value = number(text)
     assert value is None or math.isfinite(value)
@@ -58,6 +65,8 @@ def test_answers_are_scored() -> None:
     assert not is_right("101.1", "100", 0.01)
     assert is_right("0.009", "0", 0.01)
     assert not is_right("no idea", "100", 0.01)
+    assert is_right("12.5", "12°30\u2032", 0.01)
+    assert not is_right("12°30", "1230", 0.01)  # digits on both sides of a sign are not one number
     assert is_right("Iso sceles", "isosceles", 0.01)
     choices = ("30", "45", "60")
     for said in ("B", "b", "(B)", "B. 45", "b)", "45"):

@@ -117,6 +117,25 @@ def test_wins_losses_limits_and_invalid_replies_are_told_apart():
         assert 0 < ends["limit"][1] < 1  # the nearest guess is a part of the task
 
 
+def test_progress_without_play_is_what_the_game_itself_pays_and_no_success():
+    """The guess that the rules of Mastermind show: as the docs say, it earns what the game pays for it, no more."""
+    env, earned = make("Mastermind"), []
+    for seed in range(60):
+        env.reset(seed=seed)
+        assert "[2 1 4 5]" in env.unwrapped.system_prompt
+        code = env.unwrapped._game.state.game_state["secret_code"]
+        for _ in range(3):  # it may be repeated once
+            _, reward, terminated, _, info = env.step(env.unwrapped.system_prompt)
+            if terminated:
+                break
+        black = sum(a == b for a, b in zip(code, (2, 1, 4, 5), strict=True))
+        common = len(set(code) & {2, 1, 4, 5})
+        assert (terminated, reward) == (True, (black + (common - black) / 2) / 4)
+        assert info["success"] is (black == 4)
+        earned.append(reward)
+    assert 0.35 < sum(earned) / len(earned) < 0.5
+
+
 def first_free(told: list[str], draw: random.Random) -> str:
     """A scripted opponent: the first of the moves that are named last."""
     return re.findall(r"'(\[\d\])'", told[-1])[0]

@@ -146,10 +146,22 @@ def test_held_out_numbers_do_not_depend_on_the_order_or_on_how_often_they_are_up
     metrics = EpisodeMetrics()
     for result in RESULTS[::-1]:
         metrics.update([result])
-    assert {f"val/{name}": number for name, number in metrics.compute().items()} == held_out(RESULTS)
+    numbers = {f"val/{name}": number for name, number in metrics.compute().items()}
+    assert numbers == pytest.approx(held_out(RESULTS), rel=1e-12)
     metrics.reset()
     metrics.update(RESULTS[:1])
     assert metrics.compute()["episodes"] == 1
+
+
+@pytest.mark.parametrize("far", [1e7, -1e9, 1e12])
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_the_error_of_a_return_does_not_depend_on_how_far_it_is_from_0(far: float, at_once: int):
+    metrics = EpisodeMetrics()
+    for first in range(0, len(RESULTS), at_once):
+        metrics.update([replace(r, total_reward=far + r.total_reward) for r in RESULTS[first : first + at_once]])
+    numbers = metrics.compute()
+    assert numbers["return"] == pytest.approx(far + VAL_EXPECTED["val/return"], rel=1e-15)
+    assert numbers["return_error"] == pytest.approx(VAL_EXPECTED["val/return_error"], rel=1e-3)
 
 
 def test_held_out_numbers_of_no_episode():

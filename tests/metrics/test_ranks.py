@@ -69,3 +69,10 @@ def test_held_out_episodes_of_one_process_only(told):
     assert one["episodes"] == 2
     for process in told:
         assert process["held_out"] == pytest.approx(one, rel=0, abs=1e-12)
+
+
+def test_errors_of_returns_far_from_0_are_those_of_one_process(told):
+    one = two_ranks.held_out(two_ranks.FAR)
+    assert one["return_error"] == pytest.approx(0.75 * 0.5**0.5)  # variance of 0 to 4 is 2.5, over 5 episodes
+    for process in told:
+        assert process["far"] == pytest.approx(one, rel=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_each_source_has_the_numbers_it_would_have_alone() -> None:
     assert not [name for name in found if f"/{B}/" in name]
     assert {name: found[name] for name in OF_ALL_SOURCES} == pytest.approx(OF_ALL_SOURCES)
     assert found["val/episodes"] == 6
+
+
+def test_errors_over_all_sources_are_those_of_all_episodes() -> None:
+    """Also where sources are far apart, and one of them far from 0."""
+    far = [replace(one, total_reward=one.total_reward + 1e9 * (one.source == 2)) for one in HELD_OUT]
+    metrics = EpisodeMetrics((A, B, C))
+    metrics.update(far)
+    found, alone = metrics.compute(), held_out([replace(one, source=0) for one in far])
+    for key in ("return_error", "progression_error"):
+        assert found[key] == pytest.approx(alone[f"val/{key}"], rel=1e-9)
+    assert found[f"source/{C}/return_error"] == pytest.approx(0.5)
 
 
 def test_an_error_needs_two_episodes_of_every_source() -> None:
