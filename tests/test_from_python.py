@@ -234,6 +234,52 @@ def test_a_loss_of_ones_own_that_returns_something_else_is_named(
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
+def spoiled(method: str, make: Callable[[torch.Tensor], Any]) -> type[PPOAgent]:
+    """Return an agent of which a method returns what is made of what it should."""
+
+    class OwnAgent(PPOAgent):
+        def shape_rewards(self, *args: Any) -> Any:
+            return self.given("shape_rewards", args)
+
+        def policy_loss(self, *args: Any) -> Any:
+            return self.given("policy_loss", args)
+
+        def value_loss(self, *args: Any) -> Any:
+            return self.given("value_loss", args)
+
+        def given(self, name: str, args: Any) -> Any:
+            given = getattr(PPOAgent, name)(self, *args)
+            return make(given) if name == method else given
+
+    return OwnAgent
+
+
+@pytest.mark.parametrize(
+    ("method", "make", "got"),
+    [
+        ("shape_rewards", lambda x: None, "NoneType"),  # would leave the rewards as they are
+        ("policy_loss", lambda x: x.mean(), r"a tensor \[\]"),
+        ("value_loss", lambda x: None, "NoneType"),
+        pytest.param("shape_rewards", lambda x: x.sum(1), r"a tensor \[\d+\]", marks=pytest.mark.slow),
+        pytest.param("policy_loss", lambda x: None, "NoneType", marks=pytest.mark.slow),
+        pytest.param("value_loss", lambda x: x.mean(), r"a tensor \[\]", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
+def test_a_method_of_an_agent_that_returns_something_else_is_named(
+    method: str,
+    make: Callable[[torch.Tensor], Any],
+    got: str,
+    critic: type[Critic],
+    tiny_folder: Path,
+    tmp_path: Path,
+) -> None:
+    agent = spoiled(method, make)(str(tiny_folder), critic=critic(popart=0.1 if method == "value_loss" else None))
+    told = rf"^{method} of OwnAgent must return one tensor \[\d+, \d+\].* got {got}$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(agent, make_data())
+
+
 class SecondTrainer(L.Callback):
     """Validates with a Trainer of its own after each iteration, and goes on where that is refused.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 
 from torch import Tensor
 
@@ -40,6 +41,7 @@ def in_units_of(
     if head is None:
         return value_loss
 
+    @wraps(value_loss)
     def normalized(batch: Rollout, values: Tensor) -> Tensor:
         if batch.scores.values is None or batch.returns is None:
             return value_loss(batch, values)

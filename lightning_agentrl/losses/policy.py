@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_agentrl.losses.aggregation import AggregationMode, check_aggregation
 from lightning_agentrl.losses.precision import check_shapes, same_shape_float32
 from lightning_agentrl.losses.ranks import Gather, alone
-from lightning_agentrl.types.returned import in_words, is_tensor_of
+from lightning_agentrl.types.returned import per_token
 
 
 class PolicyLoss(ABC):
@@ -61,13 +61,8 @@ class PolicyLoss(ABC):
             TypeError: :meth:`token_loss` returned something else; names the class.
         """
         logps, old_logps, advantages, mask = counted(logps_BA, old_logps_BA, advantages_BA, mask_BA)
-        loss: object = self.token_loss(logps, old_logps, advantages, mask)
-        if not is_tensor_of(loss, mask.shape):
-            raise TypeError(
-                f"token_loss of {type(self).__name__} must return one tensor {list(mask.shape)}, the loss of each "
-                f"token, got {in_words(loss)} (key model.init_args.policy_loss)"
-            )
-        return torch.where(mask, loss, 0)
+        loss = self.token_loss(logps, old_logps, advantages, mask)
+        return torch.where(mask, per_token(loss, mask, self.token_loss, "model.init_args.policy_loss"), 0)
 
     @abstractmethod
     def token_loss(self, logps_BA: Tensor, old_logps_BA: Tensor, advantages_BA: Tensor, mask_BA: Tensor) -> Tensor:

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeGuard
 
 from torch import Size, Tensor
+
+
+def per_token(returned: object, mask_BA: Tensor, method: Callable[..., object], key: str = "") -> Tensor:
+    """Return the numbers [B, A] that a method gave for action tokens.
+
+    Args:
+        returned: what it gave.
+        mask_BA: of the tokens.
+        method: of a class, to be named.
+        key: of a config, where an object of that class was given.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if is_tensor_of(returned, mask_BA.shape):
+        return returned
+    owner, name = method.__qualname__.split(".")[-2:]
+    raise TypeError(
+        f"{name} of {owner} must return one tensor {list(mask_BA.shape)}, a number for each token, got "
+        f"{in_words(returned)}{key and f' (key {key})'}"
+    )
 
 
 def is_tensor_of(returned: object, shape: Size) -> TypeGuard[Tensor]:
