@@ -1,13 +1,16 @@
-"""Runs on the CPU: of several processes through the command that a user types, of one in the process of the test."""
+"""Runs of the command on the CPU: one process in that of the test, several in such as have imported all already."""
 
 from __future__ import annotations
 
 import csv
 import itertools
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,7 @@ def fit(
     *arguments: str,
     strategy: str | None = None,
     plugins: str = DOUBLE,
+    typed: bool = False,
 ) -> Path:
     """Fit for five iterations, the first two of them warm-up, in float64. The checkpoint.
 
@@ -79,23 +83,62 @@ def fit(
         arguments: of the command, behind the config.
         strategy: key trainer.strategy; DDP for several processes when not given.
         plugins: key trainer.plugins.
+        typed: several processes are started as by a user, who types the command; it takes longer, since each imports.
     """
     path.mkdir(exist_ok=True)
     config = path / "config.yaml"
     config.write_text(config_text(path, folder, critic, plugins))
     command = ["fit", "--config", str(config), "--trainer.devices", str(devices)]
     command += ["--trainer.strategy", strategy or ("ddp" if devices > 1 else "auto"), *arguments]
-    if devices == 1:  # a process of its own would spend most of its time on imports
-        with chdir(path), mock.patch.dict(os.environ), pytest.MonkeyPatch.context() as patch:  # a rank is left there
-            patch.setattr(sys, "argv", ["agentrl", *command])
-            patch.setattr(commands, "keep_freed_memory", lambda: True)
-            commands.main()
-        return path / "last.ckpt"
-    command = [sys.executable, "-m", "lightning_agentrl", *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port())}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=540)
-    assert done.returncode == 0, done.stderr[-3000:]
+    if devices == 1:
+        with mock.patch.dict(os.environ):  # a rank is left there
+            run_command(path, command)
+    elif typed:
+        command = [sys.executable, "-m", "lightning_agentrl", *command]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(next_port())}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=path, env=environment, timeout=540)
+        assert done.returncode == 0, done.stderr[-3000:]
+    else:
+        run_ranks(path, command, devices)
     return path / "last.ckpt"
+
+
+def run_command(path: Path, command: Sequence[str]) -> None:
+    """Run the command in this process."""
+    with chdir(path), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["agentrl", *command])
+        patch.setattr(commands, "keep_freed_memory", lambda: True)
+        commands.main()
+
+
+def run_ranks(path: Path, command: Sequence[str], devices: int, seconds: float = 540) -> None:
+    """Run the command in so many processes, which are told, as by a launcher, that the others are there."""
+    context = multiprocessing.get_context("forkserver")  # imports once, without threads
+    context.set_forkserver_preload([__name__])
+    port = next_port()
+    ranks = [context.Process(target=_rank, args=(rank, port, path, command)) for rank in range(devices)]
+    for process in ranks:
+        process.start()
+    until = time.monotonic() + seconds
+    while any(process.exitcode is None for process in ranks) and time.monotonic() < until:
+        if any(process.exitcode for process in ranks):
+            until = min(until, time.monotonic() + 10)  # the others may wait for it
+        time.sleep(0.05)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+        process.join()
+    said = "\n".join((path / f"rank{rank}.log").read_text()[-3000:] for rank in range(devices))
+    assert codes == [0] * devices, f"exit codes {codes}: {said}"
+
+
+def _rank(rank: int, port: int, path: Path, command: Sequence[str]) -> None:
+    torch.set_num_threads(1)
+    log = os.open(path / f"rank{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_PORT": str(port)}
+    run_command(path, command)
 
 
 def next_port() -> int:

@@ -136,5 +136,5 @@ def test_gpus_give_the_weights_of_one_process_on_one_gpu(tmp_path, exact_folder,
     on_gpu = ("--trainer.accelerator", "gpu")
     one = fit(tmp_path / "one", exact_folder, "SeparateCritic", 1, *on_gpu)
     sized = strategy.replace("data_parallel_size: 2", f"data_parallel_size: {devices}")
-    several = fit(tmp_path / "several", exact_folder, "SeparateCritic", devices, *on_gpu, strategy=sized)
+    several = fit(tmp_path / "several", exact_folder, "SeparateCritic", devices, *on_gpu, strategy=sized, typed=True)
     assert_same(read(one), read(several))

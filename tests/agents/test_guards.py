@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -16,8 +13,6 @@ from tests.agents.guards import SkipSome
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import assert_same, read
 from tests.agents.test_fsdp2 import FSDP2
-
-ROOT = Path(__file__).parents[2]
 
 
 class Watch(RolloutCallback):
@@ -107,9 +102,8 @@ def test_a_guard_can_end_the_run(tmp_path, exact_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
-def test_one_rank_says_it_for_all(tmp_path, exact_folder, monkeypatch, strategy):
+def test_one_rank_says_it_for_all(tmp_path, exact_folder, strategy):
     """Two processes, of which the second alone objects, take the steps of one process that objects."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     guard = "{class_path: tests.agents.guards.SkipSome, init_args: {numbers: [5, 8], rank: %d}}"
     one, two = (
         processes.fit(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -117,13 +115,9 @@ def test_a_warm_up_fits_the_critic_to_what_is_lost_only_where_a_value_stands_for
     assert prepared.rollout.turns == kept
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.mark.slow  # two processes
-def test_a_process_whose_groups_are_all_lost_takes_the_steps_of_the_others(tmp_path, exact_folder, monkeypatch):
+def test_a_process_whose_groups_are_all_lost_takes_the_steps_of_the_others(tmp_path, exact_folder):
     """Each has one group of a rollout, of which half do not begin, in the warm-up too. Two end as one does."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     loop = "{class_path: TurnInteraction, init_args: {max_reply_tokens: 4, invalid_penalty: 0, parser: RawParser}}"
     arguments = {
         "env": "{id: 'tests.rollout.test_faults:Shut-v0', retries: 0}",

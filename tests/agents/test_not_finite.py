@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import lightning as L
 import pytest
@@ -29,7 +27,6 @@ from tests.agents.processes import assert_same, read
 from tests.agents.test_fsdp2 import FSDP2
 from tests.types.samples import action, prompt, turn
 
-ROOT = Path(__file__).parents[2]
 COUNTED = {"guard/not_finite", "guard/skipped", "guard/turns_left_out"}
 
 
@@ -264,15 +261,10 @@ def test_a_run_that_skipped_still_ends_at_the_end_of_an_iteration(tmp_path, exac
 FAULTY = ("--model", "tests.agents.faulty.FaultyAgent", "--model.init_args.fault")
 
 
-def on_two(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-
-
 @pytest.mark.slow  # two processes
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long)], ids=["ddp", "fsdp2"])
-def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, monkeypatch, strategy):
+def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, strategy):
     """Environment 3 is on the second rank. Two processes end as one does, with a guard that skips too."""
-    on_two(monkeypatch)
     guard = "{class_path: GradientSpikes, init_args: {deviations: 0.05, after: 2, action: skip}}"
     arguments = (*FAULTY, "loss", "--model.init_args.at", "[5, 8]", f"--trainer.callbacks+={guard}")
     one, two = (
@@ -295,9 +287,8 @@ def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, mo
 
 
 @pytest.mark.slow  # two processes
-def test_a_turn_that_is_scored_with_nan_on_one_rank_alone_is_told_by_both(tmp_path, exact_folder, monkeypatch):
+def test_a_turn_that_is_scored_with_nan_on_one_rank_alone_is_told_by_both(tmp_path, exact_folder):
     """Else the ranks would wait for each other in different places."""
-    on_two(monkeypatch)
     arguments = (*FAULTY, "values", "--model.init_args.at", "[6]")
     for count in (1, 2):
         processes.fit(tmp_path / str(count), exact_folder, SeparateCritic.__name__, count, *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +25,6 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.agents.processes import assert_same, read
 from tests.agents.scheduled import Halving, OnPlateau
 from tests.agents.test_fsdp2 import FSDP2
-
-ROOT = Path(__file__).parents[2]
 
 
 def shares(schedule: Schedule, run: int) -> list[float]:
@@ -228,10 +225,9 @@ def test_what_a_subclass_returns_is_refused_where_it_cannot_be_used(tmp_path: Pa
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param(FSDP2, marks=pytest.mark.long, id="fsdp2")])
 @pytest.mark.parametrize("agent", [None, pytest.param("tests.agents.scheduled.Halving", marks=pytest.mark.long)])
 def test_two_processes_go_on_in_the_middle_of_a_schedule(
-    tmp_path: Path, exact_folder: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, agent: str | None
+    tmp_path: Path, exact_folder: Path, strategy: str, agent: str | None
 ) -> None:
     """Three iterations after two of warm-up; one process is stopped after the first of them, and two go on."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     schedule = "{actor: {shape: cosine, warmup_steps: 1, steps: 7}, critic: {shape: linear, steps: 12}}"
     chosen = ("--model.class_path", agent) if agent else ("--model.init_args.optim.schedule", schedule)
 

@@ -1,4 +1,4 @@
-"""Two DDP processes on the CPU give the weights of one, through the command that a user types."""
+"""Two DDP processes on the CPU give the weights of one, through the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiny import small_model, tiny_tokenizer
 def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     """Five iterations, the first two of them warm-up; what is logged is equal too."""
     one = fit(tmp_path / "one", exact_folder, "SharedCritic", 1)
-    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2)
+    two = fit(tmp_path / "two", exact_folder, "SharedCritic", 2, typed=True)
     assert_same(read(one), read(two))
     logged = [metrics(tmp_path / name) for name in ("one", "two")]
     assert len(logged[0]) == len(logged[1]) > 4
@@ -47,7 +47,7 @@ def test_what_two_processes_refuse_is_told_once_before_weights_are_read(tmp_path
         if (exact_folder / name).exists():
             (tmp_path / name).write_text((exact_folder / name).read_text())
     with pytest.raises(AssertionError) as error:
-        fit(tmp_path / "run", tmp_path, "SharedCritic", 2, *arguments)
+        fit(tmp_path / "run", tmp_path, "SharedCritic", 2, *arguments, typed=True)
     told = [line for line in str(error.value).splitlines() if "agentrl: " in line]
     assert len(told) == 1
     assert part in told[0]

@@ -16,7 +16,6 @@ from tests.agents.processes import fit, optimizer_states, read
 from tests.agents.test_fsdp2 import FSDP2
 from tests.tiny import tiny_vision_folder
 
-ROOT = Path(__file__).parents[2]
 SOURCES = [{"id": "tests.seen_game:Corner-v0", "kwargs": {"images": images}} for images in (1, 0)]
 PLAIN = "[]"  # in float32, since norms of these models compute in it whatever their weights are
 
@@ -66,8 +65,7 @@ def alone(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [None, FSDP2], ids=["ddp", "fsdp2"])
 @pytest.mark.parametrize("tower", ["true", pytest.param("false", marks=pytest.mark.long)], ids=["trained", "frozen"])
-def test_text_beside_images(tmp_path, folder, alone, monkeypatch, strategy, tower):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_text_beside_images(tmp_path, folder, alone, strategy, tower):
     one = alone(tower)
     two = run(tmp_path / "two", folder, 2, "--model.init_args.train_tower", tower, strategy=strategy)
     assert_near(one, two)

@@ -145,7 +145,7 @@ def zero(tmp_path, tiny_folder, monkeypatch):
     def run(name, stage, *arguments):
         strategy = f"{{class_path: tests.agents.cpu_zero.CPUZero, init_args: {{stage: {stage}}}}}"
         path = tmp_path / name
-        return fit(path, tiny_folder, "SeparateCritic", 2, *arguments, strategy=strategy, plugins="null")
+        return fit(path, tiny_folder, "SeparateCritic", 2, *arguments, strategy=strategy, plugins="null", typed=True)
 
     return run
 
@@ -217,6 +217,7 @@ def test_zero_on_gpus_takes_the_steps_of_one_process(tmp_path, tiny_folder, stag
         *on_gpu,
         strategy=f"deepspeed_stage_{stage}",
         plugins="null",
+        typed=True,
     )
     for a, b in zip(*(metrics(tmp_path / name) for name in ("one", "zero")), strict=True):
         assert chosen(a) == pytest.approx(chosen(b), rel=1e-3, abs=1e-5)
