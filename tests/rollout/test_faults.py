@@ -190,6 +190,32 @@ def test_making_an_environment_may_fail_too(tiny_folder):
     assert [turn.env_errors for turn in rollout.turns] == [("OSError",), ()]
 
 
+class Licensed(Scripted):
+    """Can be made as often as there are licences."""
+
+    licences = 0
+
+    def __init__(self) -> None:
+        Licensed.licences -= 1
+        if Licensed.licences < 0:
+            raise OSError("no licence is left")
+        super().__init__(2)
+
+
+gymnasium.register("Licensed-v0", Licensed)
+
+
+def test_an_episode_of_validation_whose_environment_cannot_be_made_is_lost(tiny_folder):
+    """The run goes on, and the episode counts as one without success."""
+    Licensed.licences = 5  # those of training, and one that validation plays in
+    environment, sizes = EnvConfig("Licensed-v0", retries=0), GroupRollout(size=2, per_rollout=2)
+    with group_data(tiny_folder, sizes, env=environment, validation=ValidationConfig(2, 2)) as data:
+        data.collect()
+        results = data.play_held_out(data.validation_seeds())
+        assert len(data.collect().turns) == 8
+    assert [(result.lost, result.turns) for result in results] == [(False, 2), (True, 0)]
+
+
 def test_a_process_that_cannot_be_started_is_an_error_of_its_environment():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no further files
