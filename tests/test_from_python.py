@@ -22,7 +22,7 @@ from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
-from lightning_agentrl.rollout import RawParser, TaskSet, TurnInteraction, WindowMemory
+from lightning_agentrl.rollout import EnvConfig, Judge, RawParser, TaskSet, TurnInteraction, WindowMemory
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -140,9 +140,45 @@ class Tuples(RawParser):
         return ("", "one")
 
 
+class Listed(WindowMemory):
+    """Returns turns without what holds them."""
+
+    def recall(self, past: Any) -> Any:
+        return list(past)
+
+
+class Idle(TurnInteraction):
+    """Records nothing."""
+
+    async def run(self, session: Any, *_: Any) -> None:
+        await session.start()
+
+
+class Praising(Judge):
+    """Gives a verdict of any form."""
+
+    def __init__(self, verdict: Any) -> None:
+        self.verdict = verdict
+
+    async def judge(self, turn: Any) -> Any:
+        return self.verdict
+
+
+def judged(verdict: Any) -> EnvConfig:
+    return EnvConfig("agentrl_envs:GuessNumber-v0", judge=Praising(verdict))
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
+        ({"memory": Listed()}, TypeError, "Listed must return a Recollection, got list"),
+        ({"interaction": Idle(4)}, ValueError, r"Idle has ended without .*\(key data.init_args.interaction"),
+        (
+            {"env": judged(None)},
+            TypeError,
+            r"Praising must return a number, got NoneType \(key data.init_args.env.judge",
+        ),
+        ({"env": judged("5")}, TypeError, "Praising must return a number, got str"),
         ({"engine": Wrong(lambda reply: reply.ids)}, TypeError, "Wrong must return a Reply, got tuple"),
         ({"engine": Wrong(lambda reply: None), "prove": "stop"}, TypeError, "Wrong must return a Reply, got NoneType"),
         ({"engine": Wrong(lambda reply: replace(reply, ids=(), logps=()))}, ValueError, "Wrong gave 0 token ids"),

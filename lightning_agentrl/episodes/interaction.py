@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
-from lightning_agentrl.episodes.contract import check_reward, contract_error
+from lightning_agentrl.episodes.contract import contract_error
 from lightning_agentrl.episodes.environment import Answer
-from lightning_agentrl.episodes.judge import JudgedTurn
+from lightning_agentrl.episodes.judge import JudgedTurn, verdict_on
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
@@ -159,8 +159,7 @@ class TurnInteraction(Interaction):
             seen = JudgedTurn(
                 contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
             )
-            judged = await session.judge.judge(seen)
-            check_reward("the judge", judged)
+            judged = await verdict_on(seen, session.judge)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE

@@ -16,7 +16,7 @@ from lightning_agentrl.episodes.judge import Judge
 from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn
+from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
@@ -309,10 +309,16 @@ class Session:
                 self.messages,
             )
             return Prompt(self.context, new, history_cuts=0)
+        recollection = self.memory.recall(self.past)
+        if not isinstance(recollection, Recollection):
+            raise TypeError(
+                f"recall of {type(self.memory).__name__} must return a Recollection, got "
+                f"{type(recollection).__name__} (key data.init_args.memory)"
+            )
         rendered = self.renderer.render(
             contract.system_prompt,
             contract.examples,
-            self.memory.recall(self.past),
+            recollection,
             self.observation,
             short_term,
             contract.actions,

@@ -44,6 +44,7 @@ class Player:
 
         Raises:
             EnvError: one episode after the other is lost.
+            ValueError: the interaction plays nothing, and would do so for ever.
         """
         if not recorder.goes_on and self.interaction.max_turns is None:
             recorder.longest = WHOLE_EPISODE_TURNS
@@ -52,6 +53,7 @@ class Player:
                 recorded = recorder.recorded
                 try:
                     await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)
+                    self._check_moved(recorder, recorded)
                     session.worker.lost_seeds.clear()
                 except (EnvError, PromptTooLongError) as error:
                     if recorder.recorded > recorded:
@@ -62,6 +64,13 @@ class Player:
         if recorder.longest is not None and recorder.recorded >= recorder.longest:
             recorder.truncate(StopReason.MAX_TURNS, session.last_state, ())
         return ""
+
+    def _check_moved(self, recorder: Recorder, recorded: int) -> None:
+        if recorder.recorded == recorded:
+            raise ValueError(
+                f"run of {type(self.interaction).__name__} has ended without recording a turn; it must record turns "
+                "until the recorder is full (key data.init_args.interaction)"
+            )
 
     def _end(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
         """End an episode that cannot go on; return the fault's kind if nothing else is to be played."""

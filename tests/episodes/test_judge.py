@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +46,14 @@ def test_a_verdict_is_added_to_the_reward_and_told(tiny_folder):
     assert [turn.metrics["judge"] for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert [turn.reply for turn in judge.turns] == [turn.reply for turn in turns]
     assert [turn.observation for turn in judge.turns] == [turn.observation for turn in turns]
+
+
+@pytest.mark.parametrize("verdict", [torch.tensor(0.5), np.float32(0.5), np.array(0.5)])
+def test_a_verdict_of_any_number_is_one_that_can_be_logged(tiny_folder, verdict):
+    with workplace(tiny_folder, [Scripted(3)]) as place:
+        place.sessions[0].judge = Counting(verdict)
+        (turn,) = place.collect(1).turns
+    assert json.dumps([turn.reward, turn.metrics]) == '[1.5, {"judge": 0.5}]'
 
 
 def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
