@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
 from lightning_agentrl.episodes.contract import contract_error
 from lightning_agentrl.episodes.environment import Answer
-from lightning_agentrl.episodes.judge import JudgedTurn, verdict_on
+from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
@@ -159,7 +159,7 @@ class TurnInteraction(Interaction):
             seen = JudgedTurn(
                 contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
             )
-            judged = await verdict_on(seen, session.judge)
+            judged = await session.verdict_on(seen)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE

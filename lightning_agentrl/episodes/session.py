@@ -12,7 +12,7 @@ from typing import Any
 from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
-from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn, verdict_on
 from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -118,6 +118,8 @@ class Session:
         self.unread = 0  # replies to this observation that could not be read
         self.all_unread = 0  # of this episode
         self.turn_prompt: Prompt | None = None  # that the running turn was sampled from; None if there is none
+        self._judging = False
+        self._judged_at = 0.0  # when that changed, on the monotonic clock
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
@@ -141,6 +143,16 @@ class Session:
     @property
     def begun(self) -> bool:
         return self.episode >= self.first_episode
+
+    @property
+    def call(self) -> str:
+        """What it waits for: a call of the environment, the judge, or nothing but a reply."""
+        return "judge" if self._judging else self.worker.call
+
+    @property
+    def moved_at(self) -> float:
+        """When that changed, on the monotonic clock."""
+        return max(self.worker.moved_at, self._judged_at)
 
     async def start(self) -> None:
         """Begin the next episode, if none is running."""
@@ -184,6 +196,15 @@ class Session:
         self.episode_return += answer.reward
         seconds = time.perf_counter() - started
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
+
+    async def verdict_on(self, turn: JudgedTurn) -> float:
+        """Return what the judge, which there must be, adds to the reward of a turn."""
+        assert self.judge is not None
+        self._judging, self._judged_at = True, time.monotonic()
+        try:
+            return await verdict_on(turn, self.judge)
+        finally:
+            self._judging, self._judged_at = False, time.monotonic()
 
     def moment(self) -> Moment:
         """Return the state before the next turn."""
