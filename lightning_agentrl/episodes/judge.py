@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import torch
 
@@ -137,6 +137,10 @@ class ModelJudge(Judge):
         self.max_reply_tokens, self.device, self.max_batch = max_reply_tokens, device, max_batch
         self._engine: Engine | None = None
         self._chat: ChatRenderer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the settings, and nothing that is loaded."""
+        return {**vars(self), "_engine": None, "_chat": None}
 
     def start(self, device: torch.device) -> None:
         """Load the model, unless it is loaded.
