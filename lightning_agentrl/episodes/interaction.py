@@ -116,7 +116,8 @@ class TurnInteraction(Interaction):
         number = session.place, session.turns_taken
         most = self.max_reply_tokens
         if self.reply_budget is not None:
-            most = min(most, self.reply_budget - session.reply_tokens)
+            left = self.reply_budget - session.reply_tokens  # none where a resumed run has a smaller budget
+            most = min(most, max(left, 1))
         reply = await ask(engine, SamplingRequest(prompt.input, most, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)

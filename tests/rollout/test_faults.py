@@ -673,6 +673,18 @@ def test_an_episode_has_a_budget_of_reply_tokens(tiny_folder):
     assert max(used) >= 2
 
 
+def test_an_episode_that_is_resumed_with_a_smaller_budget_ends_with_its_next_reply(tiny_folder):
+    with workplace(tiny_folder, [Scripted(99)]) as place:
+        used = sum(len(sample.actions[0]) for sample in place.collect(2).samples)
+        state = place.sessions[0].state_dict()
+    assert used > 1
+    with workplace(tiny_folder, [Scripted(99)], interaction=TurnInteraction(4, RawParser(), reply_budget=1)) as place:
+        place.sessions[0].load_state_dict(state)
+        rollout = place.collect(2)
+    assert [len(sample.actions[0]) for sample in rollout.samples] == [1, 1]
+    assert places(rollout) == [(0, 2, StopReason.REPLY_BUDGET), (1, 0, StopReason.REPLY_BUDGET)]
+
+
 class Second(ActionParser):
     """Reads nothing in the first reply to an observation, and an action in those after it."""
 
