@@ -149,8 +149,9 @@ class TurnInteraction(Interaction):
             result, executed, valid = NOTHING, "", False
             session.ask_again(prompt, segment)
         else:
-            result = await session.step(contract.default_action if parsed.action is None else parsed.action)
-            executed = result.info.get("executed_action", parsed.action or contract.default_action)
+            taken = contract.default_action if parsed.action is None else parsed.action
+            result = await session.step(taken)
+            executed = result.info.get("executed_action", taken)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
             past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
             session.remember(past, prompt, segment)
