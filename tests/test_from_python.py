@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium
 import lightning as L
+import numpy as np
 import pytest
 import torch
 
@@ -187,6 +188,16 @@ def judged(verdict: Any) -> EnvConfig:
             {"engine": Wrong(lambda reply: replace(reply, ids=reply.ids * 9, logps=reply.logps * 9))},
             ValueError,
             r"asked for were 1 to 4 ids, .* \(key data.init_args.engine\)",
+        ),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, ids=tuple(np.array(reply.ids))))},
+            TypeError,
+            r"Wrong gave ids of type int64 and .*\(key data.init_args.engine\)",
+        ),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, logps=tuple(torch.tensor(reply.logps))))},
+            TypeError,
+            "log-probs of type Tensor; they must be int and float",
         ),
         (
             {"interaction": TurnInteraction(4, parser=Tuples())},
