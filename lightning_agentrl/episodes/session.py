@@ -30,6 +30,7 @@ from lightning_agentrl.types.plain import (
 
 PICTURE_SIDE = 384  # pixels at most of a picture that people look at; models see all of it
 UNREAD = "Your last reply named no action."  # what the next prompt says of it
+TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
 
 
 @dataclass(frozen=True)
@@ -389,7 +390,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the saved episode again and replay its actions; one that cannot be replayed is lost.
+        """Begin the saved episode again and replay its actions; one that cannot be replayed, or read any more, is lost.
 
         Raises:
             ReplayDiffersError: the replay does not lead to the saved observation, although the environment declares
@@ -418,6 +419,11 @@ class Session:
         self.episode_return = state["episode_return"]
         self.reply_tokens = state.get("reply_tokens", 0)
         self.unread, self.all_unread = state.get("unread", (0, 0))
+        with suppress(PromptTooLongError, EnvError):
+            self.prompt()
+        if self._readable is None:  # the run that goes on has shorter prompts
+            self.lost.append(TOO_LONG)
+            self.leave()
 
     @property
     def _start(self) -> Start:

@@ -10,14 +10,13 @@ from lightning_agentrl.engines import Engine
 from lightning_agentrl.episodes.env_worker import warn_each
 from lightning_agentrl.episodes.interaction import WHOLE_EPISODE_TURNS, Interaction
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.session import TOO_LONG, Session
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.renderer import PromptTooLongError
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Sample, StopReason, Turn
 
 IN_A_ROW = 5  # default of FaultLimits.in_a_row
-_TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Player:
                 except (EnvError, PromptTooLongError) as error:
                     if recorder.recorded > recorded:
                         session.worker.lost_seeds.clear()
-                    fault = error if isinstance(error, EnvError) else EnvError(_TOO_LONG, str(error))
+                    fault = error if isinstance(error, EnvError) else EnvError(TOO_LONG, str(error))
                     if kind := self._end(session, recorder, fault):
                         return kind
         if recorder.longest is not None and recorder.recorded >= recorder.longest:
@@ -75,7 +74,7 @@ class Player:
     def _end(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
         """End an episode that cannot go on; return the fault's kind if nothing else is to be played."""
         session.leave()
-        if fault.kind == _TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
+        if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""
         noted = (fault.kind,) if recorder.goes_on else ()
         if not recorder.truncate(StopReason.ENV_FAULT, session.state_before_turn, noted):

@@ -478,6 +478,35 @@ def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_ru
         assert [story(data.collect()) for _ in range(2)] == told[0][2:]
 
 
+class Swelling(Scripted):
+    """Says more at every step."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def _text(self) -> str:
+        return super()._text() + " and so on" * 6 * self.count
+
+
+gymnasium.register("Swelling-v0", Swelling)
+
+
+def test_an_episode_that_a_resumed_run_with_shorter_prompts_cannot_read_is_played_anew(tiny_folder):
+    """Its turns are there, and no state of it stands for the rest."""
+    sizes, env = GroupRollout(size=2, per_rollout=2, ahead=2, ahead_turns=3), EnvConfig("Swelling-v0", retries=0)
+    with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0)) as data:
+        data.collect()
+        shortest = min(len(session.prompt().input) for session in data.sessions)
+        state = data.state_dict()
+    shorter = PromptFormat(think=False, max_prompt_tokens=shortest - 1)
+    with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
+        data.load_state_dict(state)
+        rollout = data.collect()
+    assert lost(rollout) == {"too_long": 4.0}
+    assert [turn.index for turn in rollout.turns] == [0, 1, 2] * 4
+    assert {turn.stop for turn in rollout.turns if turn.done} == {StopReason.CONTEXT_LENGTH}
+
+
 def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
     sizes = GroupRollout(size=2, per_rollout=6)
     with group_data(tiny_folder, sizes, env=EnvConfig("Shut-v0", retries=0)) as data:
