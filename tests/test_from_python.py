@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 import lightning as L
+import numpy as np
 import pytest
 import torch
 
@@ -24,7 +25,7 @@ from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
-from lightning_agentrl.rollout import RawParser, TaskSet, TurnInteraction, WindowMemory
+from lightning_agentrl.rollout import EnvConfig, Judge, RawParser, TaskSet, TurnInteraction, WindowMemory
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import to_plain
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -142,9 +143,45 @@ class Tuples(RawParser):
         return ("", "one")
 
 
+class Listed(WindowMemory):
+    """Returns turns without what holds them."""
+
+    def recall(self, past: Any) -> Any:
+        return list(past)
+
+
+class Idle(TurnInteraction):
+    """Records nothing."""
+
+    async def run(self, session: Any, *_: Any) -> None:
+        await session.start()
+
+
+class Praising(Judge):
+    """Gives a verdict of any form."""
+
+    def __init__(self, verdict: Any) -> None:
+        self.verdict = verdict
+
+    async def judge(self, turn: Any) -> Any:
+        return self.verdict
+
+
+def judged(verdict: Any) -> EnvConfig:
+    return EnvConfig("agentrl_envs:GuessNumber-v0", judge=Praising(verdict))
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
+        ({"memory": Listed()}, TypeError, "Listed must return a Recollection, got list"),
+        ({"interaction": Idle(4)}, ValueError, r"Idle has ended without .*\(key data.init_args.interaction"),
+        (
+            {"env": judged(None)},
+            TypeError,
+            r"Praising must return a number, got NoneType \(key data.init_args.env.judge",
+        ),
+        ({"env": judged("5")}, TypeError, "Praising must return a number, got str"),
         ({"engine": Wrong(lambda reply: reply.ids)}, TypeError, "Wrong must return a Reply, got tuple"),
         ({"engine": Wrong(lambda reply: None), "prove": "stop"}, TypeError, "Wrong must return a Reply, got NoneType"),
         ({"engine": Wrong(lambda reply: replace(reply, ids=(), logps=()))}, ValueError, "Wrong gave 0 token ids"),
@@ -153,6 +190,16 @@ class Tuples(RawParser):
             {"engine": Wrong(lambda reply: replace(reply, ids=reply.ids * 9, logps=reply.logps * 9))},
             ValueError,
             r"asked for were 1 to 4 ids, .* \(key data.init_args.engine\)",
+        ),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, ids=tuple(np.array(reply.ids))))},
+            TypeError,
+            r"Wrong gave ids of type int64 and .*\(key data.init_args.engine\)",
+        ),
+        (
+            {"engine": Wrong(lambda reply: replace(reply, logps=tuple(torch.tensor(reply.logps))))},
+            TypeError,
+            "log-probs of type Tensor; they must be int and float",
         ),
         (
             {"interaction": TurnInteraction(4, parser=Tuples())},

@@ -148,7 +148,7 @@ async def ask(engine: Engine, request: SamplingRequest) -> Reply:
     """Ask an engine for a reply, and refuse one of a form that nothing after it could take.
 
     Raises:
-        TypeError: it is no reply.
+        TypeError: it is no reply, or holds other numbers than Python's own, which no checkpoint and no log takes.
         ValueError: its lengths are not those that were asked for.
     """
     reply = await engine.generate(request)
@@ -159,5 +159,10 @@ async def ask(engine: Engine, request: SamplingRequest) -> Reply:
         raise ValueError(
             f"generate of {name} gave {len(reply.ids)} token ids and {len(reply.logps)} log-probs; asked for were 1 to "
             f"{request.max_tokens} ids, each with its log-prob {key}"
+        )
+    if {*map(type, reply.ids)} != {int} or {*map(type, reply.logps)} != {float}:
+        raise TypeError(
+            f"generate of {name} gave ids of type {type(reply.ids[0]).__name__} and log-probs of type "
+            f"{type(reply.logps[0]).__name__}; they must be int and float {key}"
         )
     return reply

@@ -147,8 +147,14 @@ def check_reward(whose: str, reward: float) -> None:
         )
 
 
+def plain_text(text: str) -> str:
+    """Return the text in Python's own type. With numpy's, which ``rng.choice`` gives, no checkpoint could be read."""
+    return str.__str__(text)
+
+
 def well_formed(text: str) -> str:
-    """Return the text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
+    """Return the plain text with U+FFFD for each lone surrogate, which neither files nor tokenizers take."""
+    text = plain_text(text)
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -277,8 +283,8 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _role(value: Any) -> str:
-    _need(value in ("user", "tool"))
-    return value
+    _need(isinstance(value, str) and value in ("user", "tool"))
+    return plain_text(value)
 
 
 def _truth(value: Any) -> bool:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
-from lightning_agentrl.episodes.contract import check_reward, contract_error
+from lightning_agentrl.episodes.contract import contract_error
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
@@ -116,7 +116,8 @@ class TurnInteraction(Interaction):
         number = session.place, session.turns_taken
         most = self.max_reply_tokens
         if self.reply_budget is not None:
-            most = min(most, self.reply_budget - session.reply_tokens)
+            left = self.reply_budget - session.reply_tokens  # none where a resumed run has a smaller budget
+            most = min(most, max(left, 1))
         reply = await ask(engine, SamplingRequest(prompt.input, most, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
@@ -148,8 +149,9 @@ class TurnInteraction(Interaction):
             result, executed, valid = NOTHING, "", False
             session.ask_again(prompt, segment)
         else:
-            result = await session.step(contract.default_action if parsed.action is None else parsed.action)
-            executed = result.info.get("executed_action", parsed.action or contract.default_action)
+            taken = contract.default_action if parsed.action is None else parsed.action
+            result = await session.step(taken)
+            executed = result.info.get("executed_action", taken)
             valid = parsed.action is not None and not result.info.get("invalid_action", False)
             past = PastTurn(observation, parsed.thought, executed, text, images, role, messages)
             session.remember(past, prompt, segment)
@@ -159,8 +161,7 @@ class TurnInteraction(Interaction):
             seen = JudgedTurn(
                 contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
             )
-            judged = await session.judge.judge(seen)
-            check_reward("the judge", judged)
+            judged = await session.verdict_on(seen)
 
         stop = self._stop_reason(session, result, valid or ask_again)
         truncated = stop is not None and stop is not StopReason.ENV_DONE

@@ -7,10 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, SupportsFloat
 
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
+from lightning_agentrl.episodes.contract import check_reward
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import Recollection
@@ -46,6 +48,23 @@ class Judge(ABC):
 
     def start(self, device: torch.device) -> None:  # noqa: B027 - most have nothing to load
         """Prepare for judging; called before the first turn, with the device of the policy."""
+
+
+async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
+    """Ask a judge about a turn, and refuse what no reward can take.
+
+    Raises:
+        TypeError: it is no number.
+        EnvError: it is not finite.
+    """
+    given = await judge.judge(turn)
+    if not isinstance(given, SupportsFloat):  # such as a tensor of one number
+        raise TypeError(
+            f"judge of {type(judge).__name__} must return a number, got {type(given).__name__} (key {judge.key})"
+        )
+    verdict = float(given)
+    check_reward("the judge", verdict)
+    return verdict
 
 
 class PatternJudge(Judge):
@@ -118,6 +137,10 @@ class ModelJudge(Judge):
         self.max_reply_tokens, self.device, self.max_batch = max_reply_tokens, device, max_batch
         self._engine: Engine | None = None
         self._chat: ChatRenderer | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the settings, and nothing that is loaded."""
+        return {**vars(self), "_engine": None, "_chat": None}
 
     def start(self, device: torch.device) -> None:
         """Load the model, unless it is loaded.

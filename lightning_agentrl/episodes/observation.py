@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import contract_error, well_formed
+from lightning_agentrl.episodes.contract import contract_error, plain_text, well_formed
 
 Messages = tuple[tuple[str, tuple[str | None, ...]], ...]
 """Of each message its role and, in order, its texts; None stands for the next image of the observation."""
@@ -49,7 +49,7 @@ def read_observation(observation: Any) -> Observed:
         EnvError: it is neither text, nor a dictionary of text and images, nor one of messages.
     """
     if isinstance(observation, str):
-        return Observed(observation)
+        return Observed(plain_text(observation))
     if isinstance(observation, Mapping) and set(observation) == {"messages"}:
         return _of_messages(observation["messages"])
     if not isinstance(observation, Mapping) or not set(observation) <= {"text", "images"}:
@@ -64,7 +64,7 @@ def read_observation(observation: Any) -> Observed:
         raise contract_error(
             f"the environment gave {kind('the images of an observation', images)}; they must be a list of arrays"
         )
-    return Observed(text, tuple(_image(one) for one in images))
+    return Observed(plain_text(text), tuple(_image(one) for one in images))
 
 
 def told_apart(text: str, images: Sequence[np.ndarray]) -> str:
@@ -109,7 +109,7 @@ def _of_messages(given: Any) -> Observed:
                 f"the environment gave message {number} the role {role!r}; a role is one of {', '.join(ROLES)} (rules "
                 "of the game are the attribute `system_prompt`)"
             )
-        messages.append((role, _parts(message["content"], images, number)))
+        messages.append((plain_text(role), _parts(message["content"], images, number)))
     if messages[-1][0] == "assistant":
         raise contract_error("the last message of an environment is one that the policy replies to, not an assistant's")
     return Observed(_text_of(messages), tuple(images), tuple(messages))

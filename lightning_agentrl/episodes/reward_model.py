@@ -18,6 +18,7 @@ from lightning_agentrl.episodes.tasks import Scorer
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
 MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
+_OF_RUNS = ("_classifier", "_tokenizer", "_safe", "_queue", "_queue_lock", "_reading")
 
 
 @dataclass
@@ -49,10 +50,23 @@ class RewardModel(Scorer):
         if max_batch < 1:
             raise ValueError(f"RewardModel: max_batch must be at least 1, got {max_batch}")
         self.model, self.device, self.max_batch = model, device, max_batch
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Set all that a run changes to what it is before the first one; ``_OF_RUNS`` are its names."""
         self._classifier: PreTrainedModel | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._safe: Untrusted | None = None
         self._queue: list[_Waiting] = []
         self._queue_lock, self._reading = threading.Lock(), threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: the settings, and nothing that is loaded."""
+        return {name: value for name, value in vars(self).items() if name not in _OF_RUNS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin_anew()
 
     def start(self, device: torch.device) -> None:
         """Load the model, unless it is loaded.
@@ -109,6 +123,7 @@ class RewardModel(Scorer):
     def _encode(self, prompt: str, reply: str) -> _Waiting:
         assert self._tokenizer is not None
         assert self._classifier is not None
+        assert self._safe is not None
         prompt, reply = self._safe(prompt), self._safe(reply)
         if self._tokenizer.chat_template:
             text = _conversation(self._tokenizer, prompt, reply)

@@ -12,11 +12,11 @@ from typing import Any
 from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
-from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn, verdict_on
 from lightning_agentrl.episodes.moment import Moment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
-from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn
+from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
@@ -30,6 +30,7 @@ from lightning_agentrl.types.plain import (
 
 PICTURE_SIDE = 384  # pixels at most of a picture that people look at; models see all of it
 UNREAD = "Your last reply named no action."  # what the next prompt says of it
+TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ class Session:
         self.unread = 0  # replies to this observation that could not be read
         self.all_unread = 0  # of this episode
         self.turn_prompt: Prompt | None = None  # that the running turn was sampled from; None if there is none
+        self._judging = False
+        self._judged_at = 0.0  # when that changed, on the monotonic clock
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
@@ -141,6 +144,16 @@ class Session:
     @property
     def begun(self) -> bool:
         return self.episode >= self.first_episode
+
+    @property
+    def call(self) -> str:
+        """What it waits for: a call of the environment, the judge, or nothing but a reply."""
+        return "judge" if self._judging else self.worker.call
+
+    @property
+    def moved_at(self) -> float:
+        """When that changed, on the monotonic clock."""
+        return max(self.worker.moved_at, self._judged_at)
 
     async def start(self) -> None:
         """Begin the next episode, if none is running."""
@@ -184,6 +197,15 @@ class Session:
         self.episode_return += answer.reward
         seconds = time.perf_counter() - started
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
+
+    async def verdict_on(self, turn: JudgedTurn) -> float:
+        """Return what the judge, which there must be, adds to the reward of a turn."""
+        assert self.judge is not None
+        self._judging, self._judged_at = True, time.monotonic()
+        try:
+            return await verdict_on(turn, self.judge)
+        finally:
+            self._judging, self._judged_at = False, time.monotonic()
 
     def moment(self) -> Moment:
         """Return the state before the next turn."""
@@ -309,10 +331,16 @@ class Session:
                 self.messages,
             )
             return Prompt(self.context, new, history_cuts=0)
+        recollection = self.memory.recall(self.past)
+        if not isinstance(recollection, Recollection):
+            raise TypeError(
+                f"recall of {type(self.memory).__name__} must return a Recollection, got "
+                f"{type(recollection).__name__} (key data.init_args.memory)"
+            )
         rendered = self.renderer.render(
             contract.system_prompt,
             contract.examples,
-            self.memory.recall(self.past),
+            recollection,
             self.observation,
             short_term,
             contract.actions,
@@ -362,7 +390,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the saved episode again and replay its actions; one that cannot be replayed is lost.
+        """Begin the saved episode again and replay its actions; one that cannot be replayed, or read any more, is lost.
 
         Raises:
             ReplayDiffersError: the replay does not lead to the saved observation, although the environment declares
@@ -391,6 +419,11 @@ class Session:
         self.episode_return = state["episode_return"]
         self.reply_tokens = state.get("reply_tokens", 0)
         self.unread, self.all_unread = state.get("unread", (0, 0))
+        with suppress(PromptTooLongError, EnvError):
+            self.prompt()
+        if self._readable is None:  # the run that goes on has shorter prompts
+            self.lost.append(TOO_LONG)
+            self.leave()
 
     @property
     def _start(self) -> Start:

@@ -80,7 +80,7 @@ def _earned(rewards: Any, sides: int) -> list[float]:
     """
     try:
         return [float(rewards[side]) for side in range(sides)]
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         raise contract_error(
             f"info['side_rewards'] must have a number for each of {sides} sides, got {rewards!r}"
         ) from None
@@ -95,7 +95,7 @@ def _whose_turn(info: Mapping[str, Any]) -> tuple[int, list[int]]:
     try:
         side, played = int(info["side"]), [int(turns) for turns in info["side_turns"]]
         assert 0 <= side < len(played)
-    except (KeyError, TypeError, ValueError, AssertionError):
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError):
         raise contract_error(
             "SidesInteraction needs info['side'], a number from 0, and info['side_turns'], a list of the turns of each "
             "side"

@@ -9,6 +9,9 @@ from functools import lru_cache
 
 from lightning_agentrl.prompts.memory import Memory, PastTurn, Recollection, WindowMemory
 
+# Each turn reads the episode again, so what was read is remembered: 400 turns are then some milliseconds.
+REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
+
 
 class NotebookMemory(Memory):
     """Facts that the model wrote itself, above the observation, and the last turns.
@@ -79,7 +82,8 @@ def kept_notes(replies: Iterable[str], notes: int, note_chars: int, marker: str)
     """
     kept: list[_Note] = []
     for number, reply in enumerate(replies):
-        said, written = _read(reply, note_chars, marker)
+        read = _remembered if len(reply) <= REMEMBERED_CHARS else _read
+        said, written = read(reply, note_chars, marker)
         for note in kept:
             if f" {note.words} " in said:
                 note.used, note.last = note.used + 1, number
@@ -92,12 +96,14 @@ def kept_notes(replies: Iterable[str], notes: int, note_chars: int, marker: str)
     return tuple(note.text for note in kept)
 
 
-@lru_cache(maxsize=1 << 16)  # each turn reads the episode again; with this, 400 turns are some milliseconds
 def _read(reply: str, note_chars: int, marker: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the words of a reply, with blanks round them, and its notes: text and words of each."""
     line = rf"^[ \t>*_`\"'#-]{{0,8}}{marker}[ *_`]{{0,4}}:(.*)"
     found = [_cut(match[1], note_chars) for match in re.finditer(line, reply, re.IGNORECASE | re.MULTILINE)]
     return f" {_words(reply)} ", tuple((text, words) for text in found if (words := _words(text)))
+
+
+_remembered = lru_cache(REMEMBERED)(_read)
 
 
 def _cut(text: str, chars: int) -> str:

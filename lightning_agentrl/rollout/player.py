@@ -10,14 +10,13 @@ from lightning_agentrl.engines import Engine
 from lightning_agentrl.episodes.env_worker import warn_each
 from lightning_agentrl.episodes.interaction import WHOLE_EPISODE_TURNS, Interaction
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.session import Session
+from lightning_agentrl.episodes.session import TOO_LONG, Session
 from lightning_agentrl.errors import EnvError
 from lightning_agentrl.prompts.renderer import PromptTooLongError
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import Sample, StopReason, Turn
 
 IN_A_ROW = 5  # default of FaultLimits.in_a_row
-_TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,7 @@ class Player:
 
         Raises:
             EnvError: one episode after the other is lost.
+            ValueError: the interaction plays nothing, and would do so for ever.
         """
         if not recorder.goes_on and self.interaction.max_turns is None:
             recorder.longest = WHOLE_EPISODE_TURNS
@@ -52,21 +52,29 @@ class Player:
                 recorded = recorder.recorded
                 try:
                     await self.interaction.run(session, self.engine, recorder, self.temperature, self.seed)
+                    self._check_moved(recorder, recorded)
                     session.worker.lost_seeds.clear()
                 except (EnvError, PromptTooLongError) as error:
                     if recorder.recorded > recorded:
                         session.worker.lost_seeds.clear()
-                    fault = error if isinstance(error, EnvError) else EnvError(_TOO_LONG, str(error))
+                    fault = error if isinstance(error, EnvError) else EnvError(TOO_LONG, str(error))
                     if kind := self._end(session, recorder, fault):
                         return kind
         if recorder.longest is not None and recorder.recorded >= recorder.longest:
             recorder.truncate(StopReason.MAX_TURNS, session.last_state, ())
         return ""
 
+    def _check_moved(self, recorder: Recorder, recorded: int) -> None:
+        if recorder.recorded == recorded:
+            raise ValueError(
+                f"run of {type(self.interaction).__name__} has ended without recording a turn; it must record turns "
+                "until the recorder is full (key data.init_args.interaction)"
+            )
+
     def _end(self, session: Session, recorder: Recorder, fault: EnvError) -> str:
         """End an episode that cannot go on; return the fault's kind if nothing else is to be played."""
         session.leave()
-        if fault.kind == _TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
+        if fault.kind == TOO_LONG and recorder.truncate(StopReason.CONTEXT_LENGTH, session.last_state, ()):
             return ""
         noted = (fault.kind,) if recorder.goes_on else ()
         if not recorder.truncate(StopReason.ENV_FAULT, session.state_before_turn, noted):

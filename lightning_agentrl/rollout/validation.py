@@ -72,7 +72,7 @@ class WholeEpisode:
     Args:
         place: of its seed in the list of held-out ones.
         source: what it was played in, its place in the list of sources.
-        contract: what the environment offered last.
+        contract: what the environment offered last; nothing if it has never answered.
         samples: its turns, with what was read and said; empty if it was lost before its first.
         lost: kind of the fault of its environment that ended it; empty if none did.
     """
@@ -121,7 +121,8 @@ async def play_episodes(
         session = make.session(kind, seed, partial(_constant, seed), pictures=number < pictures, held_out=True)
         try:
             samples, lost = await player.samples(session)
-            kept[place] = keep(WholeEpisode(number, kind, session.contract, samples, lost))
+            contract = Contract() if session.worker.answer is None else session.contract  # it may not even be made
+            kept[place] = keep(WholeEpisode(number, kind, contract, samples, lost))
         finally:
             make.end(session, kind, held_out=True)
 

@@ -16,8 +16,8 @@ NAMED = 8  # environments that a warning lists by number
 class Watchdog:
     """A thread that warns when no session has moved for some time, and again each time that passes.
 
-    A session moves when its environment is called or answers, and when it begins or ends a collection. An engine that
-    loads the weights moves when it has them.
+    A session moves when its environment or its judge is called or answers, and when it begins or ends a collection. An
+    engine that loads the weights moves when it has them.
 
     Args:
         seconds: that time; 0: never warn.
@@ -79,7 +79,7 @@ class Watchdog:
         while True:
             with self._lock:
                 sessions, moved_at = list(self._sessions), self._changed_at
-            moved_at = max([moved_at, *(session.worker.moved_at for session in sessions)])
+            moved_at = max([moved_at, *(session.moved_at for session in sessions)])
             left = max(moved_at, warned_at) + self.seconds - time.monotonic()
             if left <= 0 and (sessions or self._taking_weights):
                 warned_at = time.monotonic()
@@ -90,7 +90,7 @@ class Watchdog:
     def _message(self, sessions: list[Session], seconds: float) -> str:
         calls: dict[str, list[int]] = {}
         for session in sessions:
-            calls.setdefault(session.worker.call, []).append(session.index)
+            calls.setdefault(session.call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
         if self._taking_weights:

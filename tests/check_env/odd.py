@@ -29,7 +29,9 @@ class _Unshown:
 
 
 class _Sealed(str):
-    def encode(self, *given: Any) -> bytes:
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
         raise RuntimeError("sealed")
 
 
@@ -88,8 +90,7 @@ class Odd(TextEnv):
         return float(self.cell == self.gold), self.cell == self.gold
 
     def _observe(self) -> tuple[str, str]:
-        text = f"You are in cell {self.cell}. The gold is in cell {self.gold}."
-        return _Sealed(text) if self.what == "sealed text" and self.cell == self.gold else text, ""
+        return f"You are in cell {self.cell}. The gold is in cell {self.gold}.", ""
 
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
         if self.what == "no reset in a trainer" and "lightning" in sys.modules:
@@ -122,6 +123,8 @@ class Odd(TextEnv):
         return observation, given, *ends, self._odd(info)
 
     def _odd(self, info: dict[str, Any]) -> dict[str, Any]:
+        if self.what == "sealed text" and self.cell == self.gold:
+            return {**info, "long_term_text": _Sealed(info["long_term_text"])}
         odd = {"no words": {"odd": _Unshown()}, "large info": {"odd": 10**6000}, "numbered info": {0: self.cell}}
         return {**info, **odd.get(self.what, {})}
 

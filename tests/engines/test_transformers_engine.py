@@ -325,6 +325,22 @@ def test_an_error_reaches_everyone_and_the_engine_goes_on(engine):
     assert_same(serve(engine, [good]), expected)
 
 
+def test_an_error_of_one_that_joins_reaches_it_too(engine):
+    good, endless = request(PREFIX), [request(tokens(seed, 8), seed, max_tokens=900) for seed in range(8)]
+    expected = serve(engine, [good])
+
+    async def with_a_bad_one() -> list[Reply | BaseException]:
+        running = [asyncio.create_task(engine.generate(one)) for one in endless]
+        await asyncio.sleep(0.1)
+        assert not all(task.done() for task in running)
+        bad = engine.generate(request(PREFIX, seed=2**70))  # which no generator takes
+        return await asyncio.wait_for(asyncio.gather(*running, bad, return_exceptions=True), timeout=60)
+
+    *_, told = asyncio.run(with_a_bad_one())
+    assert isinstance(told, RuntimeError | ValueError | OverflowError)
+    assert_same(serve(engine, [good]), expected)
+
+
 def test_a_caller_that_left_does_not_harm_the_others(engine):
     expected = serve(engine, [request(PREFIX)])
 

@@ -31,7 +31,8 @@ class Counter:
         self.said: dict[str, list[int]] = {}
         self.requests: dict[str, SamplingRequest] = {}
         self.steps: list[list[tuple[str, int]]] = []  # who said how much before each step
-        self.fails = self.strays = False
+        self.fails: BaseException | None = None
+        self.strays = False
 
     def add(self, name: str, request: SamplingRequest) -> None:
         if request.prompt == text(0):
@@ -39,8 +40,8 @@ class Counter:
         self.said[name], self.requests[name] = [], request
 
     def step(self) -> list[Any]:
-        if self.fails:
-            raise ZeroDivisionError("a bug")
+        if self.fails is not None:
+            raise self.fails
         self.steps.append([(name, len(ids)) for name, ids in self.said.items()])
         finished = []
         for name, ids in list(self.said.items()):
@@ -187,16 +188,29 @@ def test_an_error_on_one_rank_reaches_the_others(waits_for: str) -> None:
             rank.thread.call(lambda engine: None)
 
 
-def test_an_engine_that_fails_is_told_to_its_callers() -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), SystemExit("a bug")])
+def test_an_engine_that_fails_is_told_to_its_callers(error: BaseException) -> None:
     """On all ranks alike; of one that fails alone, the processes end."""
 
     def work(rank: Rank) -> None:
-        rank.engine.fails = True
+        rank.engine.fails = error
         with rank.thread.collecting():
-            asyncio.run(rank.reply(1))
+            asyncio.run(asyncio.wait_for(rank.reply(1), timeout=60))
 
-    for error in on_ranks(work)[1]:
-        assert str(error) == "vLLM failed while sampling (ZeroDivisionError: a bug)"
+    for told in on_ranks(work)[1]:
+        assert str(told) == f"vLLM failed while sampling ({type(error).__name__}: a bug)"
+
+
+def test_what_ends_a_call_between_two_collections_is_raised_where_it_was_made() -> None:
+    def leave(engine: Any) -> None:
+        raise SystemExit("a bug")
+
+    def work(rank: Rank) -> int:
+        with pytest.raises(SystemExit, match="a bug"):
+            rank.thread.call(leave)
+        return rank.thread.call(lambda engine: 5)
+
+    assert on_ranks(work)[1] == [5, 5]
 
 
 def test_ranks_that_sampled_different_tokens_stop() -> None:

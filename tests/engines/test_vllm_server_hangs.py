@@ -182,14 +182,26 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     play(test)
 
 
+def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again() -> None:
+    async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
+        pages = [web.Response(status=502, body="Zeitüberschreitung".encode("latin-1"), content_type="text/html")]
+        servers[0].answer = lambda reply: pages.pop() if pages else web.json_response(reply)
+        check([await pool.ask(asking(0))], 1)
+        assert servers[0].begun == [0, 0]
+
+    play(test, count=1)
+
+
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
         (lambda reply: web.Response(text=json.dumps(reply) * 2), "other than JSON"),
+        (lambda reply: web.Response(text="[" * 100_000), "other than JSON"),
+        (lambda reply: web.Response(text="1" * 5000), "other than JSON"),
         (lambda reply: web.json_response({"choices": reply["choices"] * 2}), "another form than vLLM"),
         (lambda reply: web.json_response({"choices": "none"}), "another form than vLLM"),
     ],
-    ids=["twice", "two", "text"],
+    ids=["twice", "nested", "long", "two", "text"],
 )
 def test_an_answer_that_is_no_reply_ends_the_run_and_names_the_server(answer: Any, told: str) -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:

@@ -181,7 +181,8 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
         ),
         ({"weight_versions": [{"version": "xyz-1", "start": 0, "end": 3}]}, "version xyz-1, and not abc-2.*urls"),
         ({"weight_versions": [{"version": VERSION}, {"version": "x-9"}]}, "version abc-2, x-9, and not abc-2"),
-        ({"weight_versions": None}, "version none, and not abc-2"),
+        ({"weight_versions": None}, "another form than vLLM .*which weights"),
+        ({"logprobs": with_logps(-1.0, -(10**400), -1.0)}, "another form than vLLM"),
     ],
 )
 def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], told: str) -> None:
@@ -191,8 +192,9 @@ def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], t
 
 @pytest.mark.parametrize("given", [{}, {"choices": []}, {"choices": [{}]}])
 def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="version none"):
+    with pytest.raises(ValueError, match="another form than vLLM") as told:
         read(given)
+    assert "another run" not in str(told.value)
 
 
 @pytest.mark.parametrize(

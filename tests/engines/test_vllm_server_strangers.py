@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
 
 from lightning_agentrl.engines import VLLMServerEngine
+from lightning_agentrl.engines.vllm_server.answers import MODE
 from lightning_agentrl.errors import ConfigError
 
 Answer = tuple[int, str]
@@ -81,3 +84,31 @@ def test_an_address_that_is_no_server_for_us_is_refused(told: Callable[..., str]
 
 def test_a_server_that_asks_for_a_key_is_refused_though_it_tells_its_version(told: Callable[..., str]) -> None:
     assert "/v1/models: 401" in told(UNAUTHORIZED, version=(200, json.dumps({"version": "0.32.0"})))
+
+
+FITS = {
+    "version": {"version": "0.32.0"},
+    "v1/models": {"data": [{"root": "small", "max_model_len": 100}]},
+    "server_info?config_format=json": {"vllm_config": {"model_config": {"dtype": "float32", "logprobs_mode": MODE}}},
+    "collective_rpc": {"results": [{}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("collective_rpc", {}),
+        ("collective_rpc", {"results": []}),
+        ("collective_rpc", {"results": [None]}),
+        ("v1/models", {"data": []}),
+        ("v1/models", {"data": [{"root": "small", "max_model_len": math.inf}]}),
+        ("server_info?config_format=json", {"vllm_config": []}),
+        (
+            "server_info?config_format=json",
+            {"vllm_config": {"model_config": {"dtype": "", "logprobs_mode": MODE}, "weight_transfer_config": "gloo"}},
+        ),
+    ],
+)
+def test_a_server_whose_answers_have_another_form_is_refused(told: Callable[..., str], path: str, answer: Any) -> None:
+    paths = {at: (200, json.dumps(given)) for at, given in (FITS | {path: answer}).items()}
+    assert "its settings in another form than vLLM" in told((404, ""), **paths)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import math
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +18,7 @@ from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, Patt
 from lightning_agentrl.episodes.sources import all_sources
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import read_images
-from lightning_agentrl.rollout import EnvConfig
+from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import input_of
 from tests.models.seen import picture
 from tests.rollout.scripted import Scripted, workplace
@@ -44,6 +48,14 @@ def test_a_verdict_is_added_to_the_reward_and_told(tiny_folder):
     assert [turn.metrics["judge"] for turn in turns] == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert [turn.reply for turn in judge.turns] == [turn.reply for turn in turns]
     assert [turn.observation for turn in judge.turns] == [turn.observation for turn in turns]
+
+
+@pytest.mark.parametrize("verdict", [torch.tensor(0.5), np.float32(0.5), np.array(0.5)])
+def test_a_verdict_of_any_number_is_one_that_can_be_logged(tiny_folder, verdict):
+    with workplace(tiny_folder, [Scripted(3)]) as place:
+        place.sessions[0].judge = Counting(verdict)
+        (turn,) = place.collect(1).turns
+    assert json.dumps([turn.reward, turn.metrics]) == '[1.5, {"judge": 0.5}]'
 
 
 def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
@@ -108,6 +120,18 @@ def test_a_model_is_asked_and_its_last_number_counts(tmp_path, monkeypatch):
     for said, expected in (numbers | fractions).items():
         monkeypatch.setattr(judge._chat, "decode", lambda ids, said=said: said)
         assert asyncio.run(judge.judge(TURN)) == pytest.approx(expected)
+
+
+def test_a_copy_of_a_judge_has_loaded_nothing(tmp_path):
+    """Of the data module too, before a run and after it."""
+    judge = ModelJudge(str(tiny_model_folder(tmp_path)), "How good, from 0 to 10?", max_reply_tokens=8, missing=4.0)
+    data = RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0", judge=judge))
+    judge.start(torch.device("cpu"))
+    verdict = asyncio.run(judge.judge(TURN))
+    for copied in (copy.deepcopy(data).pool.sources[0].judge, pickle.loads(pickle.dumps(judge))):
+        assert (copied.question, copied.missing, copied._engine) == (judge.question, 4.0, None)
+        copied.start(torch.device("cpu"))
+        assert asyncio.run(copied.judge(TURN)) == verdict
 
 
 def test_a_judge_sees_what_its_model_can_read(tmp_path):

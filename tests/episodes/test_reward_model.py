@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
-from lightning_agentrl.rollout import GroupRollout, RewardModel, TaskSet
+from lightning_agentrl.rollout import GroupRollout, RewardModel, RolloutDataModule, TaskSet
 from tests.episodes.test_tasks import SUMS, collect, file_of
 from tests.tiny import tiny_tokenizer
 
@@ -51,6 +53,19 @@ def test_the_score_is_the_head_at_the_last_token(tmp_path: Path) -> None:
             expected = float(whole.score.weight[0] @ last)
         assert model.score(prompt, reply, None) == pytest.approx(expected, abs=1e-6)
     assert len({round(model.score(*pair, None), 4) for pair in PAIRS}) == 4
+
+
+def test_a_copy_is_one_that_has_loaded_nothing(tmp_path: Path) -> None:
+    """Of the data module too, before a run and after it."""
+    model = started(classifier_folder(tmp_path), max_batch=2)
+    unused = RewardModel(model.model, max_batch=2)
+    data = RolloutDataModule(envs=[TaskSet(str(file_of(tmp_path / "tasks.jsonl", SUMS)), model)])
+    for one in (unused, model, deepcopy(data).pool.sources[0].scorer, pickle.loads(pickle.dumps(model))):
+        copied = deepcopy(one)
+        assert (copied.model, copied.device, copied.max_batch) == (model.model, None, 2)
+        assert copied._classifier is None
+        copied.start(CPU)
+        assert copied.score(*PAIRS[0], None) == model.score(*PAIRS[0], None)
 
 
 @pytest.mark.parametrize("template", [True, False])

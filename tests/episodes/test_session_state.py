@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import closing, nullcontext
+from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
+from lightning_agentrl.types import rollout_to_plain
 from tests.rollout.scripted import Scripted, story, workplace
 
 GUESS = EnvConfig("agentrl_envs:GuessNumber-v0", {"highest": 50, "max_turns": 5})
@@ -44,6 +47,41 @@ def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, 
             session.load_state_dict(state)
             assert session.state_dict() == state
         assert story(place.collect(7)) == expected
+
+
+class Numpys(Scripted):
+    """Gives texts and numbers of numpy's own types, as its generators draw them; in messages or as they are."""
+
+    actions = {np.str_("left"): np.str_("one step left")}
+    default_action = np.str_("left")
+
+    def __init__(self, role: str) -> None:
+        super().__init__(9)
+        self.observation_role, self.told = np.str_("user"), np.str_(role)
+
+    def _text(self) -> Any:
+        text = np.str_(super()._text())
+        return {"messages": [{"role": self.told, "content": text}]} if self.told else text
+
+    def step(self, action: str) -> Any:
+        text, reward, *ends, info = super().step(action)
+        told = {
+            "executed_action": np.str_("left"),
+            "success": np.bool_(False),
+            "metrics": {np.str_("x"): np.float32(1)},
+        }
+        return text, np.float32(reward), *map(np.bool_, ends), info | told
+
+
+@pytest.mark.parametrize("role", ["", "user"])
+@pytest.mark.parametrize("memory", [WindowMemory(3), FullMemory()])
+def test_what_an_environment_gives_in_types_of_numpy_can_be_saved(tiny_folder, tmp_path, memory, role):
+    with workplace(tiny_folder, [Numpys(role)], memory=memory, interaction=TurnInteraction(4)) as place:
+        rollout = place.collect(2)
+        saved = [place.sessions[0].state_dict(), rollout_to_plain(rollout)]
+        torch.save(saved, tmp_path / "saved.pt")
+        assert place.sessions[0].state_dict() == torch.load(tmp_path / "saved.pt", weights_only=True)[0]
+    assert {type(text) for turn in rollout.turns for text in (turn.observation, turn.action)} == {str}
 
 
 def test_notes_of_an_episode_are_in_its_prompts_after_a_resume_too(tiny_folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -97,6 +98,17 @@ def test_an_environment_that_does_not_say_whose_turn_it_is_breaks_the_contract(s
             place.episode(session)
 
 
+@pytest.mark.parametrize("side", [-1, 3, "first", math.nan, math.inf])
+def test_a_side_is_one_of_those_that_there_are(side, tiny_folder):
+    env = Rounds([0, 1])
+    tell = env.reset
+    env.reset = lambda **given: (tell(**given)[0], {"side": side, "side_turns": [0, 0, 0]})
+    with workplace(tiny_folder, [env], interaction=SIDES) as place:
+        session = place.sessions[0]
+        with pytest.warns(UserWarning, match="info\\['side'\\], a number from 0"), pytest.raises(AssertionError):
+            place.episode(session)
+
+
 class Odd(Rounds):
     """It gives something as what the sides have earned."""
 
@@ -109,7 +121,7 @@ class Odd(Rounds):
         return text, reward, terminated, truncated, {**info, **({"side_rewards": self.given} if terminated else {})}
 
 
-@pytest.mark.parametrize("given", [5, [1.0], {"first": 1.0}, ["a", "b", "c"], [None, None, None]])
+@pytest.mark.parametrize("given", [5, [1.0], {"first": 1.0}, ["a", "b", "c"], [None, None, None], [10**400, 0, 0]])
 def test_what_sides_have_earned_is_a_number_for_each(given, tiny_folder):
     with workplace(tiny_folder, [Odd(given)], interaction=SIDES) as place:
         session = place.sessions[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -86,6 +87,16 @@ def test_any_reply_can_be_read(reply, fact) -> None:
     for text in kept_notes([reply, f"note: {fact}"], 2, 10, "note"):
         assert 0 < len(text) <= 10
         assert "\n" not in text
+
+
+def test_long_replies_are_not_kept_for_the_length_of_a_run() -> None:
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            assert kept_notes([f"note: fact {number}\n" + "on and on " * 20_000], 8, 120, "note") == (f"fact {number}",)
+        assert tracemalloc.get_traced_memory()[0] < 2e6  # of which one has 200 kilobytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_prompt_shows_notes_of_the_whole_episode_and_the_last_turns() -> None:

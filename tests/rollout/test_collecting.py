@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 from lightning_agentrl.errors.faults import EnvError
+from lightning_agentrl.prompts.parser import ParsedReply
 from lightning_agentrl.rollout import (
     FullMemory,
     PromptFormat,
@@ -199,6 +200,20 @@ class Offering(gymnasium.Wrapper):
 
     actions = {"north": "go up"}
     default_action = "north"
+
+
+def test_an_action_without_a_letter_is_taken_and_told_as_it_is(tiny_folder):
+    """The empty text may be the name of an action, such as to wait."""
+    env = Scripted(9)
+    env.actions, env.default_action = {"": "wait", "left": "one step left"}, "left"
+
+    class Waits(RawParser):
+        def parse(self, *_):
+            return ParsedReply("", "")
+
+    with workplace(tiny_folder, [env], interaction=TurnInteraction(4, Waits())) as place:
+        turns = place.collect(2).turns
+    assert env.steps == [turn.action for turn in turns] == ["", ""]
 
 
 def test_a_wrapper_may_name_the_actions(tiny_folder):

@@ -190,6 +190,32 @@ def test_making_an_environment_may_fail_too(tiny_folder):
     assert [turn.env_errors for turn in rollout.turns] == [("OSError",), ()]
 
 
+class Licensed(Scripted):
+    """Can be made as often as there are licences."""
+
+    licences = 0
+
+    def __init__(self) -> None:
+        Licensed.licences -= 1
+        if Licensed.licences < 0:
+            raise OSError("no licence is left")
+        super().__init__(2)
+
+
+gymnasium.register("Licensed-v0", Licensed)
+
+
+def test_an_episode_of_validation_whose_environment_cannot_be_made_is_lost(tiny_folder):
+    """The run goes on, and the episode counts as one without success."""
+    Licensed.licences = 5  # those of training, and one that validation plays in
+    environment, sizes = EnvConfig("Licensed-v0", retries=0), GroupRollout(size=2, per_rollout=2)
+    with group_data(tiny_folder, sizes, env=environment, validation=ValidationConfig(2, 2)) as data:
+        data.collect()
+        results = data.play_held_out(data.validation_seeds())
+        assert len(data.collect().turns) == 8
+    assert [(result.lost, result.turns) for result in results] == [(False, 2), (True, 0)]
+
+
 def test_a_process_that_cannot_be_started_is_an_error_of_its_environment():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no further files
@@ -452,6 +478,35 @@ def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_ru
         assert [story(data.collect()) for _ in range(2)] == told[0][2:]
 
 
+class Swelling(Scripted):
+    """Says more at every step."""
+
+    def __init__(self) -> None:
+        super().__init__(5)
+
+    def _text(self) -> str:
+        return super()._text() + " and so on" * 6 * self.count
+
+
+gymnasium.register("Swelling-v0", Swelling)
+
+
+def test_an_episode_that_a_resumed_run_with_shorter_prompts_cannot_read_is_played_anew(tiny_folder):
+    """Its turns are there, and no state of it stands for the rest."""
+    sizes, env = GroupRollout(size=2, per_rollout=2, ahead=2, ahead_turns=3), EnvConfig("Swelling-v0", retries=0)
+    with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0)) as data:
+        data.collect()
+        shortest = min(len(session.prompt().input) for session in data.sessions)
+        state = data.state_dict()
+    shorter = PromptFormat(think=False, max_prompt_tokens=shortest - 1)
+    with group_data(tiny_folder, sizes, env=env, memory=WindowMemory(0), prompt=shorter) as data:
+        data.load_state_dict(state)
+        rollout = data.collect()
+    assert lost(rollout) == {"too_long": 4.0}
+    assert [turn.index for turn in rollout.turns] == [0, 1, 2] * 4
+    assert {turn.stop for turn in rollout.turns if turn.done} == {StopReason.CONTEXT_LENGTH}
+
+
 def test_a_member_that_no_reset_begins_is_missing_and_counted(tiny_folder):
     sizes = GroupRollout(size=2, per_rollout=6)
     with group_data(tiny_folder, sizes, env=EnvConfig("Shut-v0", retries=0)) as data:
@@ -645,6 +700,18 @@ def test_an_episode_has_a_budget_of_reply_tokens(tiny_folder):
         assert (turn.stop is StopReason.REPLY_BUDGET) == (used[turn.episode] == 10)
         assert (turn.bootstrap is not None) >= turn.done
     assert max(used) >= 2
+
+
+def test_an_episode_that_is_resumed_with_a_smaller_budget_ends_with_its_next_reply(tiny_folder):
+    with workplace(tiny_folder, [Scripted(99)]) as place:
+        used = sum(len(sample.actions[0]) for sample in place.collect(2).samples)
+        state = place.sessions[0].state_dict()
+    assert used > 1
+    with workplace(tiny_folder, [Scripted(99)], interaction=TurnInteraction(4, RawParser(), reply_budget=1)) as place:
+        place.sessions[0].load_state_dict(state)
+        rollout = place.collect(2)
+    assert [len(sample.actions[0]) for sample in rollout.samples] == [1, 1]
+    assert places(rollout) == [(0, 2, StopReason.REPLY_BUDGET), (1, 0, StopReason.REPLY_BUDGET)]
 
 
 class Second(ActionParser):

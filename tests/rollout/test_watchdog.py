@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import warnings
@@ -12,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
+from lightning_agentrl.rollout import EnvConfig, Judge, JudgedTurn, RolloutDataModule
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.watchdog import Watchdog
@@ -83,6 +84,29 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
         with guarded(place) as player:
             place.loop.run(FixedTurns(place.sessions, 2).collect(player))
     assert both()
+
+
+class Pondering(Judge):
+    """Gives its second verdict when a condition holds, and looks now and then."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.condition, self.asked = condition, 0
+
+    async def judge(self, turn: JudgedTurn) -> float:
+        self.asked += 1
+        end = time.monotonic() + 30
+        while self.asked == 2 and not self.condition():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        return 0.0
+
+
+def test_a_judge_that_does_not_answer_is_named_and_not_the_engine(tiny_folder, caught):
+    judge = Pondering(lambda: any(text.endswith("; waiting for judge of environment 0") for text in told(caught)))
+    with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place) as player:
+        place.sessions[0].judge = judge
+        place.loop.run(FixedTurns(place.sessions, 3).collect(player))
+    assert judge.asked == 3
 
 
 @pytest.mark.slow

@@ -76,13 +76,14 @@ class Batch:
 
     def __init__(self, prefill: TreePrefill | PaddedPrefill, stop_token_ids: Collection[int]) -> None:
         self.drafts: list[Draft] = []
+        self.new: Sequence[Asked] = ()  # that the last step has begun, or failed to begin
         self.prefill = prefill
         self.stop_token_ids = stop_token_ids
         self._rows: Rows | None = None  # one for each draft
 
     def step(self, new: Sequence[Asked]) -> list[Draft]:
         """Sample the first token of new replies, or where there are none the next one of all; return what is done."""
-        before, rows_of = self.drafts, None
+        before, rows_of, self.new = self.drafts, None, new
         if new:
             sampled = [Draft(asked) for asked in new]
             self.drafts = [*before, *sampled]

@@ -160,7 +160,7 @@ class TransformersEngine(Engine):
             with _sampling(handle):
                 last = self._sample(desk, batch, first)
         except Exception as error:  # noqa: BLE001 - passed to everyone who waits for a reply of this batch
-            for asked in [*first, *(draft.asked for draft in batch.drafts)]:
+            for asked in [*first, *batch.new, *(draft.asked for draft in batch.drafts)]:
                 if not asked.settled:
                     desk.settle(asked)
                     asked.waiting.tell(error)

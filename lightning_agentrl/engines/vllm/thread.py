@@ -128,7 +128,7 @@ class VLLMThread:
         except Ended as told:
             reason = RuntimeError(str(told))
             reason.__cause__ = told.__cause__
-        except Exception as error:  # noqa: BLE001 - passed to every caller
+        except BaseException as error:  # noqa: BLE001 - passed to every caller; unheard, they would wait for ever
             reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error
         self._end(reason)
@@ -159,7 +159,7 @@ class VLLMThread:
                 if self._in_flight:
                     raise RuntimeError(f"{len(self._in_flight)} replies are still being sampled")
                 item.result.set_result(item.do(engine))
-            except Exception as error:  # noqa: BLE001 - raised where the call was made
+            except BaseException as error:  # noqa: BLE001 - raised where the call was made
                 item.result.set_exception(error)
 
     def _begin(self, engine: Any, ask: Ask) -> None:

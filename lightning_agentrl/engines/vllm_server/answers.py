@@ -48,7 +48,7 @@ def read_facts(
     return ServerFacts(
         vllm=str(version["version"]),
         model=str(model["root"]),
-        sizes=sizes["results"][0],
+        sizes=dict(sizes["results"][0]),
         max_model_len=int(model["max_model_len"]),
         dtype=str(config["dtype"]).removeprefix("torch."),
         logprobs_mode=str(config["logprobs_mode"]),
@@ -126,7 +126,7 @@ def read_reply(
         ]
         logps = tuple(math.nan if logp is None else float(logp) for _, logp in content)  # NaN comes as null
         versions = {str(span.get("version")) for span in choice.get("weight_versions") or ()}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"answered in another form than vLLM ({error}); start it with `agentrl serve`") from error
     if reason == "abort":
         raise Lost(f"it aborted a reply after {len(ids)} tokens")
@@ -134,11 +134,15 @@ def read_reply(
         raise Lost("it was restarted and has its initial weights")
     if versions - {label} and all(_of_run(label, version) for version in versions):
         raise Lost("it sampled with older weights")
-    if versions != {label}:
-        found = ", ".join(sorted(versions)) or "none"
+    if not versions:
         raise ValueError(
-            f"sampled with weights of the version {found}, and not {label}; another run sends it weights too: give "
-            f"each run servers of its own ({KEY}.urls)"
+            "answered in another form than vLLM (it does not say which weights have sampled a reply); start it with "
+            "`agentrl serve`"
+        )
+    if versions != {label}:
+        raise ValueError(
+            f"sampled with weights of the version {', '.join(sorted(versions))}, and not {label}; another run sends it "
+            f"weights too: give each run servers of its own ({KEY}.urls)"
         )
     if not ids or tuple(token for token, _ in content) != ids:
         raise ValueError(

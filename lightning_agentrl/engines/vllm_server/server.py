@@ -85,7 +85,7 @@ class VLLMServer:
             raise ValueError(f"reports no sizes of its model ({error}); start it with `agentrl serve`") from error
         try:
             return read_facts(version, models, info, sizes)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(
                 f"reports its settings in another form than vLLM ({type(error).__name__}: {error}); start it with "
                 "`agentrl serve`"
@@ -185,7 +185,7 @@ class VLLMServer:
         try:
             async with asyncio.timeout(seconds):
                 async with self._session.request(method, self.url + path, json=body) as answer:
-                    status, text = answer.status, await answer.text()
+                    status, text = answer.status, await answer.text(errors="replace")  # of a proxy, in any encoding
         except TimeoutError as error:
             within = f" within {seconds:.0f} s" if seconds else ""
             raise Hangs(f"it has not answered {path}{within}") from error
@@ -204,7 +204,7 @@ class VLLMServer:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
             told = json.loads(text or "{}")
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also of numbers that are too long
             raise ValueError(
                 f"answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
