@@ -182,9 +182,10 @@ def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     play(test)
 
 
-def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again() -> None:
+@pytest.mark.parametrize("status", [502, 408, 429])
+def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again(status: int) -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
-        pages = [web.Response(status=502, body="Zeitüberschreitung".encode("latin-1"), content_type="text/html")]
+        pages = [web.Response(status=status, body="Zeitüberschreitung".encode("latin-1"), content_type="text/html")]
         servers[0].answer = lambda reply: pages.pop() if pages else web.json_response(reply)
         check([await pool.ask(asking(0))], 1)
         assert servers[0].begun == [0, 0]

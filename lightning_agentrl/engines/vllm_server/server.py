@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TELLS_SIZES = TellsSizes.policy_sizes.__name__
+LATER = (408, 425, 429)  # with these a proxy says that it may be asked again
 
 
 def open_session(patience: float) -> aiohttp.ClientSession:
@@ -191,7 +192,7 @@ class VLLMServer:
             raise Hangs(f"it has not answered {path}{within}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(one_line(str(error)) or f"no answer ({type(error).__name__})") from error
-        if status >= 500:
+        if status >= 500 or status in LATER:
             raise Lost(f"it answered {path} with {status}: {_shortened(text)}")
         if status in (401, 403):
             raise ValueError(
