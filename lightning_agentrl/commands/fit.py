@@ -170,7 +170,11 @@ class AgentCLI(LightningCLI):
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
         refuse_foreign_knobs(self.settings.trainer)
-        make_folder(self.settings.trainer.get("default_root_dir"), "trainer.default_root_dir")
+        make_folder(
+            self.settings.trainer.get("default_root_dir"),
+            "trainer.default_root_dir",
+            keep=not self.settings.get("dry_run"),
+        )
         if self.subcommand == "fit":
             _refuse_no_end(self.settings.trainer)
         checkpoint = self.settings.get("ckpt_path")
@@ -385,12 +389,13 @@ def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
             )
 
 
-def make_folder(folder: str | os.PathLike[str] | None, key: str) -> None:
+def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = True) -> None:
     """Make a folder at the start, since hours may pass before it is needed.
 
     Args:
         folder: None: nothing is to be made.
         key: that names it.
+        keep: leave it there; otherwise it is only tried whether it can be made.
 
     Raises:
         ConfigError: it cannot be made.
@@ -401,7 +406,10 @@ def make_folder(folder: str | os.PathLike[str] | None, key: str) -> None:
     if "://" in path:
         raise ConfigError(f"{key} '{path}' is not a folder of this machine; give one, and copy from there")
     try:
+        missing = [] if keep else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
         Path(path).mkdir(parents=True, exist_ok=True)
+        for one in missing:
+            one.rmdir()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or one_line(str(error))
         what = f"the folder '{path}' cannot be made: {why}"

@@ -40,7 +40,7 @@ def dry_run(
         warmup = {"class_path": "CriticWarmup", "init_args": {"rollouts": 2, "rounds": 3, "fraction": 0.5}}
         others = [{"class_path": name} for name in ("TurnLog", "RunSummary", "ModelCheckpoint")]
         small = changed(config, "trainer.callbacks", [warmup, *others])
-        small["trainer"] |= {"max_epochs": max_epochs, "logger": True}
+        small["trainer"] |= {"max_epochs": max_epochs, "logger": True, "default_root_dir": "runs/planned"}
         fit(small, tmp_path, monkeypatch, "--dry-run")
         return capsys.readouterr().out
 
