@@ -51,6 +51,7 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, leave_out_hints, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.overrides import check_hooks
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
@@ -140,6 +141,7 @@ class Agent(L.LightningModule, ABC):
         variance_proxy: bool = False,
     ) -> None:
         super().__init__()
+        check_hooks(type(self), Agent)
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
