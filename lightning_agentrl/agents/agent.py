@@ -488,6 +488,7 @@ class Agent(L.LightningModule, ABC):
             self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
                 self.steps.begin_anew()
+                self.recent_episodes.begin_anew()
             self.monitors.begin_run()
             let_callbacks_wait(self.trainer, self.monitored)
 
