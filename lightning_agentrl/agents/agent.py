@@ -534,6 +534,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
+        self.masters.attach(self.trainer.optimizers[0])  # which a subclass may have made
         for difference in self.steps.begin(self.trainer):
             rank_zero_info(difference)
 
