@@ -213,6 +213,8 @@ class EntropyBounds(Guard):
         super().__init__(action, factor, patience)
         if low is None and high is None:
             raise ValueError("EntropyBounds needs low or high")
+        if not (-math.inf if low is None else low) < (math.inf if high is None else high):
+            raise ValueError(f"EntropyBounds needs low below high, got {low} and {high}")
         self.low = low
         self.high = high
 

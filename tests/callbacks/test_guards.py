@@ -174,6 +174,8 @@ def test_norms_are_in_the_state():
         (lambda: ValidActionFloor(floor=2.0), "floor"),
         (lambda: RepetitionGuard(floor=0.0), "floor"),
         (lambda: EntropyBounds(), "low"),
+        (lambda: EntropyBounds(low=2.0, high=1.0), "low"),
+        (lambda: EntropyBounds(low=float("nan")), "low"),
         (lambda: GradientSpikes(after=200), "after"),
     ],
 )
