@@ -327,6 +327,37 @@ def test_a_method_of_an_agent_that_returns_something_else_is_named(
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
+class TwoColumns(SharedCritic):
+    """Gives two numbers for each position, or what is made of them."""
+
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def build(self, actor_hidden_size: int, load: Callable[..., Any]) -> None:
+        self.head = torch.nn.Linear(actor_hidden_size, 2, dtype=torch.float64)
+
+    def forward(self, packed: Any, actor_hidden_RH: torch.Tensor | None) -> Any:
+        assert actor_hidden_RH is not None
+        return self.make(self.head(actor_hidden_RH))
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda x: x, r"a tensor \[\d+, 2\]"),
+        pytest.param(lambda x: None, "NoneType", marks=pytest.mark.slow),
+        pytest.param(lambda x: x.mean(), r"a tensor \[\]", marks=pytest.mark.slow),
+    ],
+)
+def test_a_critic_of_ones_own_that_returns_something_else_is_named(
+    make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    told = rf"^forward of TwoColumns must return one tensor \[\d+\].* got {got} \(key model\.init_args\.critic\)$"
+    with pytest.raises(TypeError, match=told):
+        make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, TwoColumns(make)), make_data())
+
+
 class SecondTrainer(L.Callback):
     """Validates with a Trainer of its own after each iteration, and goes on where that is refused.
 

@@ -51,6 +51,7 @@ from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, leave_out_hints, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.overrides import check_hooks
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.agents.recent_episodes import RecentEpisodes
@@ -140,6 +141,7 @@ class Agent(L.LightningModule, ABC):
         variance_proxy: bool = False,
     ) -> None:
         super().__init__()
+        check_hooks(type(self), Agent)
         self.automatic_optimization = False  # one optimizer step per training_step, of several micro-batches
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be above 0 for training, got {temperature}")
@@ -486,6 +488,7 @@ class Agent(L.LightningModule, ABC):
             self.configure_optimizers = read  # type: ignore[method-assign]
             if self.trainer.global_step == 0:
                 self.steps.begin_anew()
+                self.recent_episodes.begin_anew()
             self.monitors.begin_run()
             let_callbacks_wait(self.trainer, self.monitored)
 
@@ -531,6 +534,7 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
+        self.masters.attach(self.trainer.optimizers[0])  # which a subclass may have made
         for difference in self.steps.begin(self.trainer):
             rank_zero_info(difference)
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lightning_agentrl.errors import ConfigError
+
 
 class MasterWeights:
     """Masters of those parameters that have 16 bits; the others are their own.
@@ -40,8 +42,18 @@ class MasterWeights:
         return [self._masters.get(parameter, parameter) for parameter in parameters]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Round the masters into the model after each step."""
-        optimizer.register_step_post_hook(self._round)
+        """Round the masters into the model after each step.
+
+        Raises:
+            ConfigError: the optimizer would step on a weight that has a master, and gets no gradient.
+        """
+        if any(weight in self._masters for group in optimizer.param_groups for weight in group["params"]):
+            raise ConfigError(
+                "weights of 16 bits have float32 masters, which alone get gradients: configure_optimizers must return "
+                "an optimizer of the parameters in the groups of super().configure_optimizers()"
+            )
+        if self._masters:  # never under ZeRO, whose optimizer takes no hooks
+            optimizer.register_step_post_hook(self._round)
 
     def in_place_of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return these weights by name, replaced by their masters where there are any; tied ones under each name."""

@@ -85,7 +85,6 @@ def make_optimizer(
     ]
     kind = GroupedAdamW if zero else torch.optim.AdamW
     optimizer = kind(groups, weight_decay=optim.weight_decay, fused=True)
-    masters.attach(optimizer)
     if sharded:
         _start_adam(optimizer)
     return optimizer

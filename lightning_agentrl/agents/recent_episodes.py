@@ -26,6 +26,10 @@ class RecentEpisodes:
 
     def __init__(self, size: int = 100, enough: int = 20) -> None:
         self.size, self.enough = size, enough
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget the episodes of an earlier run, which may be of another game."""
         self._rollouts = 0
         # An episode began at (rollout, turn of its environment in it).
         self._running: dict[int, tuple[int, int]] = {}  # by environment

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_agentrl.agents.models import Models
 from lightning_agentrl.agents.needs import Needs
-from lightning_agentrl.models.critic import Critic
+from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
@@ -130,7 +130,7 @@ def score_policy(
     def read(packed: Packed) -> list[Tensor]:
         hidden = policy.hidden(packed)
         scores = policy.token_scores(hidden, packed.targets, reader.temperature, sum_pi_squared)
-        values = None if shared is None else shared(packed, hidden)
+        values = None if shared is None else values_of(shared, packed, hidden)
         return [x for x in (scores.logps, scores.entropy, scores.sum_pi_squared, values) if x is not None]
 
     names = ["old_logps", "entropy", *["sum_pi_squared"] * sum_pi_squared, *["values"] * (shared is not None)]
@@ -179,7 +179,7 @@ def score_values(policy: LanguageModel, critic: Critic, rollout: Rollout, reader
     """Return values [B, A] of action tokens, and bootstrap values [B] of the states after samples, 0 without a cut."""
 
     def read(packed: Packed) -> list[Tensor]:
-        return [critic(packed, policy.hidden(packed) if critic.shares_trunk else None)]
+        return [values_of(critic, packed, policy.hidden(packed) if critic.shares_trunk else None)]
 
     ends = bootstrap_rows(rollout)
     flats = _read_rows([*action_rows(rollout), *ends.values()], reader, read)

@@ -38,7 +38,7 @@ class Steps:
 
     def begin_anew(self) -> None:
         """Forget the steps of an earlier run. Attempts go on: they number the weights, which episodes know."""
-        self._missed = 0
+        self._missed = self.finite.in_a_row = 0
         self.rates.begin_anew()
 
     def begin(self, trainer: L.Trainer) -> list[str]:

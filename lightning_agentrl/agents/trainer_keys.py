@@ -31,6 +31,7 @@ CALLBACKS = {  # by name, since not all versions of Lightning have all
     "BaseFinetuning": _OPTIMIZER + "train adapters with model.init_args.lora",
     "ModelPruning": "changes weights that the engine then does not sample with",
     "OnExceptionCheckpoint": _SAVES,
+    "SpikeDetection": "reads the one loss that a training step returns, and the agent returns none; use GradientSpikes",
 }
 
 

@@ -14,6 +14,7 @@ from lightning_agentrl.agents.scoring import Reader, action_rows, to_columns
 from lightning_agentrl.distributed import Ranks, max_over_ranks
 from lightning_agentrl.losses import AggregationMode, aggregate, masked_sum, row_weights
 from lightning_agentrl.metrics.stages import StageClock
+from lightning_agentrl.models.critic import values_of
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.types import Rollout, Scores
 from lightning_agentrl.types.returned import per_token
@@ -141,14 +142,14 @@ def micro_batch_losses(
         metrics = {**metrics, "policy/loss": loss, **losses.metrics(micro, scores)}
         value_loss = None
         if shared is not None:
-            value_loss = losses.of_values(micro, to_columns(shared(packed, hidden), mask))
+            value_loss = losses.of_values(micro, to_columns(values_of(shared, packed, hidden), mask))
             metrics = {**metrics, "critic/loss": value_loss}
         yield (loss, value_loss), metrics
     elif shared is not None:
         with torch.no_grad():
             hidden = models.actor.hidden(packed)
-        value_loss = losses.of_values(micro, to_columns(shared(packed, hidden), mask))
+        value_loss = losses.of_values(micro, to_columns(values_of(shared, packed, hidden), mask))
         yield (None, value_loss), {"critic/loss": value_loss}
     if critic is not None and shared is None:
-        value_loss = losses.of_values(micro, to_columns(critic(packed, None), mask))
+        value_loss = losses.of_values(micro, to_columns(values_of(critic, packed, None), mask))
         yield (None, value_loss), {"critic/loss": value_loss}

@@ -60,6 +60,7 @@ class Chain(RolloutCallback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer) / FOLDER
         self._alone = False  # no file of a run that was in this folder before is left
+        self._link = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a folder to which another run is writing now.

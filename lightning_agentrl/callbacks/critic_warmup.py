@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_agentrl.agents import Agent
+from lightning_agentrl.agents.steps import planned_steps
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.rollout import Phase, Prepared, RolloutDataModule, RolloutSource, RolloutStream
 from lightning_agentrl.rollout.mini_batches import split, spread
@@ -70,10 +71,11 @@ class CriticWarmup(L.Callback, RolloutSource):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if cast(Agent, pl_module).critic is None:
             raise ValueError("CriticWarmup has no critic to warm up; remove the callback or set model.init_args.critic")
-        if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations:
+        if planned_steps(trainer)["actor"] == 0:
+            end = "max_epochs" if 0 < (trainer.max_epochs or 0) <= self.warmup_iterations else "max_steps"
             rank_zero_warn(
-                f"warm-up takes {self.warmup_iterations} iterations (rounds * rollouts * fraction), trainer.max_epochs "
-                f"is {trainer.max_epochs}: the actor is never trained"
+                f"warm-up takes {self.warmup_iterations} iterations (rounds * rollouts * fraction), trainer.{end} "
+                f"is {getattr(trainer, end)}: the actor is never trained"
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -50,6 +50,11 @@ class Guard(StepGuard):
     def judge(self, attempt: Attempt) -> str | None:
         """Return what is beyond its bound as a sentence, empty if nothing is; None if the step does not tell."""
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Forget an earlier run; a checkpoint is loaded later."""
+        if stage == "fit" and trainer.global_step == 0:
+            self.in_a_row, self.lowered = 0, 1.0
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Know no iteration of an earlier run, whose attempts may have the same numbers."""
         self._iteration = -1
@@ -130,6 +135,7 @@ class KLCeiling(Guard):
         return self._generate_state_key(of=self.of, action=self.action)  # a run may have one of each
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         with raise_once():
             if stage == "fit" and self.of == "reference" and not cast(Agent, pl_module).needs.ref_logps:
                 raise ValueError(
@@ -207,6 +213,8 @@ class EntropyBounds(Guard):
         super().__init__(action, factor, patience)
         if low is None and high is None:
             raise ValueError("EntropyBounds needs low or high")
+        if not (-math.inf if low is None else low) < (math.inf if high is None else high):
+            raise ValueError(f"EntropyBounds needs low below high, got {low} and {high}")
         self.low = low
         self.high = high
 
@@ -254,6 +262,9 @@ class GradientSpikes(Guard):
         self.norms: dict[str, deque[float]] = {}  # logarithms, by group
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.global_step == 0:
+            self.norms = {}
         with raise_once():
             if isinstance(trainer.strategy, DeepSpeedStrategy):
                 raise ValueError(

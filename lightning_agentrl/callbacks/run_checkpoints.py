@@ -50,6 +50,15 @@ class RunCheckpoints(ModelCheckpoint):
         )
         self.keep = keep
         self.saved: list[str] = []  # that are still there, the newest last
+        self._given = self.dirpath
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave the checkpoints of an earlier run where and as they are; a checkpoint is loaded later."""
+        if stage == "fit" and trainer.global_step == 0:
+            self.dirpath, self.saved = self._given, []
+            self.best_model_score = None
+            self.best_model_path = self.last_model_path = self._last_checkpoint_saved = ""
+        super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

@@ -44,6 +44,11 @@ class RunSummary(L.Callback):
         self._earlier_minutes = 0.0
         self._saved_at = -1  # optimizer steps behind the newest checkpoint
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Forget an earlier run; a checkpoint is loaded later."""
+        if stage == "fit" and trainer.global_step == 0:
+            self.before, self._earlier_minutes, self._saved_at = None, 0.0, -1
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._started = time.monotonic()
         self._set_aside(run_folder(trainer) / NAME)

@@ -40,14 +40,19 @@ def succeeded(last: Turn) -> bool:
     return last.episode_return > 0 if last.success is None else last.success
 
 
+def numbers_told(last: Turn) -> dict[str, float]:
+    """Return the numbers that an environment told in the last turn of an episode; NaN and infinities stand for none."""
+    return {name: number for name, number in last.metrics.items() if math.isfinite(number)}
+
+
 def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> EpisodeResult:
     """Return the result of one finished episode, given its turns; one that is lost may have none."""
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
-    success, valid = succeeded(last), sum(turn.valid for turn in turns)
-    progression = last.metrics.get("progression", float(success))
-    return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, last.metrics)
+    success, valid, told = succeeded(last), sum(turn.valid for turn in turns), numbers_told(last)
+    progression = told.get("progression", float(success))
+    return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, told)
 
 
 def told_by_environments(results: Sequence[EpisodeResult]) -> dict[str, Mean]:

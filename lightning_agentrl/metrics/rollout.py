@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.metrics.episodes import numbers_told, succeeded
 from lightning_agentrl.metrics.groups import group_numbers
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum
 from lightning_agentrl.types import Rollout, StopReason, Turn
@@ -79,8 +79,9 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
     """Return metrics of the episodes with these last turns."""
     count = len(lasts)
     reasons = Counter(turn.stop for turn in lasts)
-    names = sorted({name for turn in lasts for name in turn.metrics})
-    told = {name: [turn.metrics[name] for turn in lasts if name in turn.metrics] for name in names}
+    each = [numbers_told(turn) for turn in lasts]
+    names = sorted({name for numbers in each for name in numbers})
+    told = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
     return {
         "rollout/episodes": Sum(count),
         "rollout/success": Mean(sum(succeeded(turn) for turn in lasts), count),

@@ -12,6 +12,7 @@ from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.language_model import hidden_at_logit_positions, model_name
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.value_head import value_head
+from lightning_agentrl.types.returned import in_words, is_tensor_of
 
 
 class Critic(nn.Module, ABC):
@@ -35,6 +36,21 @@ class Critic(nn.Module, ABC):
     @abstractmethod
     def forward(self, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
         """Return values [R]; ``actor_hidden_RH`` is given if ``shares_trunk``."""
+
+
+def values_of(critic: Critic, packed: Packed, actor_hidden_RH: Tensor | None) -> Tensor:
+    """Return the values [R] of a critic; arguments as in :meth:`Critic.forward`.
+
+    Raises:
+        TypeError: it gives something else; names its class.
+    """
+    values = critic(packed, actor_hidden_RH)
+    if not is_tensor_of(values, packed.logit_positions.shape):
+        raise TypeError(
+            f"forward of {type(critic).__name__} must return one tensor {list(packed.logit_positions.shape)}, a value "
+            f"for each logit position, got {in_words(values)} (key model.init_args.critic)"
+        )
+    return values
 
 
 class SharedCritic(Critic):

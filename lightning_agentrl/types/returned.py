@@ -14,7 +14,7 @@ def per_token(returned: object, mask_BA: Tensor, method: Callable[..., object], 
     Args:
         returned: what it gave.
         mask_BA: of the tokens.
-        method: of a class, to be named.
+        method: to be named; of a class, unless somebody has put a function in its place.
         key: of a config, where an object of that class was given.
 
     Raises:
@@ -22,9 +22,10 @@ def per_token(returned: object, mask_BA: Tensor, method: Callable[..., object], 
     """
     if is_tensor_of(returned, mask_BA.shape):
         return returned
-    owner, name = method.__qualname__.split(".")[-2:]
+    *owners, name = getattr(method, "__qualname__", type(method).__name__).split(".")
+    owner = f" of {owners[-1]}" if owners and owners[-1] != "<locals>" else ""
     raise TypeError(
-        f"{name} of {owner} must return one tensor {list(mask_BA.shape)}, a number for each token, got "
+        f"{name}{owner} must return one tensor {list(mask_BA.shape)}, a number for each token, got "
         f"{in_words(returned)}{key and f' (key {key})'}"
     )
 

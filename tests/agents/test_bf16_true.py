@@ -6,8 +6,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.engines import TransformersEngine
+from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from tests.agents import processes
 from tests.agents.harness import make_agent, make_data, make_trainer
@@ -106,6 +108,30 @@ def test_the_masters_of_the_next_run_take_the_gradients():
     sum(weight.sum() for weight in weights.values()).backward()
     assert [master.grad.tolist() for master in masters] == [[1.0, 1.0]] * 2
     assert all(master.grad is None for master in before.of(weights.values()))
+
+
+class OwnOptimizer(PPOAgent):
+    """Plain SGD, on the parameters that it is given or on those of the model."""
+
+    of_model = False
+
+    def configure_optimizers(self):
+        groups = super().configure_optimizers().param_groups
+        if self.of_model:
+            groups = [{"name": "actor", "params": list(self.actor.parameters())}]
+        return torch.optim.SGD([{"name": group["name"], "params": group["params"]} for group in groups], lr=10.0)
+
+
+def test_the_optimizer_of_a_subclass_moves_the_model(tmp_path, tiny_folder):
+    agent, initial = OwnOptimizer(str(tiny_folder), critic=SharedCritic()), make_agent(tiny_folder)
+    make_trainer(tmp_path, 1, precision="bf16-true").fit(agent, make_data())
+    initial.configure_model()
+    before = {name: weight.bfloat16() for name, weight in initial.actor.named_parameters()}
+    assert all(not torch.equal(weight, before[name]) for name, weight in agent.actor.named_parameters())
+    agent = OwnOptimizer(str(tiny_folder), critic=SharedCritic())
+    agent.of_model = True
+    with pytest.raises(ConfigError, match="configure_optimizers"):
+        make_trainer(tmp_path, 1, precision="bf16-true").fit(agent, make_data())
 
 
 @pytest.mark.slow

@@ -111,6 +111,15 @@ def test_so_many_in_a_row_stop_the_run_which_names_its_last_checkpoint(tmp_path,
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
 
 
+def test_steps_of_a_run_that_was_stopped_are_not_in_a_row_with_those_of_the_next(tmp_path, exact_folder):
+    agent = faulty(exact_folder, "loss", [0, 1], max_not_finite=2)
+    with pytest.raises(RunStoppedError, match="2 steps in a row"):
+        fit(tmp_path, agent, epochs=1)
+    watch, _, told = fit(tmp_path, agent, epochs=1)
+    assert len(skipped(told)) == 1  # attempt 1 once more
+    assert watch.moved == [False, True]
+
+
 class Poison(L.Callback):
     """Writes a NaN into each weight of a model behind a step."""
 

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
 )
 
@@ -46,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"callbacks": [LearningRateFinder()]}, "model.init_args.optim.lr_actor"),
     ({"callbacks": [BatchSizeFinder()]}, "data.init_args.mini_batch_turns"),
     ({"callbacks": [BackboneFinetuning()]}, "BackboneFinetuning changes the optimizer"),
+    ({"callbacks": [SpikeDetection()]}, "use GradientSpikes"),
     ({"callbacks": [ModelCheckpoint(save_on_exception=True)], "enable_checkpointing": True}, "save_on_exception"),
 ]
 

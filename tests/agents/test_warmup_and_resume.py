@@ -97,6 +97,25 @@ def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, 
     assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == told
 
 
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ({"max_steps": 4}, "trainer.max_steps is 4: the actor is never trained"),
+        pytest.param({"epochs": 9, "max_steps": 4}, "trainer.max_steps is 4", marks=pytest.mark.slow),
+        pytest.param({"epochs": 2}, "trainer.max_epochs is 2: the actor is never trained", marks=pytest.mark.slow),
+        pytest.param({"max_steps": 6}, "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_warm_up_that_takes_the_whole_run_is_told(tmp_path, tiny_folder, ends, told):
+    """Two iterations of two steps."""
+    trainer = make_trainer(tmp_path, **{"epochs": -1, **ends}, callbacks=[CriticWarmup(2, 2, 0.5)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(make_agent(tiny_folder), make_data())
+    sentences = [str(one.message) for one in caught if "never trained" in str(one.message)]
+    assert [told in sentence for sentence in sentences] == [True] * bool(told)
+
+
 @pytest.mark.parametrize(("rollouts", "fraction"), [(40, 0.11), (0, 0.5), (3, 0.1), (4, 1.5)])
 def test_a_sample_that_is_no_whole_number_of_iterations_is_refused(rollouts, fraction):
     with pytest.raises(ValueError, match="CriticWarmup"):

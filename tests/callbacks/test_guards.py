@@ -68,6 +68,18 @@ def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(t
     assert trainer.global_step == 2
 
 
+def test_a_second_run_with_the_same_guards_begins_at_full_rates_and_compares_with_its_own_norms(tmp_path, exact_folder):
+    guard, spikes, used = ValidActionFloor(1.0, action="lower", patience=2), GradientSpikes(after=2), []
+    guard.judge = lambda attempt: "too few"
+    for _ in range(2):
+        rates = RatesUsed()
+        make_trainer(tmp_path, 3, [guard, spikes, rates]).fit(make_agent(exact_folder), make_data())
+        used.append(rates.seen)
+        assert [len(norms) for norms in spikes.norms.values()] == [6, 6]
+    assert used[0] == [1e-3] * 3 + [5e-4] * 3  # the second iteration in a row lowers, between its start and its step
+    assert used[1] == used[0]
+
+
 def test_each_action_does_what_it_says():
     beyond = attempt(rollout={"kl/reference": 9.0})
     assert KLCeiling(1.0, action="stop").before_step(trainer_of(), beyond)[0] is Verdict.STOP
@@ -162,12 +174,22 @@ def test_norms_are_in_the_state():
         (lambda: ValidActionFloor(floor=2.0), "floor"),
         (lambda: RepetitionGuard(floor=0.0), "floor"),
         (lambda: EntropyBounds(), "low"),
+        (lambda: EntropyBounds(low=2.0, high=1.0), "low"),
+        (lambda: EntropyBounds(low=float("nan")), "low"),
         (lambda: GradientSpikes(after=200), "after"),
     ],
 )
 def test_wrong_settings_are_refused(make, key):
     with pytest.raises(ValueError, match=rf"\b{key}\b"):
         make()
+
+
+class RatesUsed(L.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, agent, batch, batch_idx):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 class Weights(L.Callback):

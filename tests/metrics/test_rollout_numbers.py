@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
-from lightning_agentrl.metrics.episodes import succeeded
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, succeeded, summarise, told_by_environments
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum, over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
-from lightning_agentrl.types import Rollout, StopReason
+from lightning_agentrl.types import Rollout, Sample, StopReason
 from tests.metrics.rollouts import by_hand, of_envs
-from tests.types.samples import turn
+from tests.types.samples import action, prompt, turn
 
 # turns:          A   B    C   D  E  F  G   H      ended: B, D, E
 EXPECTED = {
@@ -50,6 +52,20 @@ def computed(rollout: Rollout) -> dict[str, float]:
 
 def test_every_number_by_hand():
     assert computed(by_hand()) == pytest.approx(EXPECTED, rel=0, abs=1e-12)
+
+
+def test_an_episode_that_tells_nan_or_an_infinity_does_not_count_for_that_number():
+    end = {"terminated": True, "stop": StopReason.ENV_DONE, "success": True}
+    told = [{"seconds": 2.0, "progression": math.nan}, {"seconds": math.inf}, {"seconds": math.nan}, {"seconds": 4.0}]
+    turns = [turn(env=env, metrics=metrics, **end) for env, metrics in enumerate(told)]
+    numbers = computed(Rollout.from_samples([Sample((prompt(1), action(2)), (one,)) for one in turns]))
+    assert numbers["env/seconds"] == 3.0
+    assert "env/progression" not in numbers
+    results = [summarise([one]) for one in turns]
+    assert over_ranks(told_by_environments(results), torch.device("cpu")) == {"seconds": 3.0}
+    metrics = EpisodeMetrics()
+    metrics.update(results)
+    assert metrics.compute()["progression"] == 1.0  # as of episodes that do not tell it: their success
 
 
 def test_without_ended_episodes_there_are_no_shares_of_them():
