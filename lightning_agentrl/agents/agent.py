@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -50,7 +50,14 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.agents.monitors import Monitors, leave_out_hints, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs, naming_missing
-from lightning_agentrl.agents.optimizer import Optim, make_optimizer, step_by_group, sync_gradients, without_sync
+from lightning_agentrl.agents.optimizer import (
+    Optim,
+    make_optimizer,
+    not_stepped_on,
+    step_by_group,
+    sync_gradients,
+    without_sync,
+)
 from lightning_agentrl.agents.overrides import check_hooks
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
@@ -534,7 +541,13 @@ class Agent(L.LightningModule, ABC):
 
     def on_train_start(self) -> None:
         """Take learning rates and weight decay from the configuration, in a resumed run too."""
-        self.masters.attach(self.trainer.optimizers[0])  # which a subclass may have made
+        self.masters.attach(optimizer := self.trainer.optimizers[0])  # which a subclass may have made
+        zero = isinstance(self.trainer.strategy, DeepSpeedStrategy)  # steps on copies of its own
+        if left := [] if zero else not_stepped_on(self.named_parameters(), self.masters, optimizer):
+            rank_zero_warn(
+                f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
+                f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
+            )
         for difference in self.steps.begin(self.trainer):
             rank_zero_info(difference)
 

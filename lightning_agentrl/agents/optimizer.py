@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +88,15 @@ def make_optimizer(
     if sharded:
         _start_adam(optimizer)
     return optimizer
+
+
+def not_stepped_on(
+    parameters: Iterable[tuple[str, nn.Parameter]], masters: MasterWeights, optimizer: torch.optim.Optimizer
+) -> list[str]:
+    """Return the names of the parameters that have gradients and are in no group of the optimizer."""
+    groups = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    return [name for name, parameter in trainable if id(masters.of([parameter])[0]) not in groups]
 
 
 def without_sync(model: nn.Module) -> AbstractContextManager:
