@@ -42,6 +42,7 @@ from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
+from lightning_agentrl.commands.ending import lost_reader
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
@@ -264,6 +265,9 @@ class AgentCLI(LightningCLI):
                 return
             if interrupted:
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
+            if stage == "fit" and lost_reader(error):
+                error.add_note(_stopped(self.trainer))
+                raise
             if config_error := self._config_error(error, playing):
                 raise config_error from error
             raise
