@@ -373,5 +373,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own])
     try:
         function(**settings.as_dict(), **options)
+    except ConfigError:  # knows the place
+        raise
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
