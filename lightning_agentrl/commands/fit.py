@@ -412,6 +412,23 @@ def make_folder(folder: str | os.PathLike[str] | None, key: str) -> None:
         raise ConfigError(Problem(what, key=key, fix="give another one")) from error
 
 
+def make_room_for(file: Path, argument: str) -> None:
+    """Make the folder of a file at the start, since hours may pass before it is written.
+
+    Args:
+        file: to be written, or written anew.
+        argument: that names it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if file.is_dir():
+        raise ConfigError(f"'{file}' is a folder; name the file to write (argument --{argument})")
+    make_folder(file.parent, f"--{argument}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")
+
+
 def _refuse_no_end(trainer: Any) -> None:
     """Refuse a run without an end, for which Lightning would take 1000 epochs."""
     ends = ("max_epochs", "max_steps", "max_time", "fast_dev_run")
