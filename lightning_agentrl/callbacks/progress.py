@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 import time
 from collections import deque
@@ -41,7 +43,7 @@ class StageProgress(ProgressBar):
     def __init__(self, line_seconds: float = 30.0) -> None:
         super().__init__()
         self.line_seconds = line_seconds
-        self.console = Console(soft_wrap=True, highlight=False)
+        self.console = _Output(soft_wrap=True, highlight=False)
         self._enabled = True
         self._clock: StageClock | None = None
         self._listener: Callable[[str, int, int], None] = lambda name, done, total: None
@@ -177,6 +179,12 @@ class StageProgress(ProgressBar):
         if done == trainer.current_epoch:  # inside an iteration
             seconds -= time.monotonic() - self._iteration_started
         return f", {_minutes(max(seconds, 0.0))} left"
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise what happened; the process would end here without a word."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _unit(agent: Agent, stage: str) -> str:

@@ -19,7 +19,7 @@ from lightning_agentrl.advantages import AdvantageEstimator, Forked, estimated
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
-from lightning_agentrl.commands.fit import RunConfigCLI
+from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.errors import ConfigError
@@ -188,9 +188,9 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     Returns:
         What was found, for a terminal.
     """
-    if out is not None and out.is_dir():
-        raise ConfigError(f"'{out}' is a folder; name the file to write (argument --out)")
     run = one_run(run, FACTS)
+    out = run / "audit.html" if out is None else out
+    make_room_for(out, "out")
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
     report = audit_report(found, f"Audit of {cli.checkpoint}", branches, every)
@@ -200,9 +200,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
         for record in records
         if (record["env"], record["episode"]) in shown or not shown
     ]
-    page = build_report(
-        report.title, [report], turns, cli.parser.dump(cli.config, skip_unset=False), [], out or run / "audit.html"
-    )
+    page = build_report(report.title, [report], turns, cli.parser.dump(cli.config, skip_unset=False), [], out)
     return f"{report.text()}\n\nwritten to {page}"
 
 

@@ -38,6 +38,8 @@ def check_environment(
             raise ValueError(f"'{file}' cannot be written: the folder '{file.parent}' does not exist")
         if file is not None and file.is_dir():
             raise ValueError(f"'{file}' is a folder; name the file to write")
+    if json_file is not None and html_file is not None and json_file.resolve() == html_file.resolve():
+        raise ValueError(f"'{html_file}' cannot be both files; name another one (argument --html)")
     told = certify(env, kwargs, seconds, cap, most_tokens)
     if train:
         told.train = _trained(told, *recipe_of(env, kwargs))

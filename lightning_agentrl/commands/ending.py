@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +28,8 @@ _BOLD, _DIM, _RED, _OFF = "\x1b[1m", "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 @contextmanager
 def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
     """Exit with a sentence and code 2 on wrong input, 130 on Ctrl-C, 1 on an error of environments or of the engine and
-    after a run that stopped itself.
+    after a run that stopped itself; with 141, and without a word unless a run was training, when the reader of the
+    output has gone, as `head` does.
 
     Bugs keep their traceback.
 
@@ -34,11 +37,21 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         arguments: of the command, in which a wrong key is looked up; those of the process if None.
     """
     try:
-        yield
+        try:
+            yield
+        except SystemExit:  # also of a parser that has shown its help
+            _flush()
+            raise
+        _flush()
     except KeyboardInterrupt as stop:
         _write([f"agentrl: {str(stop) or 'stopped'}"])
         sys.exit(130)
     except Exception as error:
+        if lost_reader(error):
+            if notes := _notes(error):
+                _write([f"agentrl: nobody reads the output any more; {'; '.join(notes)}"])
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains as it ends
+            sys.exit(128 + signal.SIGPIPE)
         wrong_input = error if isinstance(error, ConfigError) else explained(error)
         if wrong_input is not None:
             _show(wrong_input, sys.argv[1:] if arguments is None else arguments)
@@ -49,6 +62,24 @@ def one_line_errors(arguments: Sequence[str] | None = None) -> Iterator[None]:
         sentence = f"agentrl: {error}" + "".join(f" ({note})" for note in _notes(error))
         _write([*trace.rstrip("\n").splitlines(), sentence])
         sys.exit(1)
+
+
+def lost_reader(error: BaseException) -> bool:
+    """Return whether an error says that nobody reads the output of the process any more, not another pipe."""
+    if not any(isinstance(cause, BrokenPipeError) for cause in causes(error)):
+        return False
+    try:
+        polled = select.poll()
+        polled.register(sys.stdout, 0)  # errors are told without being asked for
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in polled.poll(0))
+    except (TypeError, ValueError, OSError):  # the output is none of the system
+        return False
+
+
+def _flush() -> None:
+    """Write what was printed: as the process ends, it would be too late to say that it cannot be."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def _show(error: ConfigError, arguments: Sequence[str]) -> None:

@@ -42,6 +42,7 @@ from lightning_agentrl.callbacks.trainer import with_defaults
 from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.constructors import construct, constructor_error, naming_its_class
 from lightning_agentrl.commands.empty_keys import empty_keys
+from lightning_agentrl.commands.ending import lost_reader
 from lightning_agentrl.commands.failures import explained
 from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
@@ -268,6 +269,9 @@ class AgentCLI(LightningCLI):
                 return
             if interrupted:
                 raise KeyboardInterrupt(_stopped(self.trainer)) from None
+            if stage == "fit" and lost_reader(error):
+                error.add_note(_stopped(self.trainer))
+                raise
             if config_error := self._config_error(error, playing):
                 raise config_error from error
             raise
@@ -414,6 +418,23 @@ def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = Tr
         why = getattr(error, "strerror", None) or one_line(str(error))
         what = f"the folder '{path}' cannot be made: {why}"
         raise ConfigError(Problem(what, key=key, fix="give another one")) from error
+
+
+def make_room_for(file: Path, argument: str) -> None:
+    """Make the folder of a file at the start, since hours may pass before it is written.
+
+    Args:
+        file: to be written, or written anew.
+        argument: that names it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    if file.is_dir():
+        raise ConfigError(f"'{file}' is a folder; name the file to write (argument --{argument})")
+    make_folder(file.parent, f"--{argument}")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")
 
 
 def _refuse_no_end(trainer: Any) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import RunConfigCLI
+from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule
@@ -82,14 +82,14 @@ class LookCLI(RunConfigCLI):
         self.check_file("out")
 
     def check_file(self, argument: str) -> None:
-        """Refuse a folder where a file is to be written.
+        """Refuse a file that cannot be written, or that is read.
 
         Raises:
             ConfigError: with the argument to change.
         """
         given = cast(Any, self.config)[argument]
-        if given is not None and Path(given).is_dir():
-            raise ConfigError(f"'{given}' is a folder; name the file to write (argument --{argument})")
+        if given is not None:
+            make_room_for(Path(given), argument)
         configs = {Path(value).resolve() for name, value in options(self.given) if name in ("c", "config")}
         if given is not None and Path(given).resolve() in configs:
             raise ConfigError(
@@ -103,6 +103,7 @@ class LookCLI(RunConfigCLI):
             cast(Agent, self.model),
             cast(RolloutDataModule, self.datamodule),
         )
+        make_room_for(self.out, "out")  # also where no name was given
         callback = LookOnce(what)
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, callback], []

@@ -289,15 +289,15 @@ def main() -> None:
             with suppress(io.UnsupportedOperation):
                 stream.reconfigure(errors=errors)
     arguments = sys.argv[1:] = _with_negative_numbers(with_shipped_configs(sys.argv[1:]))
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return
-    if arguments[0] == "--version":
-        print(f"agentrl {__version__}")
-        return
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a user's own module is where the command is run
     with one_line_errors():
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(HELP, end="")
+            return
+        if arguments[0] == "--version":
+            print(f"agentrl {__version__}")
+            return
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # a user's own module is where the command is run
         if arguments[0] in OWN:
             _run_own(arguments[0], arguments[1:])
             return
@@ -373,5 +373,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
     settings = parser.parse_args([FLAGS.get(argument, argument) for argument in own])
     try:
         function(**settings.as_dict(), **options)
+    except ConfigError:  # knows the place
+        raise
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error

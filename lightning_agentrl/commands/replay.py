@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Collection
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -18,9 +18,10 @@ import yaml
 from lightning_agentrl.agents.checkpoint_files import METADATA
 from lightning_agentrl.callbacks.chain import FOLDER, read_link, read_links
 from lightning_agentrl.commands.bisect import first_difference, time_limit_struck, told_struck
+from lightning_agentrl.commands.check_files import check_file
 from lightning_agentrl.commands.export import OF_ZERO
 from lightning_agentrl.commands.one_run import one_run
-from lightning_agentrl.errors import one_line
+from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.view.locate import FACTS, json_object, owner_of, version_of
 
 CONFIG = "config.yaml"
@@ -68,7 +69,7 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
     if iteration not in chain:
         found = f"the chain of '{run}' has iterations {min(chain)} to {max(chain)}, not {iteration}"
         raise ValueError(found + _elsewhere(run, iteration))
-    config = yaml.safe_load((one_run(run, CONFIG) / CONFIG).read_text())
+    config = _config(one_run(run, CONFIG) / CONFIG)
     checkpoint, done = checkpoint_before(run, iteration)
     (folder / "replay.yaml").write_text(yaml.safe_dump(_quiet(config, folder, iteration)))
     command = [sys.executable, "-m", "lightning_agentrl", "fit", "--config", str(folder / "replay.yaml"), "--quiet"]
@@ -90,6 +91,17 @@ def replay_iteration(run: Path, iteration: int | None, folder: Path) -> tuple[bo
             if difference := first_difference(old, new, number):
                 return False, [*said, f"first difference (run, replay): {difference}"]
     return True, [*said, f"iteration {iteration} is the same to the bit"]
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Read the config of a run.
+
+    Raises:
+        ConfigError: it is not whole, as on a disk that was full.
+    """
+    if "trainer" not in check_file(path):
+        raise ConfigError(f"the config '{path}' has no trainer, so it is not the whole config of a run")
+    return cast(dict[str, Any], yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 def _elsewhere(run: Path, iteration: int) -> str:

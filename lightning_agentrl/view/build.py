@@ -154,7 +154,7 @@ def _write(target: Path, text: str) -> Path:
     if target.is_dir():
         raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8")
+    target.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be any bytes
     return target
 
 

@@ -63,14 +63,14 @@ function tile(name) {
     const box = picture.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * WIDTH;
     const places = curves.map(({ xs }) => nearest(xs, toX, at));
-    const x = curves[0].xs[places[0]];
+    const found = [...new Set(curves.map(({ xs }, k) => xs[places[k]]))]; // of two runs one may have ended before
     curves.forEach((curve, k) => {
       const y = curve.ys[places[k]];
       curve.value.textContent = text(curve, places[k]);
       curve.dot.setAttribute("d", Number.isFinite(y) ? `M${toX(curve.xs[places[k]])} ${toY(y)}h0` : "");
     });
-    where.textContent = `at ${INDEX.curves.x} ${x}`;
-    guide.setAttribute("d", `M${toX(x)} 0V${HEIGHT}`);
+    where.textContent = found.length > 1 ? `at ${found.join(" / ")}` : `at ${INDEX.curves.x} ${found[0]}`;
+    guide.setAttribute("d", found.map((x) => `M${toX(x)} 0V${HEIGHT}`).join(""));
   };
   picture.addEventListener("pointermove", read);
   picture.addEventListener("pointerdown", read);

@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _answer(self, kind: str, text: str) -> None:
-        body = text.encode("utf-8")
+        body = text.encode("utf-8", "backslashreplace")  # names of files may be any bytes
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

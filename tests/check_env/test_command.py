@@ -68,6 +68,16 @@ def test_what_cannot_be_checked_is_refused(
     assert capsys.readouterr().err.startswith("agentrl: ")
 
 
+def test_one_file_for_json_and_page_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--json", str(tmp_path / "a"), "--html", str(tmp_path / ".." / tmp_path.name / "a")]
+    assert run_command(monkeypatch, "check-env", QUESTION, *files, "--seconds", "1") == 2
+    answer = capsys.readouterr()
+    assert "cannot be both files" in answer.err
+    assert not answer.out
+
+
 def test_a_folder_in_place_of_a_page_is_refused_before_anything_is_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

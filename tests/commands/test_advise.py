@@ -162,6 +162,8 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
         (["--most_turns", "0"], "--most_turns"),
         (["--out", "pages"], "--out"),
         (["--json", "pages"], "--json"),
+        (["--out", "given.yaml/a.yaml"], "'given.yaml' cannot be made: File exists (key --out"),
+        (["--json", "given.yaml/a.json"], "'given.yaml' cannot be made: File exists (key --json"),
         (["--out", "a.yaml", "--json", "./a.yaml"], "'a.yaml' cannot be both files"),
         (["--out", "given.yaml"], "'given.yaml' is the config that is read"),
     ):

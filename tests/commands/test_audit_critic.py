@@ -165,6 +165,15 @@ def test_the_progress_of_an_audit_counts_to_the_iteration_that_it_plays(tmp_path
     assert total_epochs(trainer) == 4
 
 
-def test_a_folder_in_place_of_the_page_is_refused_before_anything_is_played(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "run.json"
+    facts.touch()
     with pytest.raises(ConfigError, match=r"is a folder.*--out"):
         audit_run(tmp_path, None, 4, 1, tmp_path)
+    with pytest.raises(ConfigError, match=r"run\.json' cannot be made.*--out"):
+        audit_run(tmp_path, None, 4, 1, facts / "audit.html")
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(ConfigError, match=r"audit\.html' cannot be written.*--out"):
+        audit_run(tmp_path, None, 4, 1, None)

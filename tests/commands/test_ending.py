@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import redirect_stderr
+from typing import TextIO
 
 import pytest
 
 from lightning_agentrl.commands.ending import one_line_errors
 from lightning_agentrl.errors import ConfigError, EnvError, Problem
-from tests.cli import Write
+from tests.cli import Command, Config, Write, changed
 
 MISSPELT = Problem(
     "there is no key 'lr_actr' in PPOAgent",
@@ -91,6 +96,41 @@ def test_the_rest_keeps_its_own_ending(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err == "agentrl: stopped after iteration 2\n"
     with pytest.raises(ZeroDivisionError), one_line_errors([]):
         raise ZeroDivisionError
+
+
+# A reader that has gone
+
+
+@pytest.fixture
+def unread() -> Iterator[TextIO]:
+    """A pipe that nobody reads any more."""
+    end, beginning = os.pipe()
+    os.close(end)
+    with open(beginning, "w", closefd=False) as pipe:
+        yield pipe
+    os.close(beginning)
+
+
+def test_a_command_whose_reader_has_gone_ends_like_others_without_a_word(unread: TextIO) -> None:
+    command = [sys.executable, "-m", "lightning_agentrl", "--help"]
+    ended = subprocess.run(command, stdout=unread, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_run_whose_reader_has_gone_says_where_it_was_stopped(
+    unread: TextIO, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", unread)
+    code, told = agentrl(config=changed(config, "trainer.enable_progress_bar", True))
+    assert code == 141
+    (line,) = (line for line in told.splitlines() if line.startswith("agentrl: "))
+    assert "stopped after iteration 0" in line
+    assert "Traceback" not in told
+
+
+def test_another_broken_pipe_keeps_its_traceback() -> None:
+    with pytest.raises(BrokenPipeError), one_line_errors([]):
+        raise BrokenPipeError("the pipe of a process")
 
 
 # Environments

@@ -287,6 +287,14 @@ def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: 
     assert sentence(agentrl(str(tmp_path / "run"), "--iteration", "9", command="replay")).endswith("4 to 5, not 9")
 
 
+@pytest.mark.parametrize("text", ["", "# lightning.pytorch\n", "seed_everything: 3\n", "[1, 2]", "trainer: {logger"])
+def test_a_config_of_a_run_that_is_not_whole_is_named(agentrl: Command, tmp_path: Path, text: str) -> None:
+    (tmp_path / "chain").mkdir()
+    link_path(tmp_path / "chain", 1, 0).touch()
+    (tmp_path / "config.yaml").write_text(text)
+    assert str(tmp_path / "config.yaml") in sentence(agentrl(str(tmp_path), command="replay"))
+
+
 @pytest.mark.slow
 def test_what_cannot_be_compared_is_told(agentrl: Command, tmp_path: Path, untouched: Path) -> None:
     def told(*arguments: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ def test_the_page_lies_in_the_run_or_where_it_is_asked_for(tmp_path):
     assert elsewhere.read_bytes() == (tmp_path / "view.html").read_bytes()
     with pytest.raises(ValueError, match=r"--out"):
         build_page(tmp_path, tmp_path)
+
+
+def test_a_run_whose_name_is_no_utf8_has_a_page(tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"m\xfcller")
+    write_log(run, [make_turn()])
+    assert "<title>m\\udcfcller" in build_page(run).read_text(encoding="utf-8")
 
 
 def test_a_log_without_turns(tmp_path):

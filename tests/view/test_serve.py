@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import http.client
+import os
 import shutil
 import socket
 import struct
@@ -53,6 +55,16 @@ def test_the_page_is_made_anew_when_its_files_have_changed(server: PageServer, t
     write_log(tmp_path, [make_turn(observation="first"), make_turn(turn=1)])
     assert ask(server, "/stamp")[1] != stamp
     assert '"turns":2' in ask(server, "/")[1]
+
+
+def test_names_that_are_no_utf8_are_shown(tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"m\xfcller")
+    with PageServer(run) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert "m\\udcfcller' does not exist" in html.unescape(ask(server, "/")[1])
+        write_log(run, [make_turn()])
+        assert "<title>m\\udcfcller" in ask(server, "/")[1]
+        server.shutdown()
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -419,6 +419,23 @@ def two_runs(tmp_path_factory) -> tuple[Path, Path]:
     return one, other
 
 
+def test_beyond_the_end_of_the_shorter_run_a_read_out_names_the_iteration_of_either(opened, tmp_path):
+    runs = [tmp_path / "short", tmp_path / "long"]
+    for run, iterations in zip(runs, (2, 4), strict=True):
+        write_held_out(run, {0: [False]})
+        rows = "".join(f"{k},{k - 1},{k / 10}\n" for k in range(1, iterations + 1))
+        (run / "lightning_logs" / "version_0" / "metrics.csv").write_text(f"step,epoch,rollout/success\n{rows}")
+    page = opened(build_page(runs[0], other=runs[1]))
+    tile = page.locator(".tile[data-name='rollout/success']")
+    plot = tile.locator("svg")
+    box = plot.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 5)
+    expect(tile.locator("b")).to_have_text(["A 0.2", "B 0.4"])
+    expect(tile.locator(".where")).to_have_text("at 2 / 4")
+    assert plot.bounding_box() == box  # nothing moves below the mouse
+
+
 def test_held_out_episodes_are_in_the_list_with_pictures(opened, two_runs):
     page = opened(build_page(two_runs[0]))
     page.select_option("#kind", "held-out")
