@@ -36,6 +36,7 @@ def test_parameters_that_the_optimizer_leaves_out_are_told(tiny_folder: Path, tm
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+@pytest.mark.slow
 def test_nothing_is_told_where_all_are_stepped_on(tiny_folder: Path, tmp_path: Path, precision: str) -> None:
     taught = WithMore(str(tiny_folder))
     taught.steps_on_it = True

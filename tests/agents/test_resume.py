@@ -146,6 +146,7 @@ def test_a_refused_run_is_continued_once_its_changes_are_named(
     )
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_id_where_it_goes_on_and_another_fit_is_another_run(tmp_path: Path, tiny_folder: Path) -> None:
     """Also with the same agent. A checkpoint of an earlier version has no id; what goes on from it gets one."""
     agent, path = make_agent(tiny_folder), tmp_path / "checkpoints" / "iteration-00001.ckpt"

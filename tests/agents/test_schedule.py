@@ -161,6 +161,7 @@ class Told(L.Callback):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_a_second_run_warms_up_and_schedules_anew(tmp_path: Path, tiny_folder: Path) -> None:
     """Of two iterations of warm-up, with the same objects; turns do not age in them."""
     warmup = CriticWarmup(rollouts=2, rounds=2, fraction=0.5)

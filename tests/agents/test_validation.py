@@ -65,6 +65,7 @@ class Copies(L.Callback):
         self.copies = [copy.deepcopy(pl_module), pickle.loads(pickle.dumps(pl_module))]
 
 
+@pytest.mark.slow
 def test_a_copy_of_an_agent_plays_by_itself(tmp_path, tiny_folder):
     agent, copies = make_agent(tiny_folder), Copies()
     trainer = make_trainer(tmp_path, 2, [copies, StageProgress()], enable_progress_bar=True)

@@ -68,6 +68,7 @@ def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(t
     assert trainer.global_step == 2
 
 
+@pytest.mark.slow
 def test_a_second_run_with_the_same_guards_begins_at_full_rates_and_compares_with_its_own_norms(tmp_path, exact_folder):
     guard, spikes, used = ValidActionFloor(1.0, action="lower", patience=2), GradientSpikes(after=2), []
     guard.judge = lambda attempt: "too few"

@@ -158,7 +158,7 @@ def test_a_signal_that_comes_while_a_rank_looks_is_passed_on_in_its_next_look():
         watch.close()
 
 
-@pytest.mark.parametrize("twice", [False, True], ids=["grace", "second signal"])
+@pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["grace", "second signal"])
 def test_a_rank_ends_although_the_one_that_keeps_the_store_is_stopped(tmp_path, monkeypatch, twice):
     """Who asks it waits for ever."""
     address, marker = f"tcp://127.0.0.1:{next_port()}", tmp_path / "stopped"

@@ -55,6 +55,7 @@ def test_a_win_at_the_limit_of_gymnasiums_wrapper_is_a_win() -> None:
     assert exam.limit == 3
 
 
+@pytest.mark.slow
 def test_a_step_after_the_end_that_hangs_is_told_in_time() -> None:
     started = time.monotonic()
     log = odd("hangs after the end")

@@ -63,6 +63,7 @@ def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     assert "not to another command" in sentence(agentrl("--out", "y", "--dry-run", config=saved, command="clone"))
 
 
+@pytest.mark.slow
 def test_a_recorded_run_of_another_game_is_refused_unless_it_is_wanted(signs: Config, agentrl: Command) -> None:
     recorded = changed(signs, "trainer.callbacks", [{"class_path": "TurnLog"}])
     recorded = changed(recorded, "trainer.default_root_dir", "recorded")

@@ -147,6 +147,7 @@ def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> 
         assert picture.size == (48, 48)
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_and_a_terminal_of_few_characters_end_no_game(tiny_folder: Path) -> None:
     command = [sys.executable, "-m", "lightning_agentrl", "play", "agentrl_envs:Bandit-v0", "--model", str(tiny_folder)]
     few = os.environ | {"PYTHONIOENCODING": "ascii"}

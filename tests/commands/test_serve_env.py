@@ -207,6 +207,7 @@ gymnasium.register("NeverBack-v0", NeverBack)
 
 
 @pytest.mark.parametrize("server", [("tests.commands.test_serve_env:NeverBack-v0",)], indirect=True)
+@pytest.mark.slow
 def test_a_server_ends_when_told_to_although_a_step_does_not(server: Server) -> None:
     async def play() -> None:
         async with ClientSession() as session, session.ws_connect(f"{server.url}/ws") as connected:

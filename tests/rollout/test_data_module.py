@@ -397,6 +397,7 @@ def test_a_second_fit_goes_on_with_its_agent_and_starts_afresh_with_another(conn
     assert story(three.collect()) == first
 
 
+@pytest.mark.slow
 def test_another_agent_starts_afresh_where_a_run_failed_in_its_update(tiny_folder, tmp_path):
     """Lightning takes nothing down after an error."""
 

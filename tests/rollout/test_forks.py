@@ -133,6 +133,7 @@ def test_groups_are_forked_too(words: Path):
     assert not rollout.forked_end_values.any()
 
 
+@pytest.mark.slow
 def test_how_many_play_at_a_time_and_a_resume_change_nothing(words: Path):
     sizes = GroupRollout(size=4, per_rollout=2, mini_batches=1)
     one, many = (collected(2, words, groups=sizes, envs=envs) for envs in (1, 8))
