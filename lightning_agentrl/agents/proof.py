@@ -26,7 +26,7 @@ from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingReque
 from lightning_agentrl.engines.weights import moved
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cause
-from lightning_agentrl.metrics.gap import GapWatch, bounds_for
+from lightning_agentrl.metrics.gap import Bounds, GapWatch, bounds_for
 from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
@@ -118,6 +118,8 @@ class EngineProof:
         self.engine, self.handle, self.prompts, self.tokenizer = engine, handle, prompts, tokenizer
         self.reader, self.evaluating, self.seed, self.stopping = reader, evaluating, seed, stopping
         self.bounds = bounds_for(engine.dtype, str(handle.computes_in))
+        weights = {weight.dtype for weight in handle.policy.parameters()}
+        self.weighs_rounding = handle.computes_in.itemsize < 4 and weights == {torch.float32}  # outside autocast
         self.gaps = GapWatch(self.bounds)
         self._probed: Sampled | None = None
 
@@ -148,9 +150,13 @@ class EngineProof:
         rank_zero_info(f"{type(self.engine).__name__} samples from the policy: {own}")
         return ""
 
+    def allowed(self, seen: Evidence) -> Bounds:
+        """Return what rounding explains of a comparison."""
+        return seen.widened(self.bounds)
+
     def first_wrong(self, rounds: Sequence[Round]) -> Round | None:
         """Return the first round that does not fit; whether updates reach the engine at all is known from all."""
-        wrong = next((found for found in rounds if not found.seen.fits(self.bounds)), None)
+        wrong = next((found for found in rounds if not found.seen.fits(self.allowed(found.seen))), None)
         if wrong is None:
             return None
         unmoved = wrong.number == 0 and any(found.seen.unmoved for found in rounds)
@@ -168,7 +174,7 @@ class EngineProof:
         sampled = self._ask(self._fresh(0, 0, PROBED_TOKENS), fresh=True)
         before, self._probed = self._probed, sampled
         seen = self._compare(sampled, unmoved=before is not None and torch.equal(before.logps, sampled.logps))
-        if self.bounds.hold(seen.mean, seen.largest):
+        if self.allowed(seen).hold(seen.mean, seen.largest):
             return ""
         own = self._few(sampled)
         told = self._told(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
@@ -192,14 +198,15 @@ class EngineProof:
             return ""
         part = rollout.select(list(range(min(len(rollout), 2 * REPLIES))))
         rows, logps = action_rows(part), part.rollout_logps[part.action_mask].double()
-        own = self._evidence(rows, logps, torch.ones_like(logps, dtype=torch.bool))
-        seen = Evidence.together(all_gather(own))
+        seen = self._joined(rows, self._evidence(rows, logps, torch.ones_like(logps, dtype=torch.bool)))
+        if mean <= self.allowed(seen).mean:
+            return ""
         return self.sentence(seen, self._told(seen, self._whole(rows, logps), {}))
 
     def sentence(self, seen: Evidence, cause: str) -> str:
         return (
             f"{type(self.engine).__name__} does not sample from the policy that is trained: {seen}, where rounding "
-            f"explains {self.bounds}; likely {cause}. `agentrl verify-engine` repeats the comparison, and "
+            f"explains {self.allowed(seen)}; likely {cause}. `agentrl verify-engine` repeats the comparison, and "
             "data.init_args.prove: warn goes on all the same"
         )
 
@@ -221,7 +228,7 @@ class EngineProof:
         return self._told(seen, whole, self._by_part(found, own))
 
     def _told(self, seen: Evidence, whole: Distributions, kept: dict[str, float]) -> str:
-        return all_gather(likely_cause(seen, self.bounds, whole, kept))[0]
+        return all_gather(likely_cause(seen, self.allowed(seen), whole, kept))[0]
 
     def _by_part(self, found: Round, own: Sampled) -> dict[str, float]:
         """Return the gap that is left if the trainer has the older weights of one part of the model alone."""
@@ -302,16 +309,26 @@ class EngineProof:
     # Comparing
 
     def _compare(self, sampled: Sampled, unmoved: bool = False) -> Evidence:
-        own = self._evidence(sampled.rows, sampled.logps, sampled.fresh_tokens, unmoved)
-        return Evidence.together(all_gather(own))
+        rows = sampled.rows
+        return self._joined(rows, self._evidence(rows, sampled.logps, sampled.fresh_tokens, unmoved))
+
+    def _joined(self, rows: Sequence[Row], own: Evidence) -> Evidence:
+        """Join what all ranks see; where it does not fit, the rounding of the policy itself is measured too."""
+        seen = Evidence.together(all_gather(own))
+        if seen.fits(self.bounds) or not self.weighs_rounding:
+            return seen
+        exact, _ = self._read(rows, exactly=True)
+        return replace(seen, rounding=torch.cat(all_gather((exact - own.trainer).abs())))
 
     def _evidence(self, rows: Sequence[Row], logps: Tensor, fresh: Tensor, unmoved: bool = False) -> Evidence:
         repeated = [row.input.ids[p + 1] in row.input.ids[: p + 1] for row in rows for p in row.logit_positions]
         trainer, entropy = self._read(rows)
         return Evidence(logps, trainer, entropy, fresh, torch.tensor(repeated, dtype=torch.bool), unmoved=unmoved)
 
-    def _read(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        with self.evaluating():
+    def _read(self, rows: Sequence[Row], exactly: bool = False) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies at the positions of the rows; exactly: in the precision of the weights."""
+        leaving = torch.autocast(self.reader.device.type, enabled=False) if exactly else nullcontext()
+        with self.evaluating(), leaving:
             scores = row_scores(self.handle.policy, rows, self.reader)
         logps, entropy = (torch.cat(parts).double() for parts in zip(*scores, strict=True))
         return logps, entropy

@@ -40,6 +40,7 @@ class VerifyEngine(L.Callback):
         agent = cast(Agent, pl_module)
         engine, proof = agent.datamodule.engine, agent.engine_proof()
         usual = proof.bounds
+        proof.weighs_rounding &= self.mean is None and self.largest is None
         proof.bounds = Bounds(
             usual.mean if self.mean is None else self.mean, usual.largest if self.largest is None else self.largest
         )
@@ -53,7 +54,8 @@ class VerifyEngine(L.Callback):
         wrong = proof.first_wrong(rounds)
         if wrong is not None:
             cause = proof.cause(wrong, sent_before=True)
-            show(f"round {wrong.number + 1} is above the bounds ({proof.bounds}), or sampled otherwise; likely {cause}")
+            bounds = proof.allowed(wrong.seen)
+            show(f"round {wrong.number + 1} is above the bounds ({bounds}), or sampled otherwise; likely {cause}")
         largest, mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
         show(f"gap_max={largest:.3g} gap_mean={mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
         raise EngineVerified(wrong is None)

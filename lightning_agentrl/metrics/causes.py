@@ -36,6 +36,7 @@ class Evidence:
         repeated: the token stands in its prompt, or earlier in its reply.
         older: the trainer's log-probs with the weights before the last update; None where nothing was sent before.
         unmoved: the engine gave the same replies with the same log-probs before the update.
+        rounding: distances of the trainer's log-probs to its own in float32; None where they were not computed.
     """
 
     engine: Tensor
@@ -45,6 +46,7 @@ class Evidence:
     repeated: Tensor
     older: Tensor | None = None
     unmoved: bool = False
+    rounding: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.engine)
@@ -61,6 +63,12 @@ class Evidence:
     @property
     def largest(self) -> float:
         return float(self.gaps.max())
+
+    def widened(self, bounds: Bounds) -> Bounds:
+        """Return the bounds that hold for this policy, whose own rounding may be larger."""
+        if self.rounding is None:
+            return bounds
+        return bounds.widened(float(self.rounding.mean()), float(self.rounding.max()))
 
     def fits(self, bounds: Bounds) -> bool:
         """Return whether the engine gives the trainer's log-probs, and its tokens are drawn from them."""

@@ -87,31 +87,34 @@ class PrefixTree:
                 inside = (query >= key) & (query < ends[key])
                 return inside if window is None else inside & (positions[query] - positions[key] < window)
 
-            pairs = self._pairs_per_block(window)
+            some, whole = self._seen_blocks(window)
             self._block_masks[window] = BlockMask.from_kv_blocks(
-                *_listed((pairs > 0) & (pairs < BLOCK * BLOCK)),
-                *_listed(pairs == BLOCK * BLOCK),
+                *_listed(some & ~whole),
+                *_listed(whole),
                 BLOCK_SIZE=BLOCK,
                 mask_mod=seen,
                 seq_lengths=(len(ends), len(ends)),
             )
         return self._block_masks[window]
 
-    def _pairs_per_block(self, window: int | None) -> Tensor:
-        """Count, per block of queries and keys, the pairs that see each other: [B, B] int64 with B = ⌈N / 128⌉.
+    def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """Return in which blocks of queries and keys pairs see each other, and in which all; [B, B], B = ⌈N / 128⌉.
 
-        This takes a few blocks of queries at a time: all N x N pairs can take more memory than the model.
+        This takes a few blocks of queries at a time: all N x N pairs can take more memory than the model. Nor does it
+        count pairs, for which a GPU makes them int64.
         """
         blocks = -(-len(self.ends) // BLOCK)
         order = torch.arange(blocks * BLOCK, device=self.ends.device)
         ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # never seen
-        counts = []
+        some, whole = [], []
         for queries in order.split(BLOCK * BLOCKS_AT_A_TIME):
             seen = (queries[:, None] >= order) & (queries[:, None] < ends)
             if window is not None:
                 seen &= positions[queries][:, None] - positions < window
-            counts.append(seen.view(-1, BLOCK, blocks, BLOCK).sum((1, 3)))
-        return torch.cat(counts)
+            pairs = seen.view(-1, BLOCK, blocks, BLOCK)
+            some.append(pairs.any(3).any(1))
+            whole.append(pairs.all(3).all(1))
+        return torch.cat(some), torch.cat(whole)
 
     @cached_property
     def _block_masks(self) -> dict[int | None, BlockMask]:

@@ -157,7 +157,7 @@ _ports = itertools.cycle([*range(_first, 21_000), *range(20_000, _first)])
 
 
 def read(checkpoint: Path) -> dict[str, Any]:
-    return torch.load(checkpoint, weights_only=True)
+    return torch.load(checkpoint, map_location="cpu", weights_only=True)
 
 
 def metrics(path: Path, times: bool = False) -> list[dict[str, float]]:

@@ -183,9 +183,10 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | No
         from vllm.v1.engine.llm_engine import LLMEngine
 
         if current_platform.is_cpu() != (device.type == "cpu"):
+            found = f"runs on '{current_platform.device_type}'" if current_platform.device_type else "finds no device"
             raise ConfigError(
-                f"the policy is on the device '{device.type}', but the installed vLLM runs on "
-                f"'{current_platform.device_type}'; change trainer.accelerator, or install the other build: {GET}"
+                f"the policy is on the device '{device.type}', but the installed vLLM {found}; change "
+                f"trainer.accelerator, or install the other build: {GET}"
             )
         arguments = engine_arguments(options, handle)
         if group is not None:
@@ -199,7 +200,7 @@ def start_vllm(options: VLLMOptions, handle: PolicyHandle, group: RankGroup | No
             engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         except Exception as error:
             _leave_groups(owns_processes)
-            if isinstance(error, (ValueError, torch.OutOfMemoryError)):
+            if isinstance(error, (ValueError, torch.OutOfMemoryError)) or _of_a_neighbour(error):
                 raise ConfigError(_sentence(error, options, model, on_cpu=device.type == "cpu")) from error
             raise
         if group is not None:
@@ -292,7 +293,17 @@ def _room_for(rank: int) -> int:
     return room
 
 
+def _of_a_neighbour(error: Exception) -> bool:
+    """Whether vLLM found more free memory after its trial than before it (``Worker.determine_available_memory``)."""
+    return isinstance(error, AssertionError) and "memory profiling" in str(error)
+
+
 def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) -> str:
+    if _of_a_neighbour(error):
+        return (
+            "vLLM cannot tell how much memory it may take, since another program on this GPU gave some back meanwhile; "
+            "start again once no other program starts or ends there"
+        )
     told, short_of = vllm_refusal(error)
     name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
     share = f"{KEY}.{name} (now {getattr(options, name):g})"
