@@ -14,9 +14,11 @@ from lightning_agentrl.agents.proof import EngineProof
 from lightning_agentrl.engines import Engine, TransformersEngine
 from lightning_agentrl.errors import EngineMismatchError
 from lightning_agentrl.losses import Bypass
+from lightning_agentrl.metrics.gap import ROUGH
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Command, Config, changed
 from tests.engines.plain import PlainEngine
+from tests.tiny import tiny_model_folder
 
 SENT_FIRST = 4  # updates of an engine before its first rollout: one, a moved one, one, and one that drops prefixes
 
@@ -25,7 +27,7 @@ def run(path: Path, folder: Path, engine: Engine, iterations: int = 3, lr: float
     """The trained agent, and how many steps it took until the proof stopped it, if it did."""
     given = {name: settings.pop(name) for name in ("correction",) if name in settings}
     agent = make_agent(folder, lr_actor=lr, **given)
-    trainer = make_trainer(path, iterations, precision="32-true")
+    trainer = make_trainer(path, iterations, precision=settings.pop("precision", "32-true"))
     try:
         trainer.fit(agent, make_data(**{"engine": engine, "prove": "stop", **settings}))
     except EngineMismatchError as error:
@@ -86,6 +88,19 @@ def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_sampl
     _, taken, told = run(tmp_path, tiny_folder, engine, **settings)
     assert "does not sample from the policy" in told
     assert taken == 2  # the first iteration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parts", "taken"), [([], 4), (["mlp.down_proj"], 2)], ids=["right", "withheld"])
+def test_a_model_that_rounds_much_by_itself_is_trained_unless_the_engine_goes_wrong(
+    tmp_path: Path, parts: list[str], taken: int
+) -> None:
+    """The mean gap of its rollouts is beyond what 16 bits explain of other models."""
+    folder = tiny_model_folder(tmp_path / "model", num_hidden_layers=6, initializer_range=0.5)
+    engine = PlainEngine(withheld=parts, from_update=SENT_FIRST, dtype="bfloat16")
+    agent, steps, told = run(tmp_path, folder, engine, iterations=2, precision="bf16-mixed")
+    assert ("does not sample from the policy" in told, steps) == (bool(parts), taken)
+    assert agent.trainer.logged_metrics["mismatch/logp_gap_mean"] > ROUGH.mean
 
 
 @pytest.mark.slow
