@@ -171,6 +171,7 @@ def judged(verdict: Any) -> EnvConfig:
     return EnvConfig("agentrl_envs:GuessNumber-v0", judge=Praising(verdict))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "error", "told"),
     [
@@ -379,6 +380,7 @@ class SecondTrainer(L.Callback):
             self.refused.append(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("pick", "named"),

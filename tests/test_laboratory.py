@@ -366,6 +366,7 @@ def test_the_sign_is_all_there_is_to_know_in_a_t_maze():
     assert (reward, over, info["success"]) == (0, True, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "memory",
     [WindowMemory(1, 1), WindowMemory(2, 0), memory_of("actions", 8), memory_of("cleared", 4)],

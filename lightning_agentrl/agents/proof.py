@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 
 import torch
@@ -102,6 +102,8 @@ class EngineProof:
         evaluating: context of the trainer's precision, without gradients.
         seed: of the run; each rank has its own.
         stopping: of the run, which may leave the proof while it waits for replies.
+
+    ``rounding`` is the precision in which the policy's own rounding shows; None: it is not measured.
     """
 
     def __init__(
@@ -118,8 +120,7 @@ class EngineProof:
         self.engine, self.handle, self.prompts, self.tokenizer = engine, handle, prompts, tokenizer
         self.reader, self.evaluating, self.seed, self.stopping = reader, evaluating, seed, stopping
         self.bounds = bounds_for(engine.dtype, str(handle.computes_in))
-        weights = {weight.dtype for weight in handle.policy.parameters()}
-        self.weighs_rounding = handle.computes_in.itemsize < 4 and weights == {torch.float32}  # outside autocast
+        self.rounding = _other_precision(engine, handle, reader.device.type)
         self.gaps = GapWatch(self.bounds)
         self._probed: Sampled | None = None
 
@@ -315,20 +316,21 @@ class EngineProof:
     def _joined(self, rows: Sequence[Row], own: Evidence) -> Evidence:
         """Join what all ranks see; where it does not fit, the rounding of the policy itself is measured too."""
         seen = Evidence.together(all_gather(own))
-        if seen.fits(self.bounds) or not self.weighs_rounding:
+        if seen.fits(self.bounds) or self.rounding is None:
             return seen
-        exact, _ = self._read(rows, exactly=True)
-        return replace(seen, rounding=torch.cat(all_gather((exact - own.trainer).abs())))
+        otherwise, _ = self._read(rows, self.rounding)
+        return replace(seen, rounding=torch.cat(all_gather((otherwise - own.trainer).abs())))
 
     def _evidence(self, rows: Sequence[Row], logps: Tensor, fresh: Tensor, unmoved: bool = False) -> Evidence:
         repeated = [row.input.ids[p + 1] in row.input.ids[: p + 1] for row in rows for p in row.logit_positions]
         trainer, entropy = self._read(rows)
         return Evidence(logps, trainer, entropy, fresh, torch.tensor(repeated, dtype=torch.bool), unmoved=unmoved)
 
-    def _read(self, rows: Sequence[Row], exactly: bool = False) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies at the positions of the rows; exactly: in the precision of the weights."""
-        leaving = torch.autocast(self.reader.device.type, enabled=False) if exactly else nullcontext()
-        with self.evaluating(), leaving:
+    def _read(
+        self, rows: Sequence[Row], precision: Callable[[], AbstractContextManager] = nullcontext
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies at the positions of the rows, in the trainer's precision or another one."""
+        with self.evaluating(), precision():
             scores = row_scores(self.handle.policy, rows, self.reader)
         logps, entropy = (torch.cat(parts).double() for parts in zip(*scores, strict=True))
         return logps, entropy
@@ -346,6 +348,22 @@ class EngineProof:
             tokens += len(sampled.replies[count].ids)
             count += 1
         return Sampled(sampled.requests[:count], sampled.replies[:count], sampled.fresh[:count])
+
+
+def _other_precision(
+    engine: Engine, handle: PolicyHandle, device: str
+) -> Callable[[], AbstractContextManager] | None:
+    """Return what makes a trainer in 16 bits compute in float32, or one in float32 in the 16 bits of the engine.
+
+    None where neither is so, and for weights that have 16 bits themselves.
+    """
+    if any(weight.dtype != torch.float32 for weight in handle.policy.parameters()):
+        return None
+    if handle.computes_in.itemsize < 4:
+        return partial(torch.autocast, device, enabled=False)
+    if "16" in engine.dtype:
+        return partial(torch.autocast, device, torch.bfloat16 if "bfloat16" in engine.dtype else torch.float16)
+    return None
 
 
 async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:

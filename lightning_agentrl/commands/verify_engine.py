@@ -40,7 +40,8 @@ class VerifyEngine(L.Callback):
         agent = cast(Agent, pl_module)
         engine, proof = agent.datamodule.engine, agent.engine_proof()
         usual = proof.bounds
-        proof.weighs_rounding &= self.mean is None and self.largest is None
+        if not (self.mean is None and self.largest is None):
+            proof.rounding = None
         proof.bounds = Bounds(
             usual.mean if self.mean is None else self.mean, usual.largest if self.largest is None else self.largest
         )

@@ -122,6 +122,7 @@ class OwnOptimizer(PPOAgent):
         return torch.optim.SGD([{"name": group["name"], "params": group["params"]} for group in groups], lr=10.0)
 
 
+@pytest.mark.slow
 def test_the_optimizer_of_a_subclass_moves_the_model(tmp_path, tiny_folder):
     agent, initial = OwnOptimizer(str(tiny_folder), critic=SharedCritic()), make_agent(tiny_folder)
     make_trainer(tmp_path, 1, precision="bf16-true").fit(agent, make_data())

@@ -79,6 +79,7 @@ class Kept(CloneAgent):
         super().training_step(batch, batch_idx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -157,6 +158,7 @@ def test_a_pass_takes_every_sample_once_and_follows_from_the_number_of_the_itera
     assert [sample.ids for sample in again.samples] == [sample.ids for sample in rollouts[5].rollout.samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [WindowMemory(1), pytest.param(FullMemory(), marks=pytest.mark.slow)])
 def test_a_recorded_run_is_cloned_token_by_token(memory, folder, tmp_path):
     logged: list[Rollout] = []

@@ -50,6 +50,7 @@ def test_a_wrong_engine_stops_the_run_or_is_warned_of() -> None:
             EngineWatch(lambda: proof, "warn", ahead=False, bypass=False).at_start(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [{"ahead": True, "bypass": False}, {"ahead": False, "bypass": True}])
 def test_an_engine_is_asked_after_an_update_only_where_the_gap_does_not_tell(hidden: dict[str, Any]) -> None:
     engine = PlainEngine()

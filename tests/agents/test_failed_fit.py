@@ -73,6 +73,7 @@ def turns_taken(data: RolloutDataModule) -> dict[int, int]:
     return {env: state["turns_taken"] for env, state in data.state_dict()["sessions"].items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "staleness"),
     [
@@ -110,6 +111,7 @@ def test_threads_end_with_a_fit_that_fails_and_the_next_goes_on(
             assert all(b in ((a[0], a[1] + 1), (a[0] + 1, 0)) for a, b in pairwise(numbers))
 
 
+@pytest.mark.slow
 def test_the_error_of_a_second_trainer_leaves_the_threads_of_the_run(tiny_folder: Path, tmp_path: Path) -> None:
     class Second(L.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: L.LightningModule) -> None:

@@ -190,6 +190,7 @@ def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tm
         make_trainer(tmp_path, 1).fit(agent_of(tiny_folder, MaxRL(), kl_reward=kl), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

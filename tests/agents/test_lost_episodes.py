@@ -102,6 +102,7 @@ def test_without_values_only_whole_episodes_and_groups_are_trained_on(in_groups,
             assert torch.allclose(trained.mean(), torch.zeros((), dtype=trained.dtype), atol=1e-6)  # whitened
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", [DualDiscountGAE(), GRPO()], ids=["values", "none"])
 def test_a_warm_up_fits_the_critic_to_what_is_lost_only_where_a_value_stands_for_the_rest(
     advantage, tmp_path, tiny_folder

@@ -66,6 +66,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("filtered", [True, False])
 def test_numbers_that_are_of_all_ranks_get_no_advice_to_average_them(
@@ -84,6 +85,7 @@ def test_numbers_that_are_of_all_ranks_get_no_advice_to_average_them(
     assert not (filtered and advice)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_success_in_a_second_run_is_not_that_of_the_first(tmp_path: Path, exact_folder: Path) -> None:
     """As in a curriculum: all episodes of the first game succeed, none of the second one ends."""

@@ -111,6 +111,7 @@ def test_so_many_in_a_row_stop_the_run_which_names_its_last_checkpoint(tmp_path,
     assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
 
 
+@pytest.mark.slow
 def test_steps_of_a_run_that_was_stopped_are_not_in_a_row_with_those_of_the_next(tmp_path, exact_folder):
     agent = faulty(exact_folder, "loss", [0, 1], max_not_finite=2)
     with pytest.raises(RunStoppedError, match="2 steps in a row"):
@@ -221,6 +222,7 @@ def test_gradients_are_watched_where_they_are_moved_away_as_zero_does():
     assert watch.finite()  # each is told once
 
 
+@pytest.mark.slow
 def test_what_was_watched_in_a_faulty_step_is_no_fault_of_the_next(tmp_path, exact_folder, monkeypatch):
     """With the watch that there is under ZeRO, and each row in a micro-batch of its own."""
     configure = FaultyAgent.configure_optimizers

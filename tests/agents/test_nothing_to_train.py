@@ -74,6 +74,7 @@ def filtering(folder):
     return agent, make_data(groups=GroupRollout(size=2, per_rollout=2, mini_batches=2))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize("strategy", ["auto", "ddp"])
 @pytest.mark.parametrize("made", [rejecting, filtering])

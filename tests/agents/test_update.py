@@ -60,6 +60,7 @@ def test_gradient_does_not_depend_on_the_split(shared, tmp_path, exact_folder, c
             assert torch.allclose(gradient, other.gradients[0][name], rtol=0, atol=1e-10), name
 
 
+@pytest.mark.slow
 def test_recomputed_logits_give_the_gradients_of_kept_ones(tmp_path, exact_folder, monkeypatch):
     monkeypatch.setattr(language_model, "LOGITS_PER_CHUNK", 4)
     heads = []

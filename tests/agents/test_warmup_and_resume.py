@@ -190,6 +190,7 @@ def test_a_checkpoint_saved_after_the_fit_has_the_environments(tmp_path, tiny_fo
     assert state["iteration"] == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_validated_on_any_environment_but_continued_on_its_own_only(saved, tmp_path, tiny_folder):
     path, _ = saved
     other = {"env": EnvConfig("agentrl_envs:Bandit-v0")}
@@ -225,6 +226,7 @@ def test_a_horizon_that_an_iteration_would_outrun_is_refused_before_weights_are_
     assert not hasattr(agent, "models")
 
 
+@pytest.mark.slow
 def test_an_agent_that_has_adapted_its_coefficient_goes_on_from_its_own_checkpoint(tmp_path, tiny_folder):
     """What the run was made of is the initial coefficient, also once another one holds."""
     given = AdaptiveKL(0.01, target=1e-9, horizon=100)
@@ -316,6 +318,7 @@ def test_a_summary_stays_with_its_run(tmp_path, tiny_folder):
     assert find_run(tmp_path / "logs" / "version_0").summary == first
 
 
+@pytest.mark.slow
 def test_a_start_in_the_same_folder_sets_the_earlier_summary_aside(tmp_path, tiny_folder):
     (tmp_path / "summary.json").write_text('{"seed": 7}')
     make_trainer(tmp_path, 1, [RunSummary()]).fit(make_agent(tiny_folder), make_data())

@@ -21,6 +21,7 @@ class FailingUpdate(PPOAgent):
         raise RuntimeError("no loss")
 
 
+@pytest.mark.slow
 def test_a_run_holds_nothing_of_a_rollout_whose_update_failed_in_the_run_before(
     tmp_path: Path, tiny_folder: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_an_iteration_whose_first_step_was_not_finite_is_judged_before_the_next(
     assert guard.before_step(trainer, attempt(5, 1, beyond))[0] is Verdict.SKIP
 
 
+@pytest.mark.slow
 def test_an_iteration_of_another_run_is_judged_although_it_has_the_same_number(tmp_path, exact_folder):
     """As where a run is tried again from the same checkpoint, or another agent is given the same callbacks."""
     guard = ValidActionFloor(1.0, action="skip")

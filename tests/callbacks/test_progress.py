@@ -122,6 +122,7 @@ def test_the_bars_go_when_a_run_fails(tiny_folder: Path, tmp_path: Path, monkeyp
     assert bar._bars is None
 
 
+@pytest.mark.slow
 def test_a_callback_leaves_the_agent_with_its_trainer(tiny_folder: Path, tmp_path: Path) -> None:
     agent = make_agent(tiny_folder)
     (first, old), (second, _) = progress(terminal=False, line_seconds=0.0), progress(terminal=False)
@@ -149,6 +150,7 @@ def test_the_time_left_counts_the_running_iteration(
     assert bar._time_left(trainer, agent, 3) == ", 1:40 left"
 
 
+@pytest.mark.slow
 def test_a_run_that_steps_end_first_is_as_long_as_they_are(tiny_folder: Path, tmp_path: Path) -> None:
     """As where a config has its epochs, and the command line says to try a few steps."""
     bar, shown = progress(terminal=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 
@@ -11,6 +12,7 @@ from lightning_agentrl.callbacks import RunCheckpoints
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
+@pytest.mark.slow
 def test_a_second_run_saves_in_its_own_folder_and_leaves_the_checkpoints_of_the_first(
     tmp_path: Path, tiny_folder: Path
 ) -> None:

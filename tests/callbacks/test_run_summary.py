@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from lightning_agentrl.callbacks import RunSummary
 from lightning_agentrl.rollout import ValidationConfig
 from tests.agents.harness import make_agent, make_data, make_trainer
 
 
+@pytest.mark.slow
 def test_the_summary_of_a_second_run_holds_what_was_played_before_that_one_and_its_own_minutes(
     tmp_path: Path, tiny_folder: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_handlers_are_put_back():
     assert signal.set_wakeup_fd(-1) == -1
 
 
+@pytest.mark.slow
 def test_handlers_that_lightning_has_put_back_are_left(tiny_folder, tmp_path):
     """It does so before callbacks are taken down; its own would only take note of SIGTERM."""
     before = [signal.getsignal(number) for number in (*ENDS, *SAVES)]
@@ -158,6 +159,7 @@ def test_a_signal_that_comes_while_a_rank_looks_is_passed_on_in_its_next_look():
         watch.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["grace", "second signal"])
 def test_a_rank_ends_although_the_one_that_keeps_the_store_is_stopped(tmp_path, monkeypatch, twice):
     """Who asks it waits for ever."""

@@ -152,6 +152,7 @@ class NeverAnswers(TransformersEngine):
         await asyncio.sleep(3600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prove", [pytest.param("stop", id="in its proof"), pytest.param("off", id="in a rollout")])
 def test_an_engine_that_never_answers_is_left(tmp_path: Path, exact_folder: Path, prove: Any) -> None:
     trainer = make_trainer(tmp_path, 2, [StopOnSignals()], enable_checkpointing=True)

@@ -171,6 +171,7 @@ def test_two_logs_in_one_folder_are_refused(tiny_folder: Path, tmp_path: Path) -
     assert len(list((tmp_path / "other").glob("rank0-*.jsonl"))) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_logs_no_turn_twice(tiny_folder: Path, tmp_path: Path) -> None:
     """Those after the checkpoint are played again; a line that a kill left broken is not there any more."""
     saved = str(tmp_path / "saved")

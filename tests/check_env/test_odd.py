@@ -18,6 +18,7 @@ def odd(what: str) -> Log:
     return examined(ODD, 10.0, what=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "check"),
     [
@@ -36,6 +37,7 @@ def test_an_odd_value_is_an_error_of_its_own_and_ends_no_exam(what: str, check: 
     assert check == "contract.make" or "what episodes have in common" not in log.cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -70,6 +72,7 @@ def test_every_instance_is_closed() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["helper", "helper that stays"])
 def test_a_process_that_an_environment_forks_holds_nothing_up(what: str) -> None:
     """It holds the pipe of the exam open."""
@@ -82,12 +85,14 @@ def test_a_process_that_an_environment_forks_holds_nothing_up(what: str) -> None
     assert bool(left) == (what == "helper that stays")
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_hold_nothing_up() -> None:
     told = certify(ODD, {"what": "errors in other bytes"}, seconds=10.0, cap=60.0)
     assert told.passed
     assert "closing" not in told.cut
 
 
+@pytest.mark.slow
 def test_an_environment_of_one_instance_is_a_warning_and_is_compared_with_fresh_processes() -> None:
     told = certify(ODD, {"what": "one at a time"}, seconds=10.0, cap=60.0)
     assert [one["check"] for one in told.findings if one["severity"] != "notice"] == ["instances"]

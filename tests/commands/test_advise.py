@@ -155,6 +155,7 @@ def test_what_does_not_end_or_repeat_is_told(config: Config, agentrl: Command, t
     assert "does not repeat" in " ".join(found["advice"]["notes"])
 
 
+@pytest.mark.slow
 def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
     for arguments, part in (

@@ -21,6 +21,7 @@ def signs(config: Config) -> Config:
     return changed(seen, "data.init_args.interaction.init_args.max_reply_tokens", 16)
 
 
+@pytest.mark.slow
 def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, agentrl: Command) -> None:
     given = ("--out", "cloned", "--steps", "5", "--episodes", "6", "--lr", "0.01")
     assert agentrl(*given, config=signs, command="clone")[0] == 0
@@ -54,6 +55,7 @@ def test_wrong_input_is_answered_in_a_sentence(
     assert part in sentence(agentrl(*arguments, config=signs, command="clone"))
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     """It holds keys of `fit` that cloning has no use for."""
     saved = signs | {"ckpt_path": "last", "weights_only": None, "verbose": True}

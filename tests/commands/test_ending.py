@@ -117,6 +117,7 @@ def test_a_command_whose_reader_has_gone_ends_like_others_without_a_word(unread:
     assert (ended.returncode, ended.stderr) == (141, "")
 
 
+@pytest.mark.slow
 def test_a_run_whose_reader_has_gone_says_where_it_was_stopped(
     unread: TextIO, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

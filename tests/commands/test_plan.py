@@ -194,6 +194,7 @@ def test_memory_of_an_engine_beside_the_policy_is_counted(tiny_folder: Path, tmp
     data.teardown("fit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tokens", "reads", "recompute"),
     [

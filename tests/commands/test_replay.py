@@ -120,6 +120,7 @@ class Fails(L.Callback):
         raise RuntimeError("as it should")
 
 
+@pytest.mark.slow
 def test_one_run_at_a_time_writes_to_a_folder(tiny_folder: Path, tmp_path: Path) -> None:
     def start(*callbacks: L.Callback) -> None:
         trainer = make_trainer(tmp_path, 1, [*callbacks, Chain()])

@@ -89,6 +89,7 @@ def test_any_reply_can_be_read(reply, fact) -> None:
         assert "\n" not in text
 
 
+@pytest.mark.slow
 def test_long_replies_are_not_kept_for_the_length_of_a_run() -> None:
     tracemalloc.start()
     try:

@@ -227,6 +227,7 @@ def test_every_environment_is_made_once_for_training_and_once_for_validation(con
     data.teardown("fit")
 
 
+@pytest.mark.slow
 def test_a_fit_makes_no_environment_twice(tiny_folder, tmp_path):
     """From the constructor to the end of the first rollout, by Python alone."""
     MADE.clear()
@@ -261,6 +262,7 @@ class Recorded(RolloutCallback):
         self.rollouts.append(rollout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails):
     callback = Frozen(fails)

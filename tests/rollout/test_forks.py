@@ -81,6 +81,7 @@ def forked(rollout: Rollout) -> list[tuple]:
     return [(turn.env, turn.episode, turn.index, turn.branch_returns) for turn in rollout.turns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [WindowMemory(0), WindowMemory(2), FullMemory()], ids=["none", "window", "grows"])
 def test_what_is_recorded_stays_as_it_was_and_all_states_have_values(words: Path, memory: Memory):
     with_forks = collected(3, words, memory=memory)
@@ -265,6 +266,7 @@ class Unsteady(Dice):
 gymnasium.register("UnsteadyDice-v0", Unsteady)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*its episode is lost")
 def test_a_branch_that_cannot_begin_is_left_out(words: Path):
     faults = FaultLimits(in_a_row=1000, share=1.0)

@@ -55,6 +55,7 @@ def events_in(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("events*")}
 
 
+@pytest.mark.slow
 def test_a_run_that_began_anew_and_went_on_shows_nothing_of_the_run_before_it(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
