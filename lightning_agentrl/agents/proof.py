@@ -350,12 +350,11 @@ class EngineProof:
         return Sampled(sampled.requests[:count], sampled.replies[:count], sampled.fresh[:count])
 
 
-def _other_precision(
-    engine: Engine, handle: PolicyHandle, device: str
-) -> Callable[[], AbstractContextManager] | None:
+def _other_precision(engine: Engine, handle: PolicyHandle, device: str) -> Callable[[], AbstractContextManager] | None:
     """Return what makes a trainer in 16 bits compute in float32, or one in float32 in the 16 bits of the engine.
 
-    None where neither is so, and for weights that have 16 bits themselves.
+    Where both compute in float32 on a GPU, one of them may multiply in TF32, as vLLM's attention does. None where nothing
+    of this is so, and for weights that have 16 bits themselves.
     """
     if any(weight.dtype != torch.float32 for weight in handle.policy.parameters()):
         return None
@@ -363,7 +362,18 @@ def _other_precision(
         return partial(torch.autocast, device, enabled=False)
     if "16" in engine.dtype:
         return partial(torch.autocast, device, torch.bfloat16 if "bfloat16" in engine.dtype else torch.float16)
-    return None
+    return _other_products if device == "cuda" else None
+
+
+@contextmanager
+def _other_products() -> Iterator[None]:
+    """Multiply float32 in TF32, or no longer so."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if before == "highest" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:

@@ -154,7 +154,7 @@ def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
     packed = agent.reader().pack([Row(ModelInput.of_ids((0,) * (tokens + 1)), tuple(range(tokens - reads, tokens)))])
     critic, whole = agent.critic, not units(agent.actor)
     with gathered(agent.actor), gathered(critic or agent.actor):
-        live = LiveBytes([*agent.parameters(), *agent.buffers()])
+        live = AllocatedBytes() if agent.device.type == "cuda" else LiveBytes([*agent.parameters(), *agent.buffers()])
         with agent.trainer.precision_plugin.forward_context(), live:
             hidden = agent.actor.hidden(packed)
             scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
@@ -169,7 +169,9 @@ def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
     return live.peak
 
 
-def _differentiate(outputs: list[Tensor], module: torch.nn.Module, live: LiveBytes, whole: bool) -> None:
+def _differentiate(
+    outputs: list[Tensor], module: torch.nn.Module, live: LiveBytes | AllocatedBytes, whole: bool
+) -> None:
     """Run the backward pass, which frees the graph, and drop the outputs; gradients leave the count as they are made.
 
     It accumulates nothing, so no hook of a strategy runs.
@@ -181,6 +183,29 @@ def _differentiate(outputs: list[Tensor], module: torch.nn.Module, live: LiveByt
         for hook in hooks:
             hook.remove()
     outputs.clear()
+
+
+class AllocatedBytes:
+    """As :class:`LiveBytes`, of a GPU, by its allocator: FlexAttention is not compiled under a dispatch mode."""
+
+    peak = 0
+
+    def __enter__(self) -> AllocatedBytes:
+        torch.cuda.reset_peak_memory_stats()
+        self._known = torch.cuda.memory_allocated()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._look()
+
+    def forget(self, x: Tensor) -> None:
+        """Count a tensor no longer."""
+        self._look()
+        torch.cuda.reset_peak_memory_stats()
+        self._known += x.nbytes
+
+    def _look(self) -> None:
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self._known)
 
 
 class LiveBytes(TorchDispatchMode):

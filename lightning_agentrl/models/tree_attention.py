@@ -71,6 +71,8 @@ def tree_attention_forward(
 
 
 def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+    if torch.is_autocast_enabled("cuda"):  # as torch does for its own attention; positions have made float32 of some
+        query, key, value = (x.to(torch.get_autocast_dtype("cuda")) for x in (query, key, value))
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
         key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1

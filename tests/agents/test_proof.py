@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from lightning_agentrl.agents.proof import EngineProof, parts_of
+from lightning_agentrl.agents.proof import EngineProof, _other_products, parts_of
 from lightning_agentrl.agents.scoring import Reader
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.models.families import why_unshared
@@ -258,6 +258,16 @@ def test_a_model_whose_own_rounding_is_large_is_not_taken_for_a_wrong_engine(
         found = proof.at_start(0)
     assert told in found
     assert bool(told) == bool(found)
+
+
+@pytest.mark.parametrize("before", ["highest", "high"])
+def test_float32_is_multiplied_otherwise_for_a_while(before: str) -> None:
+    usual = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    with _other_products():
+        assert {before, torch.get_float32_matmul_precision()} == {"highest", "high"}
+    assert torch.get_float32_matmul_precision() == before
+    torch.set_float32_matmul_precision(usual)
 
 
 class Blind(TransformersEngine):

@@ -107,6 +107,9 @@ def test_the_turns_that_are_furthest_off_come_first():
 def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
     code, told = agentrl(config=changed(three_iterations(config), "trainer.default_root_dir", "run"))
     assert code == 0, told
+    (saved,) = Path("run").rglob("config.yaml")
+    assert "accelerator: cpu" in saved.read_text()
+    saved.write_text(saved.read_text().replace("accelerator: cpu", "accelerator: gpu"))  # trained on another machine
 
     def sums() -> dict[str, str]:
         files = [path for path in sorted(Path("run").rglob("*")) if path.is_file() and path.suffix != ".html"]

@@ -68,6 +68,21 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], st
     assert re.search(r"expected peak +\d", head)
 
 
+@pytest.mark.gpu
+def test_a_dry_run_on_a_gpu_measures_a_model_that_shares_prefixes(
+    config: Config,
+    served_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By FlexAttention, which takes heads of this width."""
+    small = changed(config, "model.init_args.model", str(served_folder))
+    small["trainer"] |= {"accelerator": "gpu", "logger": True, "default_root_dir": "runs/planned"}
+    fit(small, tmp_path, monkeypatch, "--dry-run")
+    assert re.search(r"expected peak +[1-9]", capsys.readouterr().out)
+
+
 @pytest.mark.slow
 def test_a_warm_up_that_outlasts_the_run_is_told(dry_run: Callable[[int], str]) -> None:
     assert "0, 0 turns; the actor would never be trained, raise trainer.max_epochs" in dry_run(3)

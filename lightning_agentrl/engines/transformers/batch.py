@@ -14,6 +14,7 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, RowsOf
 from lightning_agentrl.engines.transformers.rows import Rows
 
 SAMPLED_AT_ONCE = 2**20  # probabilities, which bounds the memory of sampling
+SAMPLED_AT_ONCE_BY_A_GPU = 2**23  # which is waited for after each part
 DRAWN_AT_ONCE = 16  # random numbers of a reply
 
 
@@ -49,13 +50,14 @@ class Draft:
 
 def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
     """Add a token to each reply. Each draws from its own stream, so it does not matter who is sampled beside it."""
-    at_once = max(SAMPLED_AT_ONCE // max(logits_BV.shape[1], 1), 1)
+    most = SAMPLED_AT_ONCE_BY_A_GPU if logits_BV.is_cuda else SAMPLED_AT_ONCE
+    at_once = max(most // max(logits_BV.shape[1], 1), 1)
     for begin in range(0, len(drafts), at_once):
         part, logits = drafts[begin : begin + at_once], logits_BV[begin : begin + at_once].double()
         temperatures = logits.new_tensor([draft.request.temperature for draft in part])[:, None]
         greedy = temperatures == 0.0
         log_pi = (logits / temperatures.masked_fill(greedy, 1.0)).log_softmax(-1)
-        cumulative = log_pi.exp().cumsum(-1)
+        cumulative = _cumulative(log_pi.exp())
         shares = logits.new_tensor([draft.draw() for draft in part])[:, None]
         tokens = torch.searchsorted(cumulative, shares * cumulative[:, -1:], right=True).clamp_max(logits.shape[1] - 1)
         tokens = torch.where(greedy, log_pi.argmax(-1, keepdim=True), tokens)
@@ -64,6 +66,13 @@ def sample(drafts: Sequence[Draft], logits_BV: Tensor) -> None:
         ):
             draft.ids.append(token)
             draft.logps.append(logp)
+
+
+def _cumulative(shares_BV: Tensor) -> Tensor:
+    """Return the sums up to each column; a GPU has no deterministic ones (``trainer.deterministic``)."""
+    if shares_BV.is_cuda and torch.are_deterministic_algorithms_enabled():
+        return shares_BV.cpu().cumsum(-1).to(shares_BV.device)
+    return shares_BV.cumsum(-1)
 
 
 class Batch:

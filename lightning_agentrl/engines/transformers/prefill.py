@@ -98,12 +98,13 @@ class TreePrefill:
     def keep_common_prefix(self, prompts: Sequence[ModelInput]) -> None:
         """Keep the cached prefix if all prompts begin with it and it is not much too short; else compute theirs.
 
-        At least one token of each prompt is left out, since its hidden state is needed. A few tokens are not kept.
+        At least one token of each prompt is left out, since its hidden state is needed. A few tokens are not kept. On a
+        GPU none are: FlexAttention reads no tree behind a past, and dense attention has a mask of all pairs of tokens.
         """
         rows = [prompt.keys for prompt in prompts]
         common = min(common_prefix_length(rows), min(map(len, rows)) - 1)
         common = len(prompts[0].head(common))
-        if common < LEAST_PREFIX:
+        if common < LEAST_PREFIX or self.policy.lm.device.type == "cuda":
             common = 0
         kept = self._prefix
         if common >= len(kept) and rows[0][: len(kept)] == kept and common <= 2 * len(kept):

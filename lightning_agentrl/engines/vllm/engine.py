@@ -158,6 +158,7 @@ class VLLMEngine(Engine):
     def _send_weights(self, thread: VLLMThread, handle: PolicyHandle) -> None:
         """Layers are gathered in vLLM's thread, so that on a GPU its stream orders gathering, copying and loading."""
         with weights_by_layer(handle.policy) as weights:
+            self._settle(handle)  # what is in no layer was gathered in this thread
             given = {"weights_iterator": weights}
             thread.call(lambda engine: engine.collective_rpc("reload_weights", kwargs=given))
             thread.call(lambda engine: engine.collective_rpc(TellsSizes.pack_experts))
