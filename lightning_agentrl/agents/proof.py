@@ -353,8 +353,8 @@ class EngineProof:
 def _other_precision(engine: Engine, handle: PolicyHandle, device: str) -> Callable[[], AbstractContextManager] | None:
     """Return what makes a trainer in 16 bits compute in float32, or one in float32 in the 16 bits of the engine.
 
-    Where both compute in float32 on a GPU, one of them may multiply in TF32, as vLLM's attention does. None where nothing
-    of this is so, and for weights that have 16 bits themselves.
+    Where both compute in float32 on a GPU, one of them may multiply in TF32, as vLLM's attention does. None where
+    nothing of this is so, and for weights that have 16 bits themselves.
     """
     if any(weight.dtype != torch.float32 for weight in handle.policy.parameters()):
         return None

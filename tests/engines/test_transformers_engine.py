@@ -100,6 +100,31 @@ def test_logps_are_those_of_the_sampled_ids(engine, policy):
         assert 1 <= len(reply.ids) <= asked.max_tokens
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_logps_on_a_gpu_are_those_of_the_sampled_ids(served_folder, device, deterministic):
+    """Its heads are wide enough for FlexAttention."""
+    if torch.device(device).index >= torch.cuda.device_count():
+        pytest.skip("needs two GPUs")
+    policy = LanguageModel(load_causal_lm(str(served_folder))).train().to(device)
+    engine = TransformersEngine(gather_seconds=0.02)
+    engine.start(PolicyHandle(policy, (CLOSE,), nullcontext))
+    try:
+        engine.sync(0)
+        torch.use_deterministic_algorithms(deterministic)
+        replies = serve(engine, MIXED)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        engine.stop()
+    policy.cpu()
+    for asked, reply in zip(MIXED, replies, strict=True):
+        whole = log_pi(policy, asked.prompt.ids + reply.ids, asked.temperature or 1.0)
+        start = len(asked.prompt) - 1
+        expected = [float(whole[start + k, token]) for k, token in enumerate(reply.ids)]
+        assert reply.logps == pytest.approx(expected, abs=1e-4)
+
+
 def test_replies_do_not_depend_on_company(engine, policy):
     alone = []
     for one in MIXED:
