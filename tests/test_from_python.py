@@ -381,13 +381,13 @@ class SecondTrainer(L.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("pick", "named"),
     [
         (lambda agent, data: (agent, make_data(seed=5)), "PPOAgent"),
-        pytest.param(lambda agent, data: (deepcopy(agent), data), "RolloutDataModule", marks=pytest.mark.slow),
-        pytest.param(lambda agent, data: (agent, data), "RolloutDataModule", marks=pytest.mark.slow),
+        pytest.param(lambda agent, data: (deepcopy(agent), data), "RolloutDataModule", marks=pytest.mark.long),
+        (lambda agent, data: (agent, data), "RolloutDataModule"),
         (lambda agent, data: (deepcopy(agent), make_data(seed=5)), ""),
     ],
 )

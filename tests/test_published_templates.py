@@ -26,7 +26,9 @@ BEGINS = {  # the first prompt, up to the rules of the environment
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BEGINS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=() if one in ("gemma2", "llama3") else pytest.mark.long) for one in BEGINS]
+)
 def test_the_quickstart_trains_with_a_published_template(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:

@@ -63,9 +63,9 @@ NEEDS = {
 
 
 def case(cls, memory):
-    """Of the estimators that need the same, one is enough while you work."""
+    """Of the estimators that need the same, one is enough."""
     kept = cls in NEEDS.values() and isinstance(memory, WindowMemory)
-    return pytest.param(cls, memory, marks=() if kept else pytest.mark.slow)
+    return pytest.param(cls, memory, marks=() if kept else pytest.mark.long)
 
 
 @pytest.mark.slow

@@ -297,7 +297,7 @@ def test_nan_on_one_rank_alone_skips_the_step_of_both(tmp_path, exact_folder, st
         assert shares == [0, 0, 0.5, 0, 0.5]
 
 
-@pytest.mark.slow  # two processes
+@pytest.mark.long  # two processes
 def test_a_turn_that_is_scored_with_nan_on_one_rank_alone_is_told_by_both(tmp_path, exact_folder):
     """Else the ranks would wait for each other in different places."""
     arguments = (*FAULTY, "values", "--model.init_args.at", "[6]")

@@ -26,7 +26,7 @@ def test_two_processes_give_the_weights_of_one(tmp_path, exact_folder):
     assert any(row.get("val/episodes") == 6 for row in logged[1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -177,7 +177,7 @@ def test_two_zero_processes_take_the_steps_of_one(tmp_path, tiny_folder, zero):
 
 
 @needs_deepspeed
-@pytest.mark.slow
+@pytest.mark.long
 def test_bf16_under_zero_rounds_no_weight(tmp_path, tiny_folder, zero):
     """As in one process, to the rounding of bfloat16, until that samples another token."""
     fit(tmp_path / "one", tiny_folder, "SeparateCritic", 1, *MIXED, plugins="null")

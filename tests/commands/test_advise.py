@@ -232,7 +232,9 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", list(Setting))
+@pytest.mark.parametrize(
+    "setting", [pytest.param(one, marks=() if one is Setting.WARM_UP else pytest.mark.long) for one in Setting]
+)
 def test_the_config_of_each_setting_trains(setting: Setting, config: Config, agentrl: Command, tmp_path: Path) -> None:
     """Behind a config that has a shared critic, and behind one with groups."""
     config = changed(config, "data.init_args.env", GUESS)

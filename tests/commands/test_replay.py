@@ -243,7 +243,7 @@ def test_every_iteration_replays_to_the_bit(
     assert code == 2, text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
     config: Config, tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

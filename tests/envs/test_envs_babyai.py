@@ -534,12 +534,12 @@ def test_bad_arguments_are_refused(kwargs, sentence):
         ("GoTo", 0.19, 0.38),
         ("PickUp", 0.05, 0.20),
         ("Open", 0.0, 0.02),
-        ("PutNext", 0.0, 0.12),
-        ("PickUpSeqGoTo", 0.03, 0.19),
-        ("GoToObjS4", 0.62, 0.80),
+        pytest.param("PutNext", 0.0, 0.12, marks=pytest.mark.long),
+        pytest.param("PickUpSeqGoTo", 0.03, 0.19, marks=pytest.mark.long),
+        pytest.param("GoToObjS4", 0.62, 0.80, marks=pytest.mark.long),
         ("GoToObjS6", 0.38, 0.60),
-        ("GoToLocalS5N2", 0.42, 0.62),
-        ("GoToRedBallNoDists", 0.33, 0.53),
+        pytest.param("GoToLocalS5N2", 0.42, 0.62, marks=pytest.mark.long),
+        pytest.param("GoToRedBallNoDists", 0.33, 0.53, marks=pytest.mark.long),
     ],
 )
 def test_random_success_is_in_the_known_band(level, low, high):

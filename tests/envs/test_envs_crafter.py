@@ -67,7 +67,7 @@ def test_same_seed_same_short_episode(env: CrafterText) -> None:
     assert digest(env, 5, 40, meanwhile=CrafterText(area=16)) == first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_seed_same_hundreds_of_turns_everywhere() -> None:
     """In one process, on a used instance, interleaved and drawn, and in fresh interpreters with other hash seeds."""
     turns = 400

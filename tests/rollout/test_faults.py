@@ -296,7 +296,7 @@ finally:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("ahead", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_all_ranks_stop_where_one_environment_is_broken(ahead, tiny_folder, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", RANKS]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

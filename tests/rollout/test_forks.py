@@ -155,7 +155,7 @@ def test_how_many_play_at_a_time_and_a_resume_change_nothing(words: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slip", [0.0, 0.3])
+@pytest.mark.parametrize("slip", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
 def test_values_are_those_of_dynamic_programming(words: Path, slip: float):
     """Without bias, within three standard errors over environments, also where the game draws random numbers."""
     env = EnvConfig(GAME, {"horizon": 7, "lure": 0.5, "slip": slip, "limit": LIMIT})
