@@ -36,7 +36,7 @@ class Evidence:
         repeated: the token stands in its prompt, or earlier in its reply.
         older: the trainer's log-probs with the weights before the last update; None where nothing was sent before.
         unmoved: the engine gave the same replies with the same log-probs before the update.
-        rounding: distances of the trainer's log-probs to its own in float32; None where they were not computed.
+        rounding: distances of the trainer's log-probs to its own in another precision; None where that was not asked.
     """
 
     engine: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ REMEMBERED = 8  # gaps
 # Times the policy's own rounding error: the engine rounds too, elsewhere. Measured with vLLM and a model of 135M whose
 # errors are large: 1.2 to 1.3 times the mean, 1.0 to 1.5 times the largest.
 TIMES_MEAN, TIMES_LARGEST = 2.0, 3.0
+MOST_MEAN, MOST_LARGEST = 0.5, 8.0  # beyond which no rounding is believed: the trainer itself may be at fault
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,13 @@ class Bounds:
         """Return bounds that also hold what a policy of these own rounding errors explains.
 
         Args:
-            mean: distance of its log-probs in 16 bits to those in float32.
+            mean: distance of its log-probs in two precisions. What is not finite explains nothing.
             largest: such distance.
         """
-        return Bounds(max(self.mean, TIMES_MEAN * mean), max(self.largest, TIMES_LARGEST * largest))
+        if not (math.isfinite(mean) and math.isfinite(largest)):
+            return self
+        mean, largest = min(TIMES_MEAN * mean, MOST_MEAN), min(TIMES_LARGEST * largest, MOST_LARGEST)
+        return Bounds(max(self.mean, mean), max(self.largest, largest))
 
     def hold(self, mean: float, largest: float) -> bool:
         """Return whether both are within the bounds; NaN is not."""
