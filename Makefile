@@ -53,7 +53,7 @@ laboratory: install ## claims about the recipe where values are known, and every
 same-as: install ## whether COMMIT=... and the working tree train alike to the bit; SAME_AS_ARGS="--cases lora" picks
 	$(BIN)/python benchmarks/same_as.py $(COMMIT) $(SAME_AS_ARGS)
 
-test: install ## run the fast tests, about two minutes on two cores
+test: install ## run the fast tests, two to three minutes on two cores
 	$(PYTEST) $(TWO) $(PYTEST_ARGS)
 
 test-rest: install chromium build/deepspeed ## run what CI runs besides them: sweeps, two processes, the pages in a browser

@@ -241,6 +241,7 @@ class LossThatGives(PolicyLoss):
 ROWS = r"a tensor \[\d+, \d+\]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "got"),
     [
@@ -263,6 +264,7 @@ def test_an_estimator_of_ones_own_that_returns_something_else_is_named(
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "got"),
     [
@@ -302,6 +304,7 @@ def spoiled(method: str, make: Callable[[torch.Tensor], Any]) -> type[PPOAgent]:
     return OwnAgent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "make", "got"),
     [
@@ -343,6 +346,7 @@ class TwoColumns(SharedCritic):
         return self.make(self.head(actor_hidden_RH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "got"),
     [

@@ -64,6 +64,7 @@ def test_equal_seeds_are_equal_episodes_and_others_are_not(name):
     assert len({played(task, seed, 0.5)[0][0] for seed in range(20)}) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_an_expert_without_mistakes_succeeds_and_a_random_player_seldom(name):
     """In 200 episodes; wind throws even the best one off now and then."""
@@ -84,6 +85,7 @@ def test_doing_nothing_does_not_succeed_and_ends(name):
     assert not info["success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_demonstrations_have_the_noise_and_the_words_of_their_task(name, tmp_path):
     task = TASKS[name]

@@ -95,6 +95,7 @@ def test_a_checkpoint_without_attempts_had_none_skipped(tmp_path, exact_folder):
     assert watch.versions == [{2}]
 
 
+@pytest.mark.slow
 def test_a_guard_can_end_the_run(tmp_path, exact_folder):
     with pytest.raises(RuntimeError, match="step 3: attempt 2 is on the list"):
         fit(tmp_path, exact_folder, SkipSome([2], verdict=Verdict.STOP))

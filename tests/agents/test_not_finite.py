@@ -133,6 +133,7 @@ class Poison(L.Callback):
                 weight.data.view(-1)[0] = math.nan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [slow("actor"), "critic"])
 def test_weights_that_are_not_finite_are_not_saved(tmp_path, exact_folder, part):
     agent = make_agent(exact_folder, SeparateCritic())

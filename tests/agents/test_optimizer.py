@@ -30,6 +30,7 @@ class WithMore(PPOAgent):
         return optimizer
 
 
+@pytest.mark.slow
 def test_parameters_that_the_optimizer_leaves_out_are_told(tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"^2 of the agent's parameters are in no group .* such as more\.weight"):
         make_trainer(tmp_path, 1).fit(WithMore(str(tiny_folder)), make_data())

@@ -50,6 +50,7 @@ class Calling(PPOAgent):
             end()
 
 
+@pytest.mark.slow
 def test_hooks_that_call_those_of_the_agent_run_in_a_fit(tmp_path: Path, exact_folder: Path) -> None:
     trainer = make_trainer(tmp_path, 1)
     trainer.fit(Calling(str(exact_folder), critic=SharedCritic()), make_data())

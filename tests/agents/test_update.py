@@ -164,6 +164,7 @@ def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
     assert stages == ["collect", "score", "log", "update"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
     """Steps up to its total: turns collected, rows scored, rows of all mini-batches trained on."""

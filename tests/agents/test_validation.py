@@ -50,6 +50,7 @@ def test_validation_does_not_disturb_training(tmp_path, tiny_folder):
     assert all(without[name].equal(with_validation[name]) for name in without)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:.*was called before the ``update`` method")
 def test_a_sanity_check_plays_nothing_and_does_not_warn(tmp_path, tiny_folder):
     settings = {"limit_val_batches": 1.0, "num_sanity_val_steps": 2, "check_val_every_n_epoch": 9}
@@ -85,6 +86,7 @@ def test_a_copy_of_an_agent_plays_by_itself(tmp_path, tiny_folder):
     assert any(not torch.equal(one, two) for one, two in zip(agent.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_fit_works_inside_a_running_event_loop(tmp_path, tiny_folder):
     async def notebook() -> int:
         trainer = make_trainer(tmp_path, 1)

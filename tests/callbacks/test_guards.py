@@ -202,6 +202,7 @@ class Weights(L.Callback):
         self.seen.append([p.detach().clone() for p in agent.parameters()])
 
 
+@pytest.mark.slow
 def test_in_a_run_a_guard_acts_before_the_update_and_names_the_checkpoint(tmp_path, exact_folder):
     """A random model's replies in words are all invalid for the parser that games have."""
     last = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False, save_on_train_epoch_end=True)

@@ -65,6 +65,7 @@ def test_steps_that_are_skipped_change_no_number_of_iterations(tiny_folder: Path
     assert lines[-1].endswith(", 0:00 left")
 
 
+@pytest.mark.slow
 def test_long_stages_say_how_far_they_are(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=False, line_seconds=0.0)
     trainer = make_trainer(tmp_path, 1, [bar], enable_progress_bar=True)

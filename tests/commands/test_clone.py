@@ -32,6 +32,7 @@ def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, a
     assert "not an empty folder" in sentence(agentrl(*given, config=signs, command="clone"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

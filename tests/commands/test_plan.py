@@ -169,6 +169,7 @@ def test_learning_rates_are_told_with_their_schedules() -> None:
     assert rate_text(long, 1e-6, 6) == "rises over 400 steps to 1e-06, and the run ends after 6"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("critic", [SharedCritic, SeparateCritic])
 def test_weights_gradients_and_optimizer_are_counted(tiny_folder: Path, tmp_path: Path, critic: type[Critic]) -> None:
     agent, data = make_agent(tiny_folder, critic=critic()), make_data()

@@ -228,6 +228,7 @@ def test_a_missing_package_or_file_is_said(monkeypatch, tmp_path) -> None:
         GeometryTasks(str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "shown"),
     [

@@ -42,6 +42,7 @@ def hashes(images: tuple[np.ndarray, ...]) -> list[Any]:
     return [[*image.shape, hashlib.sha256(image.tobytes()).hexdigest()] for image in images]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", SEEN)
 def test_text_image_and_both_are_one_game(env_id) -> None:
     envs = [make(env_id, observation=kind, **SEEN[env_id]) for kind in ("text", "image", "both")]

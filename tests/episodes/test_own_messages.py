@@ -226,6 +226,7 @@ def talking(turns: int = 3, tools_from: int = 1, **settings: Any) -> Any:
     return make_data(**{"env": env, "prompt": words, **settings})
 
 
+@pytest.mark.slow
 def test_a_policy_is_trained_on_them(folder: Path, tmp_path: Path) -> None:
     """One growing sample; what is not sampled is not trained on, also an assistant's message of the environment."""
     agent = Keeping(str(folder), critic=SharedCritic())

@@ -174,6 +174,7 @@ def test_every_logged_number_is_documented(fit):
     assert not {name for name in all_names(fit.logged) if not any(matches(name, pattern) for pattern in names)}
 
 
+@pytest.mark.slow
 def test_every_documented_number_is_logged(fit):
     logged = all_names(fit.logged)
     missing = {pattern for pattern in documented() if not any(matches(name, pattern) for name in logged)}

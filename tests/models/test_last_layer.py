@@ -33,6 +33,7 @@ def gradient(policy: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(ROWS, st.integers(0, 10**6))
 def test_read_positions_and_gradients_are_those_of_whole_rows(policy, ids, seed):

@@ -97,6 +97,7 @@ def test_what_is_recorded_stays_as_it_was_and_all_states_have_values(words: Path
     assert any(bool(rollout.forked_end_values.any()) for rollout in with_forks)  # where the rollout cuts an episode
 
 
+@pytest.mark.slow
 def test_a_branch_that_repeats_the_record_is_not_played_again(words: Path, monkeypatch: pytest.MonkeyPatch):
     """And returns what it would have returned."""
     (once,) = collected(1, words)

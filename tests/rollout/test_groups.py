@@ -170,6 +170,7 @@ def test_ranks_share_the_groups(tiny_folder, groups):
     assert [story(rollout) for rollout in one] == [story(Rollout.concat(both)) for both in zip(*ranks, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 @pytest.mark.parametrize(
     "env",
