@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,6 +18,14 @@ ODD = "tests.check_env.odd:Odd-v0"
 
 def odd(what: str) -> Log:
     return examined(ODD, 10.0, what=what)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_they_were() -> Iterator[None]:
+    """One of the games ignores SIGUSR1, in this process too."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.slow
