@@ -140,9 +140,9 @@ class TransformersEngine(Engine):
     @torch.no_grad()
     def _serve(self) -> None:
         desk, handle, _ = self._started()
-        if (device := handle.policy.lm.device).type == "cuda":
-            torch.cuda.set_device(device)  # a new thread begins with the first one
         try:
+            if (device := handle.policy.lm.device).type == "cuda":
+                torch.cuda.set_device(device)  # a new thread begins with the first one
             self._sample_all(desk, handle)
         except BaseException as error:  # such as a warning that counts as an error
             for asked in desk.close():  # and what comes later is refused
