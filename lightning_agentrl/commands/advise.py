@@ -18,7 +18,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.scoring import row_states, score_values
-from lightning_agentrl.commands.advise_config import config_text, iteration_turns, setting_config
+from lightning_agentrl.commands.advise_config import BEGINS, config_text, iteration_turns, setting_config
 from lightning_agentrl.commands.advise_report import advice_text, facts_table
 from lightning_agentrl.commands.looking import LookCLI, LookOnce, validate_until_looked
 from lightning_agentrl.episodes.sides import SidesInteraction
@@ -177,6 +177,7 @@ class AdviseCLI(LookCLI):
     episodes_help = "Episodes to play, four from each start."
     file = "advice.yaml"
     file_help = "File for the advice as a config"
+    begins = BEGINS
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
@@ -191,7 +192,7 @@ class AdviseCLI(LookCLI):
         check_episodes(config.episodes)
         if config.most_turns < 1:
             raise ConfigError(f"--most_turns must be at least 1, got {config.most_turns}")
-        self.check_file("json")
+        self.check_file("json", b"{")
         if config.json and config.out and Path(config.json).resolve() == Path(config.out).resolve():
             raise ConfigError(f"'{config.out}' cannot be both files; name another one (argument --json)")
 

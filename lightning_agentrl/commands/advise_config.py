@@ -10,6 +10,7 @@ import yaml
 from lightning_agentrl.metrics.advice import GROUP, LONG_CUT, SHORT_CUT, WARMUP_ROUNDS, Advice, Setting
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV
 
+BEGINS = b"# agentrl advise"  # the file
 GAMMA, LAM = 0.99, 0.95
 DUAL = {"class_path": "DualDiscountGAE", "init_args": {"gamma_step": GAMMA, "lam_step": LAM}}
 DUAL["init_args"] |= {"gamma_token": 1.0, "lam_token": 1.0}  # type: ignore[operator]
@@ -62,7 +63,7 @@ def setting_config(
 
 def config_text(advice: Advice, changes: Mapping[str, Any]) -> str:
     """Return the file, with the reasons as comments."""
-    head = [f"# agentrl advise: {advice.setting} ({advice.sure})"]
+    head = [f"{BEGINS.decode()}: {advice.setting} ({advice.sure})"]
     head += [f"# {one.part}: {one.value} ({one.sure}): {one.why}" for one in advice.choices]
     head += [f"# note: {note}" for note in advice.notes]
     return "\n".join(head) + "\n\n" + yaml.safe_dump(dict(changes), sort_keys=False)

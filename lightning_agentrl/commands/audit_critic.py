@@ -24,6 +24,7 @@ from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.written_over import PAGE
 from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
@@ -196,7 +197,7 @@ def audit_run(run: Path, checkpoint: str | None, branches: int, every: int, out:
     """
     run = one_run(run, FACTS)
     out = run / "audit.html" if out is None else out
-    make_room_for(out, "out")
+    make_room_for(out, PAGE, "out")
     cli = AuditCLI(run, checkpoint, branches, every)
     found, records = cli.audit()
     report = audit_report(found, f"Audit of {cli.checkpoint}", branches, every)

@@ -12,6 +12,7 @@ from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.errors.written_over import PAGE, check_written_over
 
 
 def check_environment(
@@ -33,11 +34,11 @@ def check_environment(
     for name, value in (("seconds", seconds), ("cap", cap), ("max_prompt_tokens", most_tokens)):
         if not value > 0:
             raise ValueError(f"--{name} is {value}; give a number above 0")
-    for file in (json_file, html_file):
+    for file, begins, argument in ((json_file, b"{", "json"), (html_file, PAGE, "html")):
         if file is not None and not file.parent.is_dir():
             raise ValueError(f"'{file}' cannot be written: the folder '{file.parent}' does not exist")
-        if file is not None and file.is_dir():
-            raise ValueError(f"'{file}' is a folder; name the file to write")
+        if file is not None:
+            check_written_over(file, begins, argument)
     if json_file is not None and html_file is not None and json_file.resolve() == html_file.resolve():
         raise ValueError(f"'{html_file}' cannot be both files; name another one (argument --html)")
     told = certify(env, kwargs, seconds, cap, most_tokens)

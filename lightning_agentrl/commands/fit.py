@@ -55,6 +55,7 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, expl
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.errors.written_over import check_written_over
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
@@ -420,18 +421,18 @@ def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = Tr
         raise ConfigError(Problem(what, key=key, fix="give another one")) from error
 
 
-def make_room_for(file: Path, argument: str) -> None:
+def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     """Make the folder of a file at the start, since hours may pass before it is written.
 
     Args:
         file: to be written, or written anew.
+        begins: what it begins with.
         argument: that names it.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    if file.is_dir():
-        raise ConfigError(f"'{file}' is a folder; name the file to write (argument --{argument})")
+    check_written_over(file, begins, argument)
     make_folder(file.parent, f"--{argument}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")

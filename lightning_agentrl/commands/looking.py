@@ -14,6 +14,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.places import options
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors.written_over import PAGE
 from lightning_agentrl.rollout import RolloutDataModule
 
 Found = TypeVar("Found")
@@ -57,6 +58,7 @@ class LookCLI(RunConfigCLI):
     episodes_help: ClassVar[str] = "Episodes to play."
     file: ClassVar[str]  # below the run's root when not given
     file_help: ClassVar[str] = "File of the page"
+    begins: ClassVar[bytes] = PAGE  # the file
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         return super().init_parser(prog=self.prog, **kwargs)
@@ -79,22 +81,23 @@ class LookCLI(RunConfigCLI):
         self.processes = devices * nodes if isinstance(devices, int) and devices > 0 else nodes  # of the run
         config.trainer.devices, config.trainer.num_nodes, config.trainer.strategy = 1, 1, "auto"
         config.trainer.limit_val_batches = None  # else the config may leave out what is played
-        self.check_file("out")
+        self.check_file("out", self.begins)
 
-    def check_file(self, argument: str) -> None:
-        """Refuse a file that cannot be written, or that is read.
+    def check_file(self, argument: str, begins: bytes) -> None:
+        """Refuse a file that cannot be written, that is read, or that begins otherwise than what is written there.
 
         Raises:
             ConfigError: with the argument to change.
         """
         given = cast(Any, self.config)[argument]
-        if given is not None:
-            make_room_for(Path(given), argument)
+        if given is None:
+            return
         configs = {Path(value).resolve() for name, value in options(self.given) if name in ("c", "config")}
-        if given is not None and Path(given).resolve() in configs:
+        if Path(given).resolve() in configs:
             raise ConfigError(
                 f"'{given}' is the config that is read; name another file to write (argument --{argument})"
             )
+        make_room_for(Path(given), begins, argument)
 
     def look(self, what: Callable[[Agent], Found]) -> Found | None:
         """Return what is found with the connected agent; None: a signal ended it."""
@@ -103,7 +106,7 @@ class LookCLI(RunConfigCLI):
             cast(Agent, self.model),
             cast(RolloutDataModule, self.datamodule),
         )
-        make_room_for(self.out, "out")  # also where no name was given
+        make_room_for(self.out, self.begins, "out")  # also where no name was given
         callback = LookOnce(what)
         bars = [each for each in trainer.callbacks if isinstance(each, ProgressBar)]
         trainer.callbacks, trainer.loggers = [*bars, callback], []

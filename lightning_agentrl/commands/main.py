@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -259,7 +260,8 @@ def new(folder: str) -> None:
     from lightning_agentrl.commands.new import make_project
 
     names = make_project(Path(folder))
-    print(f"written to {folder}: {', '.join(names)}\nnext: cd {folder} && agentrl fit --config config.yaml --dry-run")
+    there = shlex.quote(folder)
+    print(f"written to {folder}: {', '.join(names)}\nnext: cd {there} && agentrl fit --config config.yaml --dry-run")
 
 
 TRAINERS = ("fit", "validate")  # commands of LightningCLI

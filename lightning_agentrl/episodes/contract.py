@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import product
 from operator import index, is_
 from typing import Any, Literal, SupportsIndex
 
@@ -21,7 +22,13 @@ CONTRACT = "contract"  # kind of an error that is wrong input where environments
 REWARD = "reward"  # kind of an error in a number that is trained on
 LARGEST_REWARD = 3.4e38  # what float32 holds
 PLACES = ("mission", "tips")  # attributes that a system text may ask for
-OUR_METRICS = ("retries", "errors/", "lost/")  # a name and prefixes below env/ that count errors of environments
+# Below env/: names, and beginnings of names.
+OUR_METRICS = {
+    "retries": "its errors",
+    "errors/": "its errors",
+    "lost/": "its lost episodes",
+    "judge": "what a judge gave",
+}
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,12 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
             raise contract_error(
                 f"the environment reports info['{entry}'] = {_shown(info[entry])}, which {wrong}"
             ) from None
-    ours, *prefixes = OUR_METRICS
-    if taken := [name for name in numbers if name == ours or name.startswith(tuple(prefixes))]:
-        raise contract_error(f"the environment reports {taken} in info['metrics'], names that count its errors")
+    for name, told in product(numbers, OUR_METRICS):
+        if name == told or (told.endswith("/") and name.startswith(told)):
+            raise contract_error(
+                f"the environment reports '{name}' in info['metrics'], where that is the name of {OUR_METRICS[told]}; "
+                "choose another"
+            )
     return numbers
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from lightning_agentrl.errors.written_over import PAGE, check_written_over
 from lightning_agentrl.view.curves import curves_index, read_curves
 from lightning_agentrl.view.differences import different_keys
 from lightning_agentrl.view.episodes import Episode, group
@@ -48,7 +49,7 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None, othe
         other: a second run.
 
     Raises:
-        ValueError: as :func:`page_of`, or ``out`` is a folder.
+        ValueError: as :func:`page_of`, or ``out`` is a folder or a file that is no page.
     """
     name = "view.html" if other is None else "compare.html"
     return _write(run / name if out is None else out, page_of(run, last, other))
@@ -143,7 +144,7 @@ def build_report(
         out: the file to write.
 
     Raises:
-        ValueError: ``out`` is a folder.
+        ValueError: ``out`` is a folder or a file that is no page.
     """
     about = {"name": name, "summary": None, "facts": None, "config": config}
     head = {"name": name, "notes": notes, "iterations": None, "runs": [about], "differences": [], "curves": None}
@@ -151,8 +152,7 @@ def build_report(
 
 
 def _write(target: Path, text: str) -> Path:
-    if target.is_dir():
-        raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
+    check_written_over(target, PAGE, "out")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be any bytes
     return target

@@ -30,7 +30,7 @@ function pair(index, first, second) {
     first: Math.min(first.last, second.last),
     last: Math.max(first.last, second.last),
     verdict: won[0] === won[1] ? (won[0] ? "both" : "neither") : won[0] ? "A only" : "B only",
-    gap: Math.abs(Number(first.return) - Number(second.return)),
+    gap: Math.abs(toNumber(first.return) - toNumber(second.return)),
   };
 }
 

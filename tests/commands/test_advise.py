@@ -158,6 +158,7 @@ def test_what_does_not_end_or_repeat_is_told(config: Config, agentrl: Command, t
 @pytest.mark.slow
 def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp_path: Path) -> None:
     (tmp_path / "pages").mkdir()
+    (tmp_path / "own.yaml").write_text("trainer:\n")
     for arguments, part in (
         (["--episodes", "0"], "--episodes must be at least 1, got 0"),
         (["--most_turns", "0"], "--most_turns"),
@@ -167,6 +168,8 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
         (["--json", "given.yaml/a.json"], "'given.yaml' cannot be made: File exists (key --json"),
         (["--out", "a.yaml", "--json", "./a.yaml"], "'a.yaml' cannot be both files"),
         (["--out", "given.yaml"], "'given.yaml' is the config that is read"),
+        (["--out", "own.yaml"], "'own.yaml' is there already, and this command has not written it"),
+        (["--json", "own.yaml"], "'own.yaml' is there already, and this command has not written it"),
     ):
         assert part in sentence(agentrl(*arguments, config=config, command="advise"))
     broken = changed(config, "data.init_args.env", {"id": ENDLESS, "kwargs": {"broken": True}, "retries": 0})

@@ -42,6 +42,14 @@ def test_a_new_project_is_not_written_over_anything(tmp_path: Path, agentrl: Com
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
+def test_what_comes_next_is_a_line_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "new", "my agent") == 0
+    assert "next: cd 'my agent' &&" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_new_project_passes_its_own_test_and_trains(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -214,10 +214,8 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"info": {"metrics": {"gold": 10**5000}}}, r"info\['metrics'\] = a value of type dict, .*no float holds"),
         ({"info": {"progression": 10**400}}, r"info\['progression'\] = 1000.*whole number that no float holds"),
         ({"info": {"progression": "half"}}, r"info\['progression'\] = 'half', which must be a number"),
-        (
-            {"info": {"metrics": {"errors/mine": 1}}},
-            r"\['errors/mine'\] in info\['metrics'\], names that count its errors",
-        ),
+        ({"info": {"metrics": {"errors/mine": 1}}}, r"'errors/mine' in info\['metrics'\], where that .* its errors"),
+        ({"info": {"metrics": {"gold": 1, "judge": 1}}}, r"'judge' in info\['metrics'\], where that .* a judge gave"),
         ({"observation": 7}, "an observation of type int; observations must be text"),
         ({"reward": "much"}, "a reward of type str; it must be a number"),
     ],
