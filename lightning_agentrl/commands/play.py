@@ -205,8 +205,10 @@ def _line(question: str) -> str:
     """Read a line; one that comes out of a pipe is shown.
 
     Raises:
-        _InputEnded: at the end of the input.
+        _InputEnded: at the end of the input, or without any.
     """
+    if sys.stdin is None:  # closed by whoever started the command
+        raise _InputEnded
     try:
         text = input(question)
     except EOFError:

@@ -35,12 +35,12 @@ def play(
     monkeypatch.chdir(tmp_path)
 
     def run(
-        typed: str, *arguments: str, config: Config | None = None, model: Path = tiny_folder
+        typed: str | None, *arguments: str, config: Config | None = None, model: Path = tiny_folder
     ) -> tuple[int, str, str]:
         given = ["--model", str(model)] if config is None else ["--config", "given.yaml"]
         if config is not None:
             (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
-        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        monkeypatch.setattr(sys, "stdin", None if typed is None else io.StringIO(typed))
         capsys.readouterr()
         code = run_command(monkeypatch, "play", *arguments, *given)
         told = capsys.readouterr()
@@ -95,6 +95,11 @@ def test_episodes_follow_each_other_until_the_input_ends(play: Play) -> None:
     assert "'1', the default action" in out  # of the empty reply
     assert "action: '3'; reward" in out  # of the reply of two lines
     assert out.rstrip().splitlines()[-1].startswith("episodes played to the end: ")
+
+
+def test_a_closed_input_is_one_that_ends_at_once(play: Play) -> None:
+    code, out, _ = play(None, GUESS)
+    assert (code, out.splitlines()[-1]) == (0, "episodes played to the end: 0, solved: 0")
 
 
 def test_a_growing_conversation_shows_what_is_new(play: Play, config: Config) -> None:
