@@ -46,9 +46,10 @@ from lightning_agentrl.agents.describe import describe, describe_collected, desc
 from lightning_agentrl.agents.engine_watch import EngineWatch, proof_of
 from lightning_agentrl.agents.finite import LeftOut, gradients_are_finite
 from lightning_agentrl.agents.hooks import Attempt, watching
+from lightning_agentrl.agents.logged_numbers import leave_out_hints, leave_out_moves
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.agents.models import Compute, Models, build_models
-from lightning_agentrl.agents.monitors import Monitors, leave_out_hints, let_callbacks_wait
+from lightning_agentrl.agents.monitors import Monitors, let_callbacks_wait
 from lightning_agentrl.agents.needs import Needs, naming_missing
 from lightning_agentrl.agents.optimizer import (
     Optim,
@@ -460,6 +461,7 @@ class Agent(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Refuse settings that do not fit together before weights are read, which may take minutes."""
         leave_out_hints()
+        leave_out_moves()
         with raise_once():
             if cast(Any, self.trainer).datamodule is None:
                 raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")

@@ -7,7 +7,6 @@ that nobody logs.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -75,11 +74,6 @@ class Monitors:
             self._told.add((watcher, name))
             rank_zero_info(f"{watcher} waits for the first value of {name}")
         return None
-
-
-def leave_out_hints() -> None:
-    """Filter Lightning's advice to average what is logged over ranks: numbers of agents are of all ranks already."""
-    warnings.filterwarnings("ignore", message=r".*It is recommended to use `self\.log.*sync_dist=True.*")
 
 
 def let_callbacks_wait(trainer: L.Trainer, value: Callable[[str, str], Tensor | None]) -> None:
