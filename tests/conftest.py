@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib.util
 import logging
@@ -19,6 +20,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else two workers
 
 import pytest
 import yaml
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
@@ -54,6 +56,16 @@ VLLM = importlib.util.find_spec("vllm") is not None
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if not VLLM and item.get_closest_marker("vllm"):
         pytest.skip("vLLM is not installed")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process where what is to be tidied up hangs: once a test has failed, nothing else keeps the time."""
+    faulthandler.dump_traceback_later(300, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # A shell that starts tests in the background has them ignore Ctrl-C, and all processes that they start.

@@ -38,6 +38,8 @@ def _settle_all(outcomes: Sequence[tuple[Waiting, Reply | Exception]]) -> None:
     for waiting, outcome in outcomes:
         if waiting.future.done():  # cancelled, or told that the engine has ended
             continue
+        if isinstance(outcome, StopIteration):  # which no future takes
+            outcome = RuntimeError(f"StopIteration: {outcome}")
         if isinstance(outcome, Exception):
             waiting.future.set_exception(outcome)
             waiting.future.exception()  # counts as read: one whose caller is ended by another's error says nothing more

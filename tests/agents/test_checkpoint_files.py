@@ -226,11 +226,15 @@ def test_whenever_saving_is_killed_there_is_a_whole_checkpoint(tmp_path: Path) -
                 save_for_ever(path)
             finally:
                 os._exit(1)
-        while not path.exists():
-            time.sleep(0.001)
-        time.sleep(random_.random() * 0.03)
-        os.kill(saver, signal.SIGKILL)
-        os.waitpid(saver, 0)
+        try:
+            ends = time.monotonic() + 60
+            while not path.exists():
+                assert time.monotonic() < ends
+                time.sleep(0.001)
+            time.sleep(random_.random() * 0.03)
+        finally:
+            os.kill(saver, signal.SIGKILL)
+            os.waitpid(saver, 0)
         assert files.damage(path) == ""
         assert torch.load(path, weights_only=True)["epoch"] >= 1
         halves += files.part_of(path).exists()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -513,9 +513,9 @@ def test_a_batch_has_room_for_someone():
 def test_whoever_waits_is_told_that_sampling_has_ended(engine, monkeypatch):
     """Such as by a warning that counts as an error, in the thread that samples."""
 
-    def fails(room: int, running: bool) -> None:
-        while not engine._desk._queue:
-            time.sleep(0.01)
+    def fails(room: int, running: bool) -> float:
+        if not engine._desk._queue:  # the thread has only now come back to the desk, which is locked until it waits
+            return math.inf
         raise UserWarning("an environment asked for nothing")
 
     serve(engine, MIXED[:1])
@@ -523,3 +523,27 @@ def test_whoever_waits_is_told_that_sampling_has_ended(engine, monkeypatch):
     for reason in ("sampling has ended: UserWarning: an environment", "the engine was stopped"):
         with pytest.raises(RuntimeError, match=reason):
             serve(engine, MIXED[:1])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (StopIteration("no next one"), "StopIteration: no next one"),
+        (SystemExit(3), "sampling has ended: SystemExit: 3"),
+        (ValueError("wrong"), "wrong"),
+    ],
+)
+def test_whatever_a_model_raises_is_told_to_all_who_wait(engine, policy, error, told):
+    def fails(*_: object) -> None:
+        raise error
+
+    async def all_told() -> list[Reply | BaseException]:
+        asked = [engine.generate(one) for one in MIXED]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), timeout=60)
+
+    handle = policy.lm.base_model.register_forward_pre_hook(fails)
+    outcomes = asyncio.run(all_told())
+    handle.remove()
+    assert len(outcomes) == len(MIXED)
+    assert all(isinstance(one, Exception) and told in str(one) for one in outcomes)

@@ -18,7 +18,7 @@ import pytest
 from lightning_agentrl.engines import Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.group import check_split, check_world
 from lightning_agentrl.engines.vllm.lockstep import PAUSE, LockstepThread, News
-from lightning_agentrl.engines.vllm.thread import Handling
+from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from tests.inputs import text
 
 T = TypeVar("T")
@@ -293,3 +293,14 @@ def test_a_model_that_cannot_be_cut_is_refused(
     else:
         with pytest.raises(ValueError, match=rf"tensor_parallel.*{size}.*{heads}"):
             check_split(size, config)
+
+
+def test_whoever_waits_for_a_reply_that_cannot_be_read_is_told() -> None:
+    def read(output: Any) -> Reply:
+        raise KeyError("logprobs")
+
+    thread = VLLMThread(Handling(build=Counter, add=Counter.add, read=read, close=lambda _: None))
+    asked = asyncio.wait_for(thread.ask(SamplingRequest(text(1, 2), 3, 1.0, 0)), timeout=60)
+    with pytest.raises(RuntimeError, match="vLLM failed while sampling"):
+        asyncio.run(asked)
+    thread.close()

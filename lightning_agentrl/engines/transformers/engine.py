@@ -146,7 +146,7 @@ class TransformersEngine(Engine):
             self._sample_all(desk, handle)
         except BaseException as error:  # such as a warning that counts as an error
             for asked in desk.close():  # and what comes later is refused
-                asked.waiting.tell(RuntimeError(f"sampling has ended: {type(error).__name__}: {error}"))
+                asked.waiting.tell(RuntimeError(_ended_by(error)))
             raise
 
     def _sample_all(self, desk: Admission, handle: PolicyHandle) -> None:
@@ -161,13 +161,15 @@ class TransformersEngine(Engine):
         try:
             with _sampling(handle):
                 last = self._sample(desk, batch, first)
-        except Exception as error:  # noqa: BLE001 - passed to everyone who waits for a reply of this batch
+            self._tell(desk, batch, last)
+        except BaseException as error:  # passed to everyone who waits for a reply of this batch
+            told = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
             for asked in [*first, *batch.new, *(draft.asked for draft in batch.drafts)]:
                 if not asked.settled:
                     desk.settle(asked)
-                    asked.waiting.tell(error)
-        else:
-            self._tell(desk, batch, last)
+                    asked.waiting.tell(told)
+            if told is not error:
+                raise
 
     def _sample(self, desk: Admission, batch: Batch, first: Sequence[Asked]) -> list[Draft]:
         """Sample until nothing is left to do; return what was done last, to be told when the policy is as it was."""
@@ -185,10 +187,15 @@ class TransformersEngine(Engine):
         for draft in done:
             ids = tuple(draft.ids)
             closed = ids[-1] in batch.stop_token_ids
-            desk.settle(draft.asked)  # first, since its caller asks again at once
             reply = Reply(ids, tuple(draft.logps), closed, self.policy_version, draft.asked.late)
             outcomes.append((draft.asked.waiting, reply))
+        for draft in done:
+            desk.settle(draft.asked)  # first, since its caller asks again at once
         tell_all(outcomes)
+
+
+def _ended_by(error: BaseException) -> str:
+    return f"sampling has ended: {type(error).__name__}: {error}"
 
 
 @contextmanager

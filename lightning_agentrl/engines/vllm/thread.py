@@ -123,8 +123,9 @@ class VLLMThread:
         try:
             while self._read_mail(engine):
                 for output in engine.step() if self._in_flight else ():
-                    if output.finished and (ask := self._in_flight.pop(output.request_id, None)):
-                        ask.tell(self._reply(output))
+                    if output.finished and output.request_id in self._in_flight:
+                        reply = self._reply(output)  # while its caller counts as waiting, should this fail
+                        self._in_flight.pop(output.request_id).tell(reply)
         except Ended as told:
             reason = RuntimeError(str(told))
             reason.__cause__ = told.__cause__
