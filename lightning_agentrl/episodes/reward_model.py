@@ -116,9 +116,12 @@ class RewardModel(Scorer):
         try:
             for item, score in zip(batch, self._read(batch), strict=True):
                 item.score = score
-        except Exception as error:  # noqa: BLE001 - handed to every thread that waits for this batch
+        except BaseException as error:  # handed to every thread that waits for this batch
+            told = error if isinstance(error, Exception) else RuntimeError(f"the reward model has raised {error!r}")
             for item in batch:
-                item.error = error
+                item.error = told
+            if told is not error:
+                raise
 
     def _encode(self, prompt: str, reply: str) -> _Waiting:
         assert self._tokenizer is not None

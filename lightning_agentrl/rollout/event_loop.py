@@ -18,7 +18,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-loop", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="rollout-loop", daemon=True)
         self._thread.start()
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Running[T]:
@@ -28,6 +28,15 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], look: Callable[[], None] | None = None) -> T:
         """Run a coroutine and return its result; see :meth:`Running.result`."""
         return self.begin(coroutine).result(look)
+
+    def _work(self) -> None:
+        """Run the loop until it is stopped. A task that asks for the end of the process stops it, too, unheard."""
+        while True:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                continue
+            return
 
     def stop(self) -> None:
         if not self._loop.is_closed():
@@ -79,10 +88,15 @@ class Running(Generic[T]):
 
         Raises:
             Exception: what the coroutine raised; of a group, its first error, whose cause is its own or else the group.
+            RuntimeError: it raised what ends a process, as ``sys.exit`` does.
         """
         self.wait(look)
         try:
             return self._future.result()
+        except (SystemExit, KeyboardInterrupt) as left:
+            raise RuntimeError(
+                f"code that runs while episodes are played raised {left!r}, which ends a process"
+            ) from left
         except BaseExceptionGroup as group:
             error = _first(group)
             raise error from (error.__cause__ or group)

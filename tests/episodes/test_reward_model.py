@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, LlamaConfig
 
+from lightning_agentrl.episodes.reward_model import _Waiting
 from lightning_agentrl.rollout import GroupRollout, RewardModel, RolloutDataModule, TaskSet
 from tests.episodes.test_tasks import SUMS, collect, file_of
 from tests.tiny import tiny_tokenizer
@@ -99,17 +101,21 @@ def test_many_threads_are_answered_each_with_its_own(tmp_path: Path) -> None:
     assert scores == pytest.approx([model.score(*pair, None) for pair in pairs], abs=1e-5)
 
 
-def test_an_error_is_told_to_all_of_its_batch(tmp_path: Path) -> None:
-    model = started(classifier_folder(tmp_path))
+@pytest.mark.parametrize("error", [RuntimeError("out of order"), SystemExit("out of order")])
+def test_an_error_is_told_to_all_of_its_batch(tmp_path: Path, error: BaseException) -> None:
+    model = started(classifier_folder(tmp_path), max_batch=3)
+    read = model._read
 
-    def broken(batch: object) -> list[float]:
-        raise RuntimeError("out of order")
+    def broken(batch: Sequence[_Waiting]) -> list[float]:
+        if not batch:
+            return read(batch)
+        raise error
 
     model._read = broken  # type: ignore[method-assign]
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(model.score, "a", "b", None) for _ in range(8)]
         for future in asked:
-            with pytest.raises(RuntimeError, match="out of order"):
+            with pytest.raises((RuntimeError, SystemExit), match="out of order"):
                 future.result(timeout=30)
 
 
