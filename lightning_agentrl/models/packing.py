@@ -60,6 +60,8 @@ class Row:
         Raises:
             ValueError: the last logit position is within an image.
         """
+        if self.input.is_text:
+            return []
         found, start = [], 0
         for chunk in self.input.chunks:
             if start >= self.length:

@@ -171,7 +171,7 @@ class ModelInput:
 
     @property
     def images(self) -> tuple[ImageChunk, ...]:
-        return tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
+        return () if self.is_text else tuple([chunk for chunk in self.chunks if isinstance(chunk, ImageChunk)])
 
     def behind(self, tokens: int) -> ModelInput:
         """Return what follows the first tokens; an image that they cut in two is left out."""
