@@ -112,7 +112,7 @@ def test_whole_groups_come_to_as_many_turns_as_an_iteration_has():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["groups_by_state", "warm_up"])
+@pytest.mark.parametrize("setting", ["groups_by_state", pytest.param("warm_up", marks=pytest.mark.long)])
 def test_a_run_is_the_same_again_and_ends_when_its_turns_are_played(setting, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.laboratory.judge.PLAYED", 2048)
     task = TASKS["sorting"]

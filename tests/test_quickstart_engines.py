@@ -148,7 +148,7 @@ def test_a_run_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
         quickstart.run("vllm", 3, ["--trainer.no_such_key", "1"], tmp_path / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_leaves_what_the_page_needs(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tiny model; the other engine has its tests elsewhere."""
     small: Any = made_small(yaml.safe_load(config_of("transformers").read_text()), tiny_folder)

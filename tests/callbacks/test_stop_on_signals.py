@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Whole
 
 SLOW = [
     *(("windowed", "collect", 2), ("windowed", "validate", 2), ("windowed", "update", 1)),
-    *(("groups", "score", 3), ("groups ahead", "collect", 2), ("ahead", "update", 3)),
+    *(("groups ahead", "collect", 2), ("ahead", "update", 3)),
 ]
 STAGES = [
     *(("collect", 0), ("score", 0), ("update", 0), ("update", 1), ("collect", 2), ("validate", 2)),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCHVISION = ROOT / "build" / "torchvision"  # made by `make test-vllm`
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.long)])
 def test_logps_of_replies_to_images_are_the_trainers(family, tmp_path):
     assert (TORCHVISION / "torchvision").is_dir(), "`make test-vllm` puts torchvision there"
     folder = tiny_vision_folder(tmp_path / family, family, hidden_size=128, head_dim=32)
