@@ -28,7 +28,14 @@ from lightning_agentrl.errors.unknown import (
 OPTIONS = (*TOP_KEYS, "config", "print_config", "quiet", "dry_run", "resume_with_changes")
 TRAINER = "lightning.pytorch.Trainer"
 _NARROWER = {"trainer.precision": "'32-true', '64-true', 'bf16-mixed'"}  # Lightning takes more than a run does
-_TYPES = {"NoneType": "", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list"}
+_TYPES = {
+    "NoneType": "",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "list": "a list",
+    "dict": "names with values, as {name: value}",
+}
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -161,8 +168,8 @@ def _forms(owner: type, key: str | None) -> list[Any]:
 
 def _wrong_type(key: str, types: str, given: str) -> Problem:
     """Describe a value of another type than a key takes."""
-    found = re.findall(r"typing\.Literal\[([^\]]*)\]|<class '(?:[\w.]+\.)?(\w+)'>", types)
-    words = [f"one of {_NARROWER.get(key, values)}" if values else _TYPES.get(name, name) for values, name in found]
+    found = re.findall(r"typing\.Literal\[([^\]]*)\]|<class '(?:[\w.]+\.)?(\w+)'>|\b(dict)\[", types)
+    words = [f"one of {_NARROWER.get(key, values)}" if values else _TYPES.get(a or b, a) for values, a, b in found]
     kinds = " or ".join(dict.fromkeys(filter(None, words))) or types
     meant = closest(given, re.findall(r"'([^']*)'", kinds))
     return Problem(f"{key} must be {kinds}, got '{given}'", key=key, value=given or None, suggestion=meant)
