@@ -17,6 +17,7 @@ from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import age
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
@@ -45,7 +46,11 @@ class RunSummary(L.Callback):
         self._saved_at = -1  # optimizer steps behind the newest checkpoint
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Forget an earlier run; a checkpoint is loaded later."""
+        """Forget an earlier run, and see that the copy can be written; a checkpoint is loaded later."""
+        if self.path is not None and stage == "fit":
+            with raise_once():
+                if trainer.is_global_zero:
+                    _make_room_for(Path(self.path))
         if stage == "fit" and trainer.global_step == 0:
             self.before, self._earlier_minutes, self._saved_at = None, 0.0, -1
 
@@ -126,6 +131,19 @@ class RunSummary(L.Callback):
             beside.write_text(text + "\n")
             beside.replace(place)  # a page that is live never reads half of it
         print(f"{text}\nwritten to {copy}", flush=True)
+
+
+def _make_room_for(path: Path) -> None:
+    """Make the folder of a file that is written at the end, hours later."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        why = "it is a folder" if path.is_dir() else ""
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            why = "no permission"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise ValueError(f"RunSummary cannot write '{path}': {why}; give another file (its argument path)")
 
 
 def _told(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
