@@ -12,7 +12,7 @@ from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
-from lightning_agentrl.errors.written_over import PAGE, check_written_over
+from lightning_agentrl.view.written_over import PAGE, check_written_over
 
 
 def check_environment(

@@ -55,10 +55,10 @@ from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, expl
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
-from lightning_agentrl.errors.written_over import check_written_over
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
+from lightning_agentrl.view.written_over import check_written_over
 
 
 class AgentParser(LightningArgumentParser):
@@ -432,7 +432,10 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    check_written_over(file, begins, argument)
+    try:
+        check_written_over(file, begins, argument)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     make_folder(file.parent, f"--{argument}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")

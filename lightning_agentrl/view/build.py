@@ -13,7 +13,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from lightning_agentrl.errors.written_over import PAGE, check_written_over
 from lightning_agentrl.view.curves import curves_index, read_curves
 from lightning_agentrl.view.differences import different_keys
 from lightning_agentrl.view.episodes import Episode, group
@@ -21,6 +20,7 @@ from lightning_agentrl.view.locate import RunFiles, environment_of, find_run
 from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
 from lightning_agentrl.view.report import Report
+from lightning_agentrl.view.written_over import PAGE, check_written_over
 
 _SCRIPTS = (
     *("format.js", "chunks.js", "pairs.js", "marks.js", "curves.js"),

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.errors.written_over import PAGE
 from lightning_agentrl.view import build_page
+from lightning_agentrl.view.written_over import PAGE
 from tests.view.logs import make_turn, random_turns, write_log, write_run
 
 XSS = '</script><script>alert(1)</script><img src="http://example.org/x.png" onerror="alert(2)"><!--'
@@ -47,7 +46,7 @@ def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path: Path) -> 
     before = page.read_bytes()
     assert build_page(tmp_path, page).read_bytes() != before
     (tmp_path / "notes.txt").write_text("kept")
-    with pytest.raises(ConfigError, match=r"notes.txt' is there already.*--out"):
+    with pytest.raises(ValueError, match=r"notes.txt' is there already.*--out"):
         build_page(tmp_path, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "kept"
     (tmp_path / "empty").touch()
