@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,14 @@ def row(case: Case, mine: Times, other: Times) -> list[str]:
     ]
 
 
+def processor() -> str:
+    """Return the name of the processor, where the system tells it."""
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
 def page(measured: Mapping[Case, tuple[Times, Times]], commit: str) -> str:
     """Return the page."""
     count = len(next(iter(measured.values()))[0].clock)
@@ -157,7 +166,8 @@ def page(measured: Mapping[Case, tuple[Times, Times]], commit: str) -> str:
             f"{TURNS} turns and two optimizer steps an iteration, one thread. Both versions are there at the same time",
             "and take iterations by turns.",
             "*Times as fast* is the median of pairs that are neighbours in time, in brackets their quartiles;",
-            f"{count} pairs a row. Written by `python -m benchmarks.laboratory.turns_per_second --against ../older`.",
+            f"{count} pairs a row, on {processor()}. Other processors give other ratios. Written by",
+            "`python -m benchmarks.laboratory.turns_per_second --against ../older`.",
             "",
             "| replies | turns a second before | now | times as fast, by the clock | by time of the processor |",
             "|---|---|---|---|---|",
