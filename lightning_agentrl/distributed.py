@@ -53,26 +53,32 @@ def max_over_ranks(number: N) -> N:
     return max(all_gather(number))
 
 
+class _ToldElsewhere(SystemExit):
+    """Raised on a rank that says nothing, since another one has the error."""
+
+
 @contextmanager
 def raise_once() -> Iterator[None]:
     """Let one rank raise an error that several ranks have inside, and stop all ranks when one has an error.
 
     All ranks must enter. Of those with the same error the first raises it and the others exit silently; so does a rank
-    without an error while another has one.
+    without an error while another has one. ``sys.exit`` counts as an error: the others would wait for who has left.
     """
-    error: Exception | None = None
+    error: Exception | SystemExit | None = None
     try:
         yield
-    except Exception as raised:  # noqa: BLE001 - raised again below
+    except (Exception, SystemExit) as raised:
+        if isinstance(raised, SystemExit) and type(raised) is not SystemExit:  # all ranks leave so, each by itself
+            raise
         error = raised
     texts = all_gather(None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         own = dist.get_rank() if len(texts) > 1 else 0
         if texts.index(texts[own]) == own:
             raise error
-        raise SystemExit(0)  # the first one's exit code counts; another one would cut its message short
+        raise _ToldElsewhere(0)  # the first one's exit code counts; another one would cut its message short
     if any(text is not None for text in texts):
-        raise SystemExit(2)
+        raise _ToldElsewhere(2)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def ending(rank, faults):
     try:
         with raise_once():
             if fault := faults.split(",")[rank]:
-                raise ValueError(fault)
+                raise SystemExit(fault) if fault == "leaves" else ValueError(fault)
         return "goes on"
     except (ValueError, SystemExit) as end:
         return repr(end)
@@ -32,11 +32,12 @@ def ending(rank, faults):
 with multiprocessing.get_context("fork").Pool(3) as ranks:  # torch is imported once
     print(json.dumps(ranks.map(endings, range(3), chunksize=1)))
 """
-LEAVE = ["SystemExit(0)", "SystemExit(2)"]  # after an error that another rank tells, and without one
+LEAVE = ["_ToldElsewhere(0)", "_ToldElsewhere(2)"]  # after an error that another rank tells, and without one
 CASES = {
     "same,same,same": ["ValueError('same')", LEAVE[0], LEAVE[0]],
     ",alone,": [LEAVE[1], "ValueError('alone')", LEAVE[1]],
     "one,other,one": ["ValueError('one')", "ValueError('other')", LEAVE[0]],
+    ",,leaves": [LEAVE[1], LEAVE[1], "SystemExit('leaves')"],
     ",,": ["goes on"] * 3,
 }
 

@@ -9,6 +9,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -80,7 +81,7 @@ class Chain(RolloutCallback):
 
     def _release(self) -> None:
         if self._claimed is not None:
-            os.close(self._claimed)
+            release(self._claimed)
             self._claimed = None
 
     def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
@@ -117,11 +118,24 @@ def number_fields(stage: str, numbers: Mapping[str, Any]) -> Link:
     return {f"{stage}/number/{name}": np.array(x, np.float32) for name, x in repeated}
 
 
+_claims: set[int] = set()  # what is open in this process
+
+
+def _leave_claims() -> None:
+    """Close them in a forked process, which would hold them for as long as it lives, after the run has ended."""
+    for opened in _claims:
+        os.close(opened)
+    _claims.clear()
+
+
+os.register_at_fork(after_in_child=_leave_claims)
+
+
 def claim(folder: Path) -> int:
     """Make a chain's folder, if it is not there, and claim it for one run.
 
     Returns:
-        What is open until it is closed or the process ends, however it does, and holds the claim.
+        What holds the claim until it is given to :func:`release`, or the process ends, however it does.
 
     Raises:
         ConfigError: another run has claimed it, with the keys to change.
@@ -139,7 +153,16 @@ def claim(folder: Path) -> int:
         ) from None
     except OSError:  # a file system without locks of folders
         pass
+    _claims.add(opened)
     return opened
+
+
+def release(opened: int) -> None:
+    """Give up a claim."""
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_UN)
+    os.close(opened)
+    _claims.discard(opened)
 
 
 def write_link(path: Path, link: Link) -> None:

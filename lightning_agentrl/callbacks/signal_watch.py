@@ -182,10 +182,12 @@ class SignalWatch:
     def _end(self, reason: str) -> None:
         """End the process, whatever its other threads do."""
         self._ending.acquire()  # for good: one thread says why
-        try:
-            self.ended(reason)
-        finally:
-            os._exit(128 + self.stopping.asked if rank() == 0 else 0)
+        telling = threading.Thread(target=self.ended, args=(reason,), daemon=True)  # it asks a disk, which may stall
+        telling.start()
+        telling.join(CLOSE_SECONDS)
+        if telling.is_alive():
+            os.write(2, f"agentrl: stopped, {reason}; the disk of the checkpoints does not answer\n".encode())
+        os._exit(128 + self.stopping.asked if rank() == 0 else 0)
 
 
 class _Placeholder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -45,6 +45,7 @@ from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
+from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
 from lightning_agentrl.types.arguments import arguments
 from lightning_agentrl.types.model_input import ImageReader
@@ -256,9 +257,10 @@ class RolloutDataModule(L.LightningDataModule):
         with raise_once():
             self.sizes.check_processes(self._place[1])
             self.engine.check()
-            for kind in range(len(self.pool.sources)):
-                worker = self.pool.take(kind)
-                worker.wait()
+            for kind, source in enumerate(self.pool.sources):
+                with self._awaiting("setup", f"{source.name} to be made"):
+                    worker = self.pool.take(kind)
+                    worker.wait()
                 self.pool.give_back(kind, worker)
 
     def check(
@@ -279,10 +281,11 @@ class RolloutDataModule(L.LightningDataModule):
         if template.folds_system:
             rank_zero_info(f"{template.name} has no system role; system text begins the first user message instead")
         self.first_inputs = []
-        for kind in range(len(self.pool.sources)):
+        for kind, source in enumerate(self.pool.sources):
             session = make.session(kind, 0, lambda _episode: 0)
             try:
-                self.first_inputs.append(check_prompt(session, self.interaction, context_length))
+                with self._awaiting("setup", f"the first reset of {source.name}"):
+                    self.first_inputs.append(check_prompt(session, self.interaction, context_length))
             finally:
                 make.end(session, kind)
 
@@ -317,14 +320,19 @@ class RolloutDataModule(L.LightningDataModule):
                 self._settle()
             self.engine.stop()
             self._loop.stop()
-        self.pool.close()
+        with self._awaiting("teardown", "the last calls of environments, and for them to close"):
+            self.pool.close()
         self._saved, self._begun = self._current(), None
         if error := self._background.unraised:
             rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
-        if self._episodes is not None:
-            self._episodes.close()
+        with self._awaiting("teardown", "environments to close"):
+            if self._episodes is not None:
+                self._episodes.close()
         self._episodes, self._loop, self._connection, self._failed = None, None, None, False
         self._background = Background(self.max_staleness)
+
+    def _awaiting(self, stage: str, what: str) -> AbstractContextManager[None]:
+        return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage).waiting_for(what)
 
     def on_exception(self, exception: BaseException) -> None:
         """End what is collected in the background, and after an error all threads; episodes stay as they were."""

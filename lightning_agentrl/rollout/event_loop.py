@@ -6,11 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.2  # between two looks whether to wait any longer
+LEFT_SECONDS = 1.0  # for tasks that are left at the end
 
 
 class LoopThread:
@@ -23,7 +25,7 @@ class LoopThread:
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Running[T]:
         """Start a coroutine and return at once."""
-        return Running(asyncio.run_coroutine_threadsafe(coroutine, self._loop), self._loop)
+        return Running(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], look: Callable[[], None] | None = None) -> T:
         """Run a coroutine and return its result; see :meth:`Running.result`."""
@@ -36,7 +38,12 @@ class LoopThread:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
                 continue
-            return
+            break
+        if left := asyncio.all_tasks(self._loop):  # begun by code of others beside what was run
+            for task in left:
+                task.cancel()
+            with suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_until_complete(asyncio.wait(left, timeout=LEFT_SECONDS))
 
     def stop(self) -> None:
         if not self._loop.is_closed():
@@ -48,9 +55,9 @@ class LoopThread:
 class Running(Generic[T]):
     """A coroutine that runs in the thread of a loop."""
 
-    def __init__(self, future: Future[T], loop: asyncio.AbstractEventLoop) -> None:
-        self._future = future
-        self._loop = loop
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._coroutine, self._loop = coroutine, loop
+        self._future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def failed(self) -> bool:
         """Return whether it has ended without a result."""
@@ -102,15 +109,14 @@ class Running(Generic[T]):
             raise error from (error.__cause__ or group)
 
     def cancel(self) -> None:
-        """End it, and wait until nothing else runs on the loop. Does nothing if it has ended already."""
+        """End it, and wait until it has ended with all that it waits for. Does nothing if it has ended already."""
         if self._future.cancel() and not self._loop.is_closed():  # was still running
-            asyncio.run_coroutine_threadsafe(_others_ended(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(_ended(self._coroutine), self._loop).result()
 
 
-async def _others_ended() -> None:
-    """Wait until every other task of this loop has ended."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*others, return_exceptions=True)
+async def _ended(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Wait until the task of a coroutine has ended; tasks that code of others has begun beside it may go on."""
+    await asyncio.gather(*(t for t in asyncio.all_tasks() if t.get_coro() is coroutine), return_exceptions=True)
 
 
 def _first(error: BaseException) -> BaseException:

@@ -19,9 +19,22 @@ async def play_parts(parts: Sequence[Part], at_a_time: int, engine: Engine) -> N
     async def play(seat: AbstractContextManager) -> None:
         with seat:
             for part in waiting:  # shared between the tasks: each takes the next one
-                await part()
+                await _uncancelled(part)
 
     with engine.seats(min(at_a_time, len(parts))) as seats:
         async with asyncio.TaskGroup() as tasks:
             for seat in seats:
                 tasks.create_task(play(seat))
+
+
+async def _uncancelled(part: Part) -> None:
+    """Play a part. A cancellation that nobody asked for is an error: a group of tasks would pass over it."""
+    task = asyncio.current_task()
+    assert task is not None
+    try:
+        await part()
+    except asyncio.CancelledError as left:
+        if task.cancelling():
+            raise
+        told = "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
+        raise RuntimeError(told) from left

@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from lightning_agentrl.episodes.session import Session
 
@@ -31,7 +31,7 @@ class Watchdog:
         self.stage = stage
         self._lock = threading.Lock()
         self._sessions: list[Session] = []
-        self._taking_weights = False
+        self._awaited = ""  # what else is to move
         self._changed_at = time.monotonic()
 
     @contextmanager
@@ -59,15 +59,19 @@ class Watchdog:
         finally:
             self._change(self._sessions.remove, session)
 
-    @contextmanager
-    def taking_weights(self) -> Iterator[None]:
+    def taking_weights(self) -> AbstractContextManager[None]:
         """Expect the engine to load the weights while inside."""
+        return self.waiting_for(f"{self.engine} to take over the weights")
+
+    @contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Expect to leave soon; what holds this up is named as given."""
         with self.on_guard():
-            self._taking_weights = True
+            self._awaited = what
             try:
                 yield
             finally:
-                self._taking_weights = False
+                self._awaited = ""
 
     def _change(self, change: Callable[[Session], None], session: Session) -> None:
         with self._lock:
@@ -81,7 +85,7 @@ class Watchdog:
                 sessions, moved_at = list(self._sessions), self._changed_at
             moved_at = max([moved_at, *(session.moved_at for session in sessions)])
             left = max(moved_at, warned_at) + self.seconds - time.monotonic()
-            if left <= 0 and (sessions or self._taking_weights):
+            if left <= 0 and (sessions or self._awaited):
                 warned_at = time.monotonic()
                 warnings.warn(self._message(sessions, warned_at - moved_at), stacklevel=1)
             if over.wait(left if left > 0 else self.seconds):
@@ -93,8 +97,8 @@ class Watchdog:
             calls.setdefault(session.call, []).append(session.index)
         engine = calls.pop("", [])
         held = [f"{call} of {_environments(numbers)}" for call, numbers in sorted(calls.items())]
-        if self._taking_weights:
-            held.append(f"{self.engine} to take over the weights")
+        if self._awaited:
+            held.append(self._awaited)
         if engine:
             held.append(f"replies of {self.engine} to {_environments(engine)}")
         return f"nothing has moved for {seconds:.0f} s in stage {self.stage()}; waiting for {' and for '.join(held)}"

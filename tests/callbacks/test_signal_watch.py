@@ -21,10 +21,14 @@ from tests.agents.processes import next_port
 ENDS, SAVES = (signal.SIGTERM, signal.SIGINT), (signal.SIGUSR1,)
 
 
-def begin(grace: float = 60.0) -> Stopping:
+def write(reason: str) -> None:
+    os.write(2, reason.encode())
+
+
+def begin(grace: float = 60.0, ended: Callable[[str], object] = write) -> Stopping:
     stopping = Stopping()
     stopping.watch = SignalWatch(  # type: ignore[attr-defined]
-        ENDS, SAVES, stopping, grace, lambda: None, lambda reason: os.write(2, reason.encode())
+        ENDS, SAVES, stopping, grace, lambda: None, ended
     )
     return stopping
 
@@ -62,6 +66,19 @@ def test_a_main_thread_that_never_comes_back_from_c_is_ended_after_its_grace(tmp
 
     assert code_of(child(work, tmp_path / "log")) == 143
     assert "could not save within 0.3 s" in (tmp_path / "log").read_text()
+
+
+def test_a_disk_that_stalls_as_the_last_checkpoint_is_named_holds_no_end_up(tmp_path, monkeypatch):
+    def work() -> None:
+        begin(grace=0.1, ended=lambda _: time.sleep(60))
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(signal_watch, "CLOSE_SECONDS", 0.3)
+    started = time.monotonic()
+    assert code_of(child(work, tmp_path / "log")) == 143
+    assert time.monotonic() - started < 30
+    assert "could not save within 0.1 s; the disk of the checkpoints does not answer" in (tmp_path / "log").read_text()
 
 
 def test_a_second_signal_ends_at_once_but_one_that_comes_twice_is_one(tmp_path, monkeypatch):

@@ -304,3 +304,14 @@ def test_whoever_waits_for_a_reply_that_cannot_be_read_is_told() -> None:
     with pytest.raises(RuntimeError, match="vLLM failed while sampling"):
         asyncio.run(asked)
     thread.close()
+
+
+def test_whoever_asks_an_engine_that_leaves_is_told() -> None:
+    def add(engine: Counter, name: str, request: SamplingRequest) -> None:
+        raise SystemExit(3)
+
+    thread = VLLMThread(Handling(build=Counter, add=add, read=lambda output: output, close=lambda _: None))
+    asked = asyncio.wait_for(thread.ask(SamplingRequest(text(1, 2), 3, 1.0, 0)), timeout=60)
+    with pytest.raises(RuntimeError, match="vLLM failed while sampling"):
+        asyncio.run(asked)
+    thread.close()

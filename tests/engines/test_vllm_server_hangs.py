@@ -250,7 +250,7 @@ def test_the_wait_has_an_end_that_names_the_server(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["/version", "/collective_rpc", "reload_weights"])
+@pytest.mark.parametrize("path", ["/version", "/collective_rpc", "reload_weights", "weights_checksum"])
 def test_an_update_does_not_wait_for_a_server_that_hangs_for_longer_than_its_deadline(path: str) -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
         servers[0].never.add(path)

@@ -45,3 +45,24 @@ def test_whatever_one_of_several_raises_ends_all_and_is_told(loop: LoopThread, r
         loop.run(together())
     assert left == ["told"]
     assert loop.run(answer()) == 7
+
+
+def test_a_task_that_somebody_has_begun_beside_holds_no_end_up(
+    loop: LoopThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a judge may that keeps a connection alive."""
+    beside: list[asyncio.Task[None]] = []
+
+    async def works() -> None:
+        beside.append(asyncio.create_task(asyncio.sleep(1000)))
+        await asyncio.sleep(1000)
+
+    def look() -> None:
+        if beside:
+            raise ValueError("asked to end")
+
+    with pytest.raises(ValueError, match="asked to end"):
+        loop.run(works(), look)
+    loop.stop()
+    assert beside[0].cancelled()
+    assert "pending" not in capsys.readouterr().err

@@ -9,15 +9,19 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import gymnasium
 import pytest
 
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.rollout import EnvConfig, Judge, JudgedTurn, RolloutDataModule
+from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.rollout import EnvConfig, Judge, JudgedTurn, RawParser, RolloutDataModule, TurnInteraction
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.watchdog import Watchdog
-from tests.rollout.scripted import Learner, Scripted, Workplace, workplace
+from tests.rollout.scripted import FREE_TEXT, Learner, Scripted, Workplace, workplace
 
 LIMIT = 0.2
 
@@ -155,3 +159,34 @@ def test_zero_turns_it_off(tiny_folder, caught):
     assert started > before
     with pytest.raises(ValueError, match=r"stall_seconds.*0.*-1"):
         RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), stall_seconds=-1)
+
+
+class SlowToBegin(Scripted):
+    """Takes its time for everything but its steps."""
+
+    def __init__(self) -> None:
+        time.sleep(3 * LIMIT)
+        super().__init__(3)
+
+    def reset(self, **given: Any) -> Any:
+        time.sleep(3 * LIMIT)
+        return super().reset(**given)
+
+    def close(self) -> None:
+        time.sleep(3 * LIMIT)
+
+
+gymnasium.register("SlowToBegin-v0", SlowToBegin)
+
+
+def test_what_holds_up_the_start_or_the_end_of_a_run_is_named(
+    tiny_folder: Path, caught: list[warnings.WarningMessage]
+) -> None:
+    env, free = EnvConfig("SlowToBegin-v0", worker="thread"), TurnInteraction(4, RawParser())
+    sizes = {"num_envs": 1, "turns_per_env": 1, "mini_batch_turns": 1}
+    data = RolloutDataModule(env, interaction=free, prompt=FREE_TEXT, stall_seconds=LIMIT, **sizes)
+    data.setup("fit")
+    data.check(load_tokenizer(str(tiny_folder)), 2048)
+    data.teardown("fit")
+    for place in ("setup; waiting for SlowToBegin-v0 to be made", "setup; waiting for the first reset of", "teardown;"):
+        assert any(place in text for text in told(caught))

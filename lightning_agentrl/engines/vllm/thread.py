@@ -166,7 +166,10 @@ class VLLMThread:
     def _begin(self, engine: Any, ask: Ask) -> None:
         try:
             self._handling.add(engine, ask.name, ask.request)
-        except Exception as error:  # noqa: BLE001 - only this request is refused
+        except BaseException as error:  # only this request is refused, unless it ends the thread
+            if not isinstance(error, Exception):
+                self._in_flight[ask.name] = ask  # told with the others
+                raise
             ask.tell(error)
         else:
             self._in_flight[ask.name] = ask

@@ -191,7 +191,7 @@ class ServerPool:
         try:
             await replica.server.probe(replica.unread)
             self._check_replies(replica)
-        except (Lost, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one, the others are looked at
             if replica.used and weights is self._weights:  # else it was taking weights meanwhile
                 self._drop(replica, error)
 
@@ -327,7 +327,13 @@ class ServerPool:
         """Refuse a server whose weights have other bits than those of a server of equal layout. Only one says so."""
         if len(self.replicas) == 1:
             return
-        layout, content = await replica.server.checksums()
+        assert weights.delivery is not None
+        limit = replica.server.deadlines.load(weights.delivery.size)  # they are read once more
+        try:
+            async with asyncio.timeout(limit):
+                layout, content = await replica.server.checksums()
+        except TimeoutError as error:
+            raise Hangs(f"it has not told the checksums of its weights within {limit:.0f} s") from error
         other, expected = weights.contents.setdefault(layout, (replica.server.url, content))
         if content != expected:
             raise ConfigError(
