@@ -84,7 +84,8 @@ class RolloutDataModule(L.LightningDataModule):
             compared with the trainer on some hundred tokens before the first rollout, and on fewer, or on those of the
             rollout, at each later update. ``stop``; ``warn``: go on; ``off``: do not compare.
         stall_seconds: seconds without any environment moving, or the engine loading the weights, after which a warning
-            says what is waited for; repeated at this interval. 0: never.
+            says what is waited for; repeated at this interval. Also of environments that are made, reset for the first
+            time, or closed. 0: never.
         seed: of episodes, sampling and shuffling; the seed of ``seed_everything`` when not given.
     """
 
