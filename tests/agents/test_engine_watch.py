@@ -83,6 +83,6 @@ def test_processes_go_on_or_leave_a_proof_together(tmp_path: Path) -> None:
     assert {case: [first[case], second[case]] for case in proving_ranks.CASES} == {
         "all is well": ["proven: True"] * 2,
         "the engine is gone": ["Stopped: 143", "Stopped: 0 no server"],
-        "the engine fails": ["SystemExit: 2", "ValueError: broken"],
+        "the engine fails": ["_ToldElsewhere: 2", "ValueError: broken"],
         "a signal comes": ["Stopped: 143", "Stopped: 0"],
     }

@@ -10,7 +10,7 @@ import pytest
 BESIDE_LIGHTNING = """
 import sys, lightning
 before = set(sys.modules)
-import lightning_agentrl.cli, lightning_agentrl.models.export
+import lightning_agentrl.cli
 print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
 """
 SLOW = {"peft", "aiohttp", "vllm", "tensorboard", "minigrid", "matplotlib", "playwright", "deepspeed", "agentrl_envs"}
