@@ -23,13 +23,13 @@ from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
+from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means
 from lightning_agentrl.rollout import RolloutDataModule, RolloutSource
 from lightning_agentrl.types import ForkPlan, Rollout, Turn
 from lightning_agentrl.view import Entry, Report, Table, build_report
 from lightning_agentrl.view.locate import FACTS
-from lightning_agentrl.view.written_over import PAGE
 
 LONGER = 1_000_000  # iterations than the run, so that another one is played; then the audit ends
 WORST = 20  # turns shown by themselves

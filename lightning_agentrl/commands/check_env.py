@@ -10,9 +10,9 @@ from typing import Any
 from lightning_agentrl.check_env.certificate import Certificate, certify, recipe_of
 from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
+from lightning_agentrl.commands.written_over import PAGE, check_written_over
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
-from lightning_agentrl.view.written_over import PAGE, check_written_over
 
 
 def check_environment(

@@ -50,6 +50,7 @@ from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
 from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
+from lightning_agentrl.commands.written_over import check_written_over
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
@@ -58,7 +59,6 @@ from lightning_agentrl.errors.problem import COMMAND_LINE, Place
 from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
-from lightning_agentrl.view.written_over import check_written_over
 
 
 class AgentParser(LightningArgumentParser):
@@ -432,10 +432,7 @@ def make_room_for(file: Path, begins: bytes, argument: str) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
-        check_written_over(file, begins, argument)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    check_written_over(file, begins, argument)
     make_folder(file.parent, f"--{argument}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")

@@ -13,9 +13,9 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.places import options
+from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.view.written_over import PAGE
 
 Found = TypeVar("Found")
 

@@ -20,7 +20,6 @@ from lightning_agentrl.view.locate import RunFiles, environment_of, find_run
 from lightning_agentrl.view.quantities import QUANTITIES
 from lightning_agentrl.view.read import PER_TOKEN, LoggedTurn, read_turns
 from lightning_agentrl.view.report import Report
-from lightning_agentrl.view.written_over import PAGE, check_written_over
 
 _SCRIPTS = (
     *("format.js", "chunks.js", "pairs.js", "marks.js", "curves.js"),
@@ -49,7 +48,7 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None, othe
         other: a second run.
 
     Raises:
-        ValueError: as :func:`page_of`, or ``out`` is a folder or a file that is no page.
+        ValueError: as :func:`page_of`, or ``out`` is a folder.
     """
     name = "view.html" if other is None else "compare.html"
     return _write(run / name if out is None else out, page_of(run, last, other))
@@ -144,7 +143,7 @@ def build_report(
         out: the file to write.
 
     Raises:
-        ValueError: ``out`` is a folder or a file that is no page.
+        ValueError: ``out`` is a folder.
     """
     about = {"name": name, "summary": None, "facts": None, "config": config}
     head = {"name": name, "notes": notes, "iterations": None, "runs": [about], "differences": [], "curves": None}
@@ -152,7 +151,8 @@ def build_report(
 
 
 def _write(target: Path, text: str) -> Path:
-    check_written_over(target, PAGE, "out")
+    if target.is_dir():
+        raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be any bytes
     return target

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from lightning_agentrl.view import build_page
-from lightning_agentrl.view.written_over import PAGE
 from tests.view.logs import make_turn, random_turns, write_log, write_run
 
 XSS = '</script><script>alert(1)</script><img src="http://example.org/x.png" onerror="alert(2)"><!--'
@@ -37,20 +36,6 @@ def test_the_page_lies_in_the_run_or_where_it_is_asked_for(tmp_path):
     assert elsewhere.read_bytes() == (tmp_path / "view.html").read_bytes()
     with pytest.raises(ValueError, match=r"--out"):
         build_page(tmp_path, tmp_path)
-
-
-def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path: Path) -> None:
-    write_log(tmp_path, [make_turn(reply="first")])
-    page = build_page(tmp_path, tmp_path / "one.html")
-    write_log(tmp_path, [make_turn(reply="first"), make_turn(turn=1)])
-    before = page.read_bytes()
-    assert build_page(tmp_path, page).read_bytes() != before
-    (tmp_path / "notes.txt").write_text("kept")
-    with pytest.raises(ValueError, match=r"notes.txt' is there already.*--out"):
-        build_page(tmp_path, tmp_path / "notes.txt")
-    assert (tmp_path / "notes.txt").read_text() == "kept"
-    (tmp_path / "empty").touch()
-    assert build_page(tmp_path, tmp_path / "empty").read_bytes()[:15] == PAGE
 
 
 def test_a_run_whose_name_is_no_utf8_has_a_page(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightning_agentrl.errors import ConfigError
+
 PAGE = b"<!doctype html>"  # what a page begins with
 
 
@@ -16,15 +18,15 @@ def check_written_over(file: Path, begins: bytes, argument: str) -> None:
         argument: that names it.
 
     Raises:
-        ValueError: with the argument to change.
+        ConfigError: with the argument to change.
     """
     if file.is_dir():
-        raise ValueError(f"'{file}' is a folder; name the file to write (argument --{argument})")
+        raise ConfigError(f"'{file}' is a folder; name the file to write (argument --{argument})")
     if not file.is_file():
         return
     with open(file, "rb") as there:
         found = there.read(len(begins))
     if found and found != begins:
-        raise ValueError(
+        raise ConfigError(
             f"'{file}' is there already, and this command has not written it; name another file (argument --{argument})"
         )
