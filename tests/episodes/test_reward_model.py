@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -113,7 +114,10 @@ def test_an_error_is_told_to_all_of_its_batch(tmp_path: Path, error: BaseExcepti
 
     model._read = broken  # type: ignore[method-assign]
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(model.score, "a", "b", None) for _ in range(8)]
+        with model._reading:  # until several wait, who are read together
+            asked = [threads.submit(model.score, "a", "b", None) for _ in range(8)]
+            while len(model._queue) < 4:
+                time.sleep(0.001)
         for future in asked:
             with pytest.raises((RuntimeError, SystemExit), match="out of order"):
                 future.result(timeout=30)
