@@ -35,9 +35,8 @@ from lightning_agentrl.agents.scoring import action_rows, bootstrap_rows
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.engines import SamplingRequest
 from lightning_agentrl.models.allocator import keep_freed_memory
-from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout import MiniBatch
-from lightning_agentrl.types import ModelInput, Rollout, input_of
+from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results" / "iteration.json"

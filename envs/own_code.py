@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from functools import cached_property
 from numbers import Integral, Real
@@ -23,6 +22,7 @@ _FORMS = {  # of what a method returns: the words for it, an example, and what e
         (("a number", float | Real), ("true or false", bool | np.bool_)),
     ),
 }
+_SEVERAL = (tuple, list)
 _NEEDED = {"actions": '{"left": "one step left"}', "default_action": '"left"', "max_turns": "20"}
 
 
@@ -34,7 +34,7 @@ def check_data(env: TextEnv) -> None:
     """
     owner = type(env).__name__
     for name, example in _NEEDED.items():
-        declared = inspect.getattr_static(env, name, None)
+        declared = _declared(env, name)
         if declared is None and (name == "max_turns" or not env.free_text):
             raise ValueError(f"{owner} has no `{name}`; write `{name} = {example}` in the class")
         if declared is None or isinstance(declared, property | cached_property):
@@ -94,14 +94,24 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
         ValueError: another number of values, or of other types.
     """
     words, fix, kinds = _FORMS[method]
-    whose = f"{type(env).__name__}.{method} returned"
-    if not isinstance(returned, tuple | list) or len(returned) != 2:
-        got = f"{len(returned)} values" if isinstance(returned, tuple | list) else _kind(returned)
-        raise ValueError(f"{whose} {got}; it must return {words}, as in `{fix}`")
-    for value, (needed, kind) in zip(returned, kinds, strict=True):
-        if not isinstance(value, kind):
-            raise ValueError(f"{whose} {_kind(value)} where {needed} belongs; it must return {words}, as in `{fix}`")
-    return returned[0], returned[1]
+    several = isinstance(returned, _SEVERAL)
+    if several and len(returned) == 2:
+        wrong = [
+            f"{_kind(value)} where {needed} belongs"
+            for value, (needed, kind) in zip(returned, kinds, strict=True)
+            if not isinstance(value, kind)
+        ]
+        if not wrong:
+            return returned[0], returned[1]
+        got = wrong[0]
+    else:
+        got = f"{len(returned)} values" if several else _kind(returned)
+    raise ValueError(f"{type(env).__name__}.{method} returned {got}; it must return {words}, as in `{fix}`")
+
+
+def _declared(env: TextEnv, name: str) -> Any:
+    """Return an attribute as it was written, such as a property itself; None if there is none."""
+    return next((vars(owner)[name] for owner in (env, *type(env).__mro__) if name in vars(owner)), None)
 
 
 def _kind(value: Any) -> str:

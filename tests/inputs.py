@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_agentrl.models.packing import Row
-from lightning_agentrl.types import ImageChunk, ModelInput
+from lightning_agentrl.types import ImageChunk, ModelInput, Row
 
 PLACEHOLDER = 7
 

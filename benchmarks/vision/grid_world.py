@@ -32,11 +32,11 @@ from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.prompts.memory import Recollection, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, TurnInteraction, ValidationConfig
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types import ModelInput, Row
 from tests.tiny import tiny_vision_folder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,9 +24,9 @@ import torch
 
 from benchmarks.intervals import T_QUANTILES
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.parts import tower
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types import ModelInput, Row
 from tests.tiny import tiny_vision_folder
 
 TURNS, ROUNDS = 16, 6

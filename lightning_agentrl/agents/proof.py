@@ -27,10 +27,9 @@ from lightning_agentrl.engines.weights import moved
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cause
 from lightning_agentrl.metrics.gap import Bounds, GapWatch, bounds_for
-from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
-from lightning_agentrl.types import ModelInput, Rollout
+from lightning_agentrl.types import ModelInput, Rollout, Row
 
 LEAST_TOKENS = 512  # of a round, over all ranks
 REPLIES, TOKENS = 8, 32  # of a batch, and of a reply

@@ -14,8 +14,8 @@ from lightning_agentrl.models.critic import Critic, values_of
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.integers import integers
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.packing import Packed, Row, pack, plan_micro_batches
-from lightning_agentrl.types import ModelInput, Rollout, Scores, input_of
+from lightning_agentrl.models.packing import Packed, pack, plan_micro_batches
+from lightning_agentrl.types import ModelInput, Rollout, Row, Scores, input_of
 
 TIMES_WITHOUT_GRADIENT = 4
 NOTHING = Row(ModelInput.of_ids((0,)), (0,))  # what an empty micro-batch reads
@@ -94,7 +94,7 @@ def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
 
 def action_rows(rollout: Rollout) -> list[Row]:
     """Return one row per sample, read before each of its action tokens."""
-    return [Row(s.input, tuple([p - 1 for p in s.action_positions])) for s in rollout.samples]
+    return [sample.row for sample in rollout.samples]
 
 
 def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:

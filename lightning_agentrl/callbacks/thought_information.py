@@ -15,8 +15,7 @@ from lightning_agentrl.agents.scoring import Reader, row_scores
 from lightning_agentrl.metrics.information import mutual_information
 from lightning_agentrl.metrics.numbers import Mean, over_ranks
 from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.packing import Row
-from lightning_agentrl.types import ModelInput, Rollout, input_of
+from lightning_agentrl.types import ModelInput, Rollout, Row, input_of
 
 
 class ThoughtInformation(RolloutCallback):

@@ -26,10 +26,9 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.advice import PLAYED, Advice, advise
 from lightning_agentrl.metrics.facts import Facts, Measured, MeasuredEpisode, measure
 from lightning_agentrl.metrics.quick_critic import explained_variance
-from lightning_agentrl.models.packing import Row
 from lightning_agentrl.rollout import GroupRollout, RolloutDataModule
 from lightning_agentrl.rollout.starts import StartedEpisode
-from lightning_agentrl.types import Rollout, Sample
+from lightning_agentrl.types import Rollout, Row, Sample
 
 EPISODES = 50
 REPLAYS = 8  # episodes that are played again

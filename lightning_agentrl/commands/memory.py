@@ -21,10 +21,9 @@ from lightning_agentrl.agents.zero import zero_stage
 from lightning_agentrl.models.allocator import resident_bytes, trim
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK, LanguageModel
 from lightning_agentrl.models.lora import has_adapters
-from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.sharding import gathered, local_bytes, units
 from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types import ModelInput, Row
 
 PROBE_TOKENS = 1024  # the longest micro-batch that is measured
 HOLES = 0.5  # of the activations; 0.25 to 0.75 were measured (docs/results/memory.md)

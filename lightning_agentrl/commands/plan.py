@@ -20,13 +20,12 @@ from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
-from lightning_agentrl.models.packing import Row
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
 from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types import ModelInput, Row
 
 
 class PlanShown(Exception):

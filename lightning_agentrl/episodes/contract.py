@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import product
 from operator import index, is_
 from typing import Any, Literal, SupportsIndex
 
@@ -90,8 +89,11 @@ def read_contract(env: gymnasium.Env, begun: bool, last: Contract | None = None)
     checked = vars(_NOTHING if last is None else last)
     now = dict(vars(_NOTHING))
     for name, value in _offered(env, begun):
-        if name not in PLACES or isinstance(value, str):  # else a name of an environment's own
-            now[name] = checked[name] if _same(value, checked[name]) else _checked(name, value)
+        known = checked[name]
+        if (value is known and type(value) in _UNCHANGING) or _same(value, known):
+            now[name] = known
+        elif name not in PLACES or isinstance(value, str):  # else a name of an environment's own
+            now[name] = _checked(name, value)
     if last is not None and all(map(is_, now.values(), checked.values())):
         return last
     contract = Contract(**now)
@@ -132,13 +134,19 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
             raise contract_error(
                 f"the environment reports info['{entry}'] = {_shown(info[entry])}, which {wrong}"
             ) from None
-    for name, told in product(numbers, OUR_METRICS):
-        if name == told or (told.endswith("/") and name.startswith(told)):
+    for name in numbers:
+        if ours := _our_metric(name):
             raise contract_error(
-                f"the environment reports '{name}' in info['metrics'], where that is the name of {OUR_METRICS[told]}; "
-                "choose another"
+                f"the environment reports '{name}' in info['metrics'], where that is the name of {ours}; choose another"
             )
     return numbers
+
+
+@lru_cache(maxsize=1024)
+def _our_metric(name: str) -> str | None:
+    """Return what is told under a name of ours; None if an environment may have it."""
+    taken = (told for told in OUR_METRICS if name == told or (told.endswith("/") and name.startswith(told)))
+    return OUR_METRICS.get(next(taken, ""))
 
 
 def check_reward(whose: str, reward: float) -> None:

@@ -196,7 +196,7 @@ class Environment:
         """Take one action and return the answer."""
         with NamingErrors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
-            if not isinstance(reward, float | SupportsFloat):  # float first: a protocol takes long to ask
+            if not isinstance(reward, float) and not isinstance(reward, SupportsFloat):  # which takes long to ask
                 raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
             try:
                 number = float(reward)
@@ -260,7 +260,7 @@ class Environment:
             if not isinstance(text, str):
                 raise contract_error(f"the environment gave {kind(f'an info[{name!r}]', text)}; it must be text")
         for name in _FLAGS:
-            if not isinstance(flag := info.get(name), bool | None):
+            if (flag := info.get(name)) is not None:
                 read_flag(f"info[{name!r}]", flag)
         texts = {name: well_formed(text) for name, text in told.items()}
         parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages

@@ -12,7 +12,6 @@ from lightning_agentrl.episodes.contract import contract_error
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
-from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Prompt, Session, StepResult
 from lightning_agentrl.episodes.unread import invents
 from lightning_agentrl.prompts.memory import PastTurn
@@ -112,7 +111,7 @@ class TurnInteraction(Interaction):
         session.turn_prompt = None
         prompt = session.turn_prompt = session.prompt()
         started = time.perf_counter()
-        request_seed = derive_seed(seed, session.index, session.turns_taken, session.first_episode)
+        request_seed = session.reply_seed(seed)
         number = session.place, session.turns_taken
         most = self.max_reply_tokens
         if self.reply_budget is not None:
@@ -135,8 +134,8 @@ class TurnInteraction(Interaction):
     ) -> Turn:
         observation, images, role, messages = session.observation, session.images, session.role, session.messages
         index = len(session.past) + session.all_unread
-        text = session.renderer.decode(reply.ids)
-        contract = session.contract
+        contract, renderer = session.contract, session.renderer
+        text = renderer.decode(reply.ids)
         parser = RawParser() if contract.free_text else self.parser
         if not contract.actions and isinstance(parser, TolerantParser):
             raise contract_error("the environment names no actions (attribute `actions`) any more")
@@ -180,7 +179,7 @@ class TurnInteraction(Interaction):
             thought=parsed.thought,
             action=executed,
             parsed_action=parsed.action,
-            thought_tokens=session.renderer.tokens_before(reply.ids, parsed.action_start),
+            thought_tokens=renderer.tokens_before(reply.ids, parsed.action_start),
             valid=valid,
             env_reward=result.reward,
             reward=self._reward(result.reward, valid) + judged,

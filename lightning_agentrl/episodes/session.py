@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from lightning_agentrl.episodes.contract import Contract, contract_error
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.environment import Answer, png
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, verdict_on
 from lightning_agentrl.episodes.moment import Moment
+from lightning_agentrl.episodes.seeds import derive_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
@@ -28,6 +31,7 @@ from lightning_agentrl.types.plain import (
     segments_to_plain,
 )
 
+SEEDS_AT_ONCE = 64  # of replies
 PICTURE_SIDE = 384  # pixels at most of a picture that people look at; models see all of it
 UNREAD = "Your last reply named no action."  # what the next prompt says of it
 TOO_LONG = "too_long"  # kind of the fault that no prompt can hold what an environment says
@@ -121,6 +125,8 @@ class Session:
         self.turn_prompt: Prompt | None = None  # that the running turn was sampled from; None if there is none
         self._judging = False
         self._judged_at = 0.0  # when that changed, on the monotonic clock
+        self._seeds: list[int] = []  # of replies, and of which run and turns
+        self._seeds_of: tuple[int, int] | None = None
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
@@ -197,6 +203,15 @@ class Session:
         self.episode_return += answer.reward
         seconds = time.perf_counter() - started
         return StepResult(answer.reward, answer.terminated, answer.truncated, answer.metrics, answer.info, seconds)
+
+    def reply_seed(self, seed: int) -> int:
+        """Return the seed of the next reply in a run of this seed; those of neighbouring turns are made at once."""
+        block, place = divmod(self.turns_taken, SEEDS_AT_ONCE)
+        if self._seeds_of != (seed, block):
+            turns = np.arange(block * SEEDS_AT_ONCE, (block + 1) * SEEDS_AT_ONCE)
+            self._seeds = derive_seeds(seed, self.index, turns, self.first_episode)
+            self._seeds_of = seed, block
+        return self._seeds[place]
 
     async def verdict_on(self, turn: JudgedTurn) -> float:
         """Return what the judge, which there must be, adds to the reward of a turn."""

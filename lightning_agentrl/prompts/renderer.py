@@ -120,7 +120,9 @@ class ChatRenderer:
         longest = max(map(len, tokenizer.get_vocab()))
         most = longest * (self.format.max_prompt_tokens + 1)
         self._safe = Untrusted(tokenizer, self.template.markers, max_chars=most)
-        self._remembered = lru_cache(REMEMBERED)(self._of_texts)  # states recur
+        # States recur. What the config adds to every prompt counts for its length.
+        self._remembered = lru_cache(REMEMBERED)(self._of_texts)
+        self._most_chars = REMEMBERED_CHARS - len(self.format.system or "") - len(self.format.instruction or "")
         self._rules = lru_cache(REMEMBERED_RULES)(self._rules_text)  # the same at every turn, or nearly
         self._reply = lru_cache(REMEMBERED)(self._decoded)  # an action and little else
 
@@ -129,6 +131,7 @@ class ChatRenderer:
         """A renderer for environments that take the whole reply: it asks for no thought and adds no headings."""
         other = copy(self)
         other.format, other._heading, other._whole_replies = replace(self.format, think=False), "", True
+        other._remembered = lru_cache(REMEMBERED)(other._of_texts)
         other._rules = lru_cache(REMEMBERED_RULES)(other._rules_text)
         return other
 
@@ -183,10 +186,51 @@ class ChatRenderer:
             RefusedMessagesError: the template does not show messages of these roles.
             PromptTooLongError: the prompt is over its limit even without any history.
         """
-        self._check_roles(own, role, later=bool(recollection.turns))
-        parts = self.messages(
-            system, examples, recollection, observation, short_term, actions, images, role, places, own
+        turns, note, places = recollection.turns, recollection.note, places or {}
+        if not (images or tools or own or any(turn.images or turn.messages for turn in turns)):
+            said = [system, note, observation, short_term, *(text for example in examples for text in example)]
+            said += [text for turn in turns for text in (turn.observation, turn.thought, turn.action)]
+            said += [*actions.values(), *places.values()]
+            if sum(map(len, said)) <= self._most_chars:
+                shown = tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in turns])
+                pairs = tuple(map(tuple, examples)), tuple(actions.items()), tuple(places.items())
+                return self._remembered(system, Recollection(shown, note), observation, short_term, role, *pairs)
+        return self._rendered(
+            system, examples, recollection, observation, short_term, actions, images, tools, role, places, own
         )
+
+    def _of_texts(
+        self,
+        system: str,
+        recollection: Recollection,
+        observation: str,
+        short_term: str,
+        role: str,
+        examples: Pairs,
+        actions: Pairs,
+        places: Pairs,
+    ) -> RenderedPrompt:
+        return self._rendered(
+            system, examples, recollection, observation, short_term, dict(actions), (), (), role, dict(places), ()
+        )
+
+    def _rendered(
+        self,
+        system: str,
+        examples: Sequence[tuple[str, str]],
+        recollection: Recollection,
+        observation: str,
+        short_term: str,
+        actions: Mapping[str, str],
+        images: Sequence[ModelInput],
+        tools: Sequence[Tool],
+        role: str,
+        places: Mapping[str, str],
+        own: OwnMessages,
+    ) -> RenderedPrompt:
+        self._check_roles(own, role, later=bool(recollection.turns))
+        now = Recollection(note=recollection.note)
+        parts = self.messages(system, examples, now, observation, short_term, actions, images, role, places, own)
         head, current = parts["system"] + parts["examples"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
@@ -388,15 +432,6 @@ class ChatRenderer:
         return f"Answer with one of: {names}" if names else ""
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
-        texts = [m["content"] for m in messages if m.keys() == {"role", "content"} and isinstance(m["content"], str)]
-        if not tools and len(texts) == len(messages) and sum(map(len, texts)) <= REMEMBERED_CHARS:
-            return self._remembered(tuple((message["role"], message["content"]) for message in messages), generate)
-        return self._of_messages(messages, generate, tools)
-
-    def _of_texts(self, told: tuple[tuple[str, str], ...], generate: bool) -> ModelInput:
-        return self._of_messages([{"role": role, "content": text} for role, text in told], generate)
-
-    def _of_messages(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
             text = self.template.apply(messages, generate, tools)
         return self._with_images(text, messages)

@@ -466,7 +466,7 @@ class RolloutDataModule(L.LightningDataModule):
         rollout = self._collect_now(connection) if ready is None else ready
         with raise_once():
             self._lost.add(rollout)
-        tokens = sum(len(segment) for sample in rollout.samples for segment in sample.segments)
+        tokens = sum(len(sample.ids) for sample in rollout.samples)
         beside = None if ready is None else self._background.seconds
         learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
         return rollout

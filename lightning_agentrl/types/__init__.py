@@ -4,6 +4,7 @@ from lightning_agentrl.types.fork_plan import ForkPlan
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput, TextChunk
 from lightning_agentrl.types.plain import rollout_from_plain, rollout_to_plain, samples_from_plain, samples_to_plain
 from lightning_agentrl.types.rollout import Rollout, Scores
+from lightning_agentrl.types.row import Row
 from lightning_agentrl.types.segment import Segment, SegmentKind, input_of
 from lightning_agentrl.types.turn import LATE, Sample, StopReason, Turn
 
@@ -13,6 +14,7 @@ __all__ = [
     "ImageChunk",
     "ModelInput",
     "Rollout",
+    "Row",
     "Sample",
     "Scores",
     "Segment",

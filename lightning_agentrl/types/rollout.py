@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -95,9 +96,9 @@ class Rollout:
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
-    def turns(self) -> list[Turn]:
-        return [turn for sample in self.samples for turn in sample.turns]
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        return tuple([turn for sample in self.samples for turn in sample.turns])
 
     @property
     def scored(self) -> bool:
@@ -123,7 +124,7 @@ class Rollout:
         labels_N, index_B = self.episode.unique(return_inverse=True)
         return x_B.new_zeros(len(labels_N)).index_add_(0, index_B, x_B)[index_B]
 
-    @property
+    @cached_property
     def last_of_episode(self) -> Tensor:
         """[B] bool: the samples after which this rollout holds no further turn of the same episode."""
         turns = [sample.turns[-1].index for sample in self.samples]

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from lightning_agentrl.types.model_input import ModelInput
+from lightning_agentrl.types.row import Row
 from lightning_agentrl.types.segment import Segment, input_of
 
 LATE = "late"  # among the errors of a turn: its environment was over its time, so the others went on without it
@@ -126,6 +127,11 @@ class Sample:
                 positions.extend(range(start, start + len(segment)))
             start += len(segment)
         return tuple(positions)
+
+    @cached_property
+    def row(self) -> Row:
+        """The same, read before each of these tokens."""
+        return Row(self.input, tuple([position - 1 for position in self.action_positions]))
 
     @property
     def actions(self) -> list[Segment]:

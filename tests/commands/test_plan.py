@@ -19,9 +19,10 @@ from lightning_agentrl.commands.plan import DryRun, PlanShown, example_rows, hel
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
-from lightning_agentrl.models.packing import Row, plan_micro_batches
+from lightning_agentrl.models.packing import plan_micro_batches
 from lightning_agentrl.models.prefix_tree import shared_length
 from lightning_agentrl.rollout import RolloutDataModule
+from lightning_agentrl.types import Row
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
 from tests.inputs import text

@@ -11,8 +11,8 @@ import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.models.packing import pack
+from lightning_agentrl.types import ModelInput, Row
 from tests.engines.test_vllm_engine import CLOSE, LONGEST, serve, tokens
 from tests.moving import move
 

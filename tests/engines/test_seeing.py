@@ -14,8 +14,8 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePr
 from lightning_agentrl.engines.transformers.rows import Rows
 from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.models.packing import pack
+from lightning_agentrl.types import ModelInput, Row
 from tests.models.seen import VISION_FAMILIES, own_hidden, picture, rows_with_images, text
 from tests.tiny import VisionFamily, tiny_vision_folder
 

@@ -23,13 +23,13 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, Session
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
-from lightning_agentrl.types import Rollout, Sample, StopReason
+from lightning_agentrl.types import Rollout, Row, Sample, StopReason
 from tests.rollout.scripted import LoggingEngine
 from tests.tiny import tiny_vision_folder
 

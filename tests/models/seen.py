@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.image_reader import FamilyReader
-from lightning_agentrl.models.packing import Row
-from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types import ModelInput, Row
 
 VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow
     *("qwen3_vl", "smolvlm"),

@@ -15,7 +15,8 @@ from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePr
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.families import SHARING, why_unshared
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, read_context_length
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
+from lightning_agentrl.types import Row
 from tests.inputs import text, text_row
 
 WINDOW = 6  # shorter than the prefix

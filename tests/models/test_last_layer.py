@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.last_layer import decoder_layers
-from lightning_agentrl.models.packing import Packed, Row, pack
+from lightning_agentrl.models.packing import Packed, pack
+from lightning_agentrl.types import Row
 from tests.inputs import text_row
 
 ROWS = st.lists(st.lists(st.integers(3, 9), min_size=2, max_size=12), min_size=1, max_size=6)

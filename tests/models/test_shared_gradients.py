@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.language_model import DEMO, LanguageModel, load_causal_lm
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.tree_attention import TREE
+from lightning_agentrl.types import Row
 from tests.inputs import text_row
 from tests.tiny import small_model
 

@@ -22,9 +22,10 @@ from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
-from lightning_agentrl.models.packing import Row, pack
+from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
+from lightning_agentrl.types import Row
 from tests.models.seen import picture, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 

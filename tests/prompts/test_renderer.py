@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
 from lightning_agentrl.types import SegmentKind, input_of
 
 CHATML = (
@@ -24,6 +27,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ACTIONS = {"turn left": "", "turn right": "", "go forward": "one step"}
 SYSTEM = "Reach the green door."
 EXAMPLES = [("a wall ahead", "turn left"), ("a door ahead", "THINK: the way is free\nACTION: go forward")]
+CHANGES = [{"observation": "a bed"}, {"thought": "why"}, {"action": "turn right"}, {"reply": "hm"}, {"role": "tool"}]
 PAST = tuple(PastTurn(f"room {i}", f"idea {i}", "turn left") for i in range(5))
 
 
@@ -126,6 +130,50 @@ def test_an_example_of_free_text_is_a_whole_reply():
     shown = chat.messages("", [("2 + 2", reply)], Recollection((PastTurn("2 + 2", "", reply),)), "hi", "", {})
     assert [message["content"] for message in shown["examples"]] == ["2 + 2", reply]
     assert shown["examples"] == shown["history"]
+
+
+@pytest.mark.parametrize(
+    "format_args", [{}, {"think": False}, {"system": "{mission} {actions}"}, {"max_prompt_tokens": 200}]
+)
+@pytest.mark.parametrize("free", [False, True])
+def test_a_remembered_prompt_is_the_one_of_all_that_it_shows(format_args, free, monkeypatch):
+    turn = PAST[0]
+    said = {
+        "system": SYSTEM,
+        "examples": EXAMPLES,
+        "recollection": Recollection((turn,), "a note"),
+        "observation": "a key",
+        "short_term": "now",
+        "actions": ACTIONS,
+        "places": {"mission": "find it"},
+    }
+    others = [
+        {"system": "Hurry."},
+        {"examples": EXAMPLES[:1]},
+        *({"recollection": Recollection((replace(turn, **one),), "a note")} for one in CHANGES),
+        {"recollection": Recollection((turn,), "another note")},
+        {"recollection": Recollection((turn, turn), "a note")},
+        {"observation": "now", "short_term": "a key"},
+        {"actions": dict(reversed(ACTIONS.items()))},
+        {"actions": ACTIONS | {"turn left": "a quarter"}},
+        {"places": {"mission": "leave it"}},
+        {"role": "tool"},
+        {"observation": "a key " * 200},
+    ]
+
+    def shown(chat: ChatRenderer, **change: Any) -> Any:
+        chat = chat.free_text if free else chat
+        try:
+            return chat.render(**said | change)
+        except PromptTooLongError as error:
+            return str(error)
+
+    chat = renderer(**format_args)
+    monkeypatch.setattr("lightning_agentrl.prompts.renderer.REMEMBERED_CHARS", -10000)
+    forgetful = renderer(**format_args)
+    for _ in range(2):
+        for change in ({}, *others):
+            assert shown(chat, **change) == shown(forgetful, **change)
 
 
 def test_one_prompt_segment_encoded_by_the_tokenizer():
