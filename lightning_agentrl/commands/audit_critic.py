@@ -20,9 +20,10 @@ from lightning_agentrl.advantages import AdvantageEstimator, Forked, estimated
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
-from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.one_run import one_run
 from lightning_agentrl.commands.replay import CONFIG, checkpoint_before
+from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import Agreement, agreement, explained_by_exact_values, noise_of_means

@@ -15,7 +15,8 @@ from lightning_agentrl.agents import Agent, CloneAgent
 from lightning_agentrl.agents.cloning import LR
 from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, RunSummary
-from lightning_agentrl.commands.fit import RunConfigCLI, make_folder
+from lightning_agentrl.commands.room_to_write import make_folder
+from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import Expert, Recorded, RolloutDataModule
 from lightning_agentrl.rollout.expert import EPISODES

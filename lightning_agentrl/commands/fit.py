@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -48,15 +48,13 @@ from lightning_agentrl.commands.held_out_table import held_out_table
 from lightning_agentrl.commands.named_checkpoint import WORDS, named_checkpoint
 from lightning_agentrl.commands.places import options, places_of
 from lightning_agentrl.commands.plan import DryRun, PlanShown
+from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.shipped import with_shipped_configs
-from lightning_agentrl.commands.verify_engine import EngineVerified, VerifyEngine
-from lightning_agentrl.commands.written_over import check_written_over
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
 from lightning_agentrl.errors.foreign_messages import trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
-from lightning_agentrl.metrics.gap import EXACT, ROUGH
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
 
@@ -295,93 +293,6 @@ class AgentCLI(LightningCLI):
         return None
 
 
-class RunConfigCLI(AgentCLI):
-    """A command that does something else with the config of a run, or of a validation, than to repeat it."""
-
-    def __init__(self, args: ArgsType = None) -> None:
-        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")  # callbacks of a run write
-        super().__init__(args, run=False)
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        description, *_ = (type(self).__doc__ or "").splitlines() or [""]
-        return super().init_parser(description=description, **kwargs)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        for key in ("weights_only", "verbose"):
-            parser.add_argument(f"--{key}", type=Any, default=None, help="As the run was started; not used.")
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="Checkpoint of the policy, on the command line only; the untrained one if not given.",
-        )
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments. A config names the checkpoint that its run went on from, which is not taken."""
-        super().parse_arguments(parser, args)
-        if not self.gives("ckpt_path"):
-            cast(Any, self.config).ckpt_path = None
-
-    def gives(self, name: str) -> bool:
-        """Return whether an option is on the command line."""
-        return name in {given for given, _ in options(self.given)}
-
-
-class VerifyCLI(RunConfigCLI):
-    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        return super().init_parser(prog="agentrl verify-engine", **kwargs)
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        parser.add_argument(
-            "--bound",
-            type=float | None,
-            default=None,
-            help=f"Largest accepted gap of a token; by default {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
-        )
-        parser.add_argument(
-            "--mean_bound",
-            type=float | None,
-            default=None,
-            help=f"Largest accepted mean gap of a round; by default {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
-        )
-
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
-        super().parse_arguments(parser, args)
-        self._compare_exactly({name for name, _ in options(self.given)})
-
-    def _compare_exactly(self, given: Collection[str]) -> None:
-        """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
-        config = cast(Any, self.config)
-        if "trainer.precision" not in given:
-            config.trainer.precision = "32-true"
-        engine = config.data.init_args.get("engine")
-        told = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
-        if engine is not None and "dtype" in engine.get("init_args", {}) and not told:
-            engine.init_args.dtype = "auto"
-
-    def verify(self) -> bool:
-        """Compare engine and trainer; return whether the gap is within the bound."""
-        trainer = cast(Any, self.trainer)
-        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound, self.settings.mean_bound)], []
-        kept = False
-
-        def run() -> None:
-            nonlocal kept
-            try:
-                trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False)
-            except EngineVerified as result:
-                kept = result.ok
-                cast(RolloutDataModule, self.datamodule).teardown("validate")
-
-        self._guarded("validate", run)
-        return kept
-
-
 def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
     """Refuse two callbacks whose states a checkpoint could not tell apart."""
     stateful = [callback for callback in callbacks if is_overridden("state_dict", callback, L.Callback)]
@@ -392,50 +303,6 @@ def _refuse_twice(callbacks: Sequence[L.Callback]) -> None:
                 f"trainer.callbacks has {keys[callback.state_key]} {type(callback).__name__} whose states a checkpoint "
                 f"cannot tell apart ({callback.state_key}); keep one of them"
             )
-
-
-def make_folder(folder: str | os.PathLike[str] | None, key: str, keep: bool = True) -> None:
-    """Make a folder at the start, since hours may pass before it is needed.
-
-    Args:
-        folder: None: nothing is to be made.
-        key: that names it.
-        keep: leave it there; otherwise it is only tried whether it can be made.
-
-    Raises:
-        ConfigError: it cannot be made.
-    """
-    if folder is None:
-        return
-    path = os.path.expanduser(os.fspath(folder))
-    if "://" in path:
-        raise ConfigError(f"{key} '{path}' is not a folder of this machine; give one, and copy from there")
-    try:
-        missing = [] if keep else [one for one in (Path(path), *Path(path).parents) if not one.exists()]
-        Path(path).mkdir(parents=True, exist_ok=True)
-        for one in missing:
-            one.rmdir()
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or one_line(str(error))
-        what = f"the folder '{path}' cannot be made: {why}"
-        raise ConfigError(Problem(what, key=key, fix="give another one")) from error
-
-
-def make_room_for(file: Path, begins: bytes, argument: str) -> None:
-    """Make the folder of a file at the start, since hours may pass before it is written.
-
-    Args:
-        file: to be written, or written anew.
-        begins: what it begins with.
-        argument: that names it.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    check_written_over(file, begins, argument)
-    make_folder(file.parent, f"--{argument}")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"'{file}' cannot be written; name another file (argument --{argument})")
 
 
 def _refuse_no_end(trainer: Any) -> None:
@@ -491,9 +358,3 @@ def _stopped(trainer: L.Trainer) -> str:
 def run(args: ArgsType = None) -> AgentCLI:
     """Parse the arguments and run; for use from Python, where errors are raised as they are."""
     return AgentCLI(args)
-
-
-def verify_engine(args: ArgsType) -> None:
-    """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
-    if not VerifyCLI(args).verify():
-        raise SystemExit(1)

@@ -11,8 +11,9 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import RunConfigCLI, make_room_for
 from lightning_agentrl.commands.places import options
+from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.rollout import RolloutDataModule

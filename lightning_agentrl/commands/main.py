@@ -314,12 +314,14 @@ def main() -> None:
                 return
         arguments = [FLAGS.get(argument, argument) for argument in arguments]
         check_files(arguments[1:])  # what follows takes seconds
-        from lightning_agentrl.commands.fit import run, verify_engine
+        from lightning_agentrl.commands.fit import run
         from lightning_agentrl.commands.quiet import leave_out_noise
 
         keep_freed_memory()
         leave_out_noise()
         if arguments[0] == VERIFY:
+            from lightning_agentrl.commands.verify_engine import verify_engine
+
             verify_engine(arguments[1:])
             return
         if arguments[0] == INSPECT:

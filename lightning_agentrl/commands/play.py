@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.commands.fit import RunConfigCLI
 from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.commands.plan import prompt_parts
+from lightning_agentrl.commands.run_config import RunConfigCLI
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.environment import png
 from lightning_agentrl.episodes.recorder import Recorder

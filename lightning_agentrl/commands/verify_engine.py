@@ -5,13 +5,18 @@ The proof of `agents/proof.py` with more rounds, in float32, with every round sh
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Collection
+from typing import Any, cast
 
 import lightning as L
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.metrics.gap import Bounds
+from lightning_agentrl.commands.places import options
+from lightning_agentrl.commands.run_config import RunConfigCLI
+from lightning_agentrl.metrics.gap import EXACT, ROUGH, Bounds
+from lightning_agentrl.rollout import RolloutDataModule
 
 ROUNDS = 3  # the last with the policy's own weights, all others with moved ones
 
@@ -60,3 +65,63 @@ class VerifyEngine(L.Callback):
         largest, mean = (max(getattr(found.seen, name) for found in rounds) for name in ("largest", "mean"))
         show(f"gap_max={largest:.3g} gap_mean={mean:.3g} {'ok' if wrong is None else 'FAILED'}", flush=True)
         raise EngineVerified(wrong is None)
+
+
+class VerifyCLI(RunConfigCLI):
+    """`agentrl verify-engine`, which builds models and engine of a run's config and trains nothing."""
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        return super().init_parser(prog="agentrl verify-engine", **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        parser.add_argument(
+            "--bound",
+            type=float | None,
+            default=None,
+            help=f"Largest accepted gap of a token; by default {EXACT.largest:g}, or {ROUGH.largest:g} below float32.",
+        )
+        parser.add_argument(
+            "--mean_bound",
+            type=float | None,
+            default=None,
+            help=f"Largest accepted mean gap of a round; by default {EXACT.mean:g}, or {ROUGH.mean:g} below float32.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the given arguments; ``sys.argv`` stays as it is, since DDP starts processes with it."""
+        super().parse_arguments(parser, args)
+        self._compare_exactly({name for name, _ in options(self.given)})
+
+    def _compare_exactly(self, given: Collection[str]) -> None:
+        """Let trainer and engine compute in float32, unless the command line says otherwise; rounding hides much."""
+        config = cast(Any, self.config)
+        if "trainer.precision" not in given:
+            config.trainer.precision = "32-true"
+        engine = config.data.init_args.get("engine")
+        told = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
+        if engine is not None and "dtype" in engine.get("init_args", {}) and not told:
+            engine.init_args.dtype = "auto"
+
+    def verify(self) -> bool:
+        """Compare engine and trainer; return whether the gap is within the bound."""
+        trainer = cast(Any, self.trainer)
+        trainer.callbacks, trainer.loggers = [VerifyEngine(self.settings.bound, self.settings.mean_bound)], []
+        kept = False
+
+        def run() -> None:
+            nonlocal kept
+            try:
+                trainer.validate(self.model, datamodule=self.datamodule, ckpt_path=self.start.ckpt_path, verbose=False)
+            except EngineVerified as result:
+                kept = result.ok
+                cast(RolloutDataModule, self.datamodule).teardown("validate")
+
+        self._guarded("validate", run)
+        return kept
+
+
+def verify_engine(args: ArgsType) -> None:
+    """Compare engine and trainer; exit with 1 if they differ by more than the bound."""
+    if not VerifyCLI(args).verify():
+        raise SystemExit(1)
