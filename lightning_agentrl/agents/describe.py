@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages import token_energy, value_statistics, variance_proxies
+from lightning_agentrl.advantages import Reduce, token_energy, value_statistics, variance_proxies
 from lightning_agentrl.losses import effective_share
 from lightning_agentrl.metrics.mismatch import mismatch_numbers
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -24,7 +24,7 @@ from lightning_agentrl.types import Rollout
 def describe(
     rollout: Rollout,
     device: torch.device,
-    reduce: Callable[[Tensor], Tensor],
+    reduce: Reduce,
     left_out_B: Tensor | None = None,
 ) -> dict[str, float]:
     """Return all numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` explains each.
@@ -90,7 +90,7 @@ def describe_step(
     return numbers | {"guard/not_finite": float(not_finite), "guard/skipped": float(skipped)}
 
 
-def describe_gradient(rollout: Rollout, norm: float, reduce: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def describe_gradient(rollout: Rollout, norm: float, reduce: Reduce) -> dict[str, float]:
     """Return signal and noise of the policy's gradient over a mini-batch by name; every rank must call it.
 
     Args:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages import Groups
-from lightning_agentrl.losses import GroupFilter, OffPolicyCorrection
+from lightning_agentrl.advantages import Groups, Reduce
+from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import Number
 from lightning_agentrl.types import Rollout, StopReason
 
 
-def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Callable[[Tensor], Tensor]) -> Rollout:
+def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: Reduce) -> Rollout:
     """Return the rollout with weights and without rejected tokens, where there is a correction that gives any.
 
     Args:
@@ -31,9 +30,7 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     return replace(rollout, weights=weights, loss_mask=keep & rollout.trained_mask)
 
 
-def filtered(
-    rollout: Rollout, group_filter: GroupFilter, gather: Callable[[Tensor], list[Tensor]]
-) -> tuple[Rollout, dict[str, Number]]:
+def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> tuple[Rollout, dict[str, Number]]:
     """Return the groups that the filter keeps, by the rewards of the environment, and how many they are, for the log.
 
     Args:

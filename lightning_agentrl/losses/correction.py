@@ -7,18 +7,17 @@ Rollout correction, arXiv 2512.23075. The ratio of a token is trainer over engin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_agentrl.losses.precision import check_shapes, log_ratio, row_mean, row_sum, same_shape_float32
+from lightning_agentrl.losses.ranks import Reduce
 from lightning_agentrl.losses.rejection import RatioRejection, Rejection
 from lightning_agentrl.types.plain_config import items_from_plain
 
 WeightLevel = Literal["token", "sequence"]
-Reduce = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lightning_agentrl.losses.policy import PolicyLoss, counted
 from lightning_agentrl.losses.ppo import PPOClip
-from lightning_agentrl.losses.precision import count_of, log_ratio
+from lightning_agentrl.losses.precision import log_ratio
 from lightning_agentrl.losses.ranks import Gather, alone
+from lightning_agentrl.losses.shares import check_share, count_of
 
 
 @torch.no_grad()
@@ -61,11 +62,6 @@ def _first(keys_M2: Tensor, count: int) -> Tensor:
     return keys_M2[keys_M2[:, 0].argsort(descending=True, stable=True)][:count]
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(f"{name}: share must be above 0 and at most 1, got {share}")
-
-
 def _needs_picked(loss: PolicyLoss, picked: Tensor | None) -> Tensor:
     if picked is None:
         raise ValueError(
@@ -101,7 +97,7 @@ class ClipCov(PPOClip):
         **mean: Any,
     ) -> None:
         super().__init__(clip_low, clip_high, dual_clip, **mean)
-        _check_share("ClipCov", share)
+        check_share("ClipCov", share)
         if not cov_low < cov_high:
             raise ValueError(f"ClipCov: cov_low must be below cov_high, got {cov_low} and {cov_high}")
         self.share, self.cov_low, self.cov_high = share, cov_low, cov_high
@@ -151,7 +147,7 @@ class KLCov(PolicyLoss):
 
     def __init__(self, share: float = 2e-4, penalty: float = 1.0, **mean: Any) -> None:
         super().__init__(**mean)
-        _check_share("KLCov", share)
+        check_share("KLCov", share)
         if not penalty > 0:
             raise ValueError(f"KLCov: penalty must be above 0, got {penalty}")
         self.share, self.penalty = share, penalty

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_agentrl.losses.precision import check_shapes, count_of
+from lightning_agentrl.losses.precision import check_shapes
 from lightning_agentrl.losses.ranks import Gather, alone
+from lightning_agentrl.losses.shares import check_share, count_of
 from lightning_agentrl.types.rounding import all_equal
 
 
@@ -110,7 +111,7 @@ class KeepWidest(GroupFilter):
     """
 
     def __init__(self, share: float = 0.25) -> None:
-        _check_share("KeepWidest", share)
+        check_share("KeepWidest", share)
         self.share = share
 
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
@@ -126,7 +127,7 @@ class KeepCovering(GroupFilter):
     """
 
     def __init__(self, share: float = 0.9, of: Literal["std", "variance"] = "std") -> None:
-        _check_share("KeepCovering", share)
+        check_share("KeepCovering", share)
         if of not in ("std", "variance"):
             raise ValueError(f"KeepCovering: of must be std or variance, got '{of}'")
         self.share = share
@@ -134,8 +135,3 @@ class KeepCovering(GroupFilter):
 
     def keep(self, scores: Mapping[int, list[float]]) -> set[int]:
         return covering_groups(scores, self.share, self.of)
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(f"{name}: share must be above 0 and at most 1, got {share}")

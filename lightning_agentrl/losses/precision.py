@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import reduce
 
 import torch
@@ -32,11 +31,6 @@ def check_shapes(**tensors: Tensor) -> None:
 def log_ratio(logps: Tensor, old_logps: Tensor) -> Tensor:
     """Return ``logps - old_logps``, the latter a constant, clamped to [-20, 20]."""
     return (logps - old_logps.detach()).clamp(-LIMIT, LIMIT)
-
-
-def count_of(share: float, count: int) -> int:
-    """Return ``max(1, floor(share * count))``; a product that rounding puts just below an integer counts as it."""
-    return max(1, math.floor(share * count + 1e-9))
 
 
 def row_sum(x_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+Reduce = Callable[[Tensor], Tensor]
+"""Returns the sum of a tensor over all ranks. All ranks must call it."""
+
 Gather = Callable[[Tensor], Sequence[Tensor]]
 """Returns the tensors of all ranks, in rank order; sizes may differ. All ranks must call it."""
 
