@@ -328,7 +328,7 @@ class Exam:
         resets = len(self.clock.times["reset"])
         if grown > _GROWN and grown > resets:
             self.log.add("memory", f"the process grew by {grown} megabytes in {resets} episodes")
-        played.check_times(self.log, self.clock, self.episodes)
+        played.check_times(self.log, self.clock)
 
 
 def texts(exam: Exam) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def check_repeated(log: Log, episodes: Sequence[Play]) -> None:
             return
 
 
-def check_times(log: Log, clock: Clock, episodes: Sequence[Play]) -> None:
+def check_times(log: Log, clock: Clock) -> None:
     """Look whether steps and resets take longer than a rollout can wait."""
     steps, resets = sorted(clock.times["step"]), clock.times["reset"]
     figures = log.figures

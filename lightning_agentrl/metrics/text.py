@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,14 +10,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_agentrl.metrics.thoughts import words
 from lightning_agentrl.types import Turn
-
-_WORD = re.compile(r"\w+")
 
 
 def bigrams(text: str) -> list[str]:
     """Return pairs of neighbouring words, without case and punctuation."""
-    return [f"{a} {b}" for a, b in pairwise(_WORD.findall(text.casefold()))]
+    return [f"{a} {b}" for a, b in pairwise(words(text))]
 
 
 class TextMetrics(Metric):
@@ -78,10 +76,10 @@ def mean_distance(members_Q2: Tensor) -> float | None:
     sets, row = members_Q2[:, 0].unique(return_inverse=True)
     if len(sets) < 2:
         return None
-    words, column = members_Q2[:, 1].unique(return_inverse=True)
+    members, column = members_Q2[:, 1].unique(return_inverse=True)
     ones = torch.ones(len(row), dtype=torch.float64)
     member_EW = torch.sparse_coo_tensor(
-        torch.stack([row, column]), ones, (len(sets), len(words)), check_invariants=False
+        torch.stack([row, column]), ones, (len(sets), len(members)), check_invariants=False
     )
     shared_EE = torch.sparse.mm(member_EW, member_EW.T).to_dense()
     sizes = shared_EE.diagonal()
