@@ -95,3 +95,10 @@ def check_fractions(estimator: AdvantageEstimator, **numbers: float) -> None:
     for name, value in numbers.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{type(estimator).__name__}: {name} must lie between 0 and 1, got {value}")
+
+
+def check_positive(estimator: AdvantageEstimator, **numbers: float) -> None:
+    """Raise a ValueError for numbers that are not above 0."""
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ValueError(f"{type(estimator).__name__}: {name} must be above 0, got {value}")

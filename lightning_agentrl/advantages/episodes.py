@@ -115,6 +115,11 @@ class GroupEstimator(AdvantageEstimator):
             )
         return episodes
 
+    def where_alone(self, groups: Groups, scores_N: Tensor, advantages_N: Tensor) -> Tensor:
+        """Return the advantages [N], those of groups of one as ``group_of_one`` says: 0, or the score."""
+        alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
+        return torch.where(groups.single_N, alone_N, advantages_N)
+
     def _meaning_of_one(self) -> str:
         """Return the end of the warning."""
         if self.group_of_one == "zero":
@@ -140,6 +145,5 @@ class ScoreEstimator(GroupEstimator):
     def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
         episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
         scores_N, spread = episodes.scores_N, episodes.layout.spread
-        alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
-        advantages_N = torch.where(episodes.groups.single_N, alone_N, self.compare(episodes, reduce))
+        advantages_N = self.where_alone(episodes.groups, scores_N, self.compare(episodes, reduce))
         return spread(advantages_N.to(dtype)), spread(scores_N.to(dtype))

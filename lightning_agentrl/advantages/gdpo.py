@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.base import token_rewards
+from lightning_agentrl.advantages.base import check_positive, token_rewards
 from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, result_dtype, turns_of
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import standardised
@@ -57,8 +57,7 @@ class GDPO(GroupEstimator):
         group_of_one: GroupOfOne = "zero",
     ) -> None:
         super().__init__(whiten, group_of_one)
-        if not eps > 0:
-            raise ValueError(f"GDPO: eps must be above 0, got {eps}")
+        check_positive(self, eps=eps)
         self.weights: Mapping[str, float] = {REWARD: 1.0} if weights is None else weights
         if not self.weights:
             raise ValueError(f"GDPO needs at least one dimension of the reward, got none (key {KEY})")
@@ -70,15 +69,14 @@ class GDPO(GroupEstimator):
         scores_ND = self._scores(rollout, episodes)
         weights_D = scores_ND.new_tensor(list(self.weights.values()))
         sums_N = scores_ND @ weights_D
-        alone_N = sums_N if self.group_of_one == "raw" else torch.zeros_like(sums_N)
         of_told = Groups(episodes.labels_N)  # only rewards are sums, which may be rounded further than themselves
         groups = [episodes.groups if name == REWARD else of_told for name in self.weights]
         compared_N = gdpo_advantages(scores_ND, weights_D, groups, self.eps)
-        advantages_N = torch.where(episodes.groups.single_N, alone_N, compared_N)
+        advantages_N = self.where_alone(episodes.groups, sums_N, compared_N)
         return episodes.layout.spread(advantages_N.to(dtype)), episodes.layout.spread(sums_N.to(dtype))
 
     def _scores(self, rollout: Rollout, episodes: Episodes) -> Tensor:
-        """[N, D]"""
+        """Return the number [N, D] of each episode in each dimension of the reward."""
         of_episodes = turns_of(rollout, episodes.layout)
         columns = []
         for name in self.weights:

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 import torch
 from torch import Tensor
 
-from lightning_agentrl.advantages.base import check_fractions, token_rewards
+from lightning_agentrl.advantages.base import check_fractions, check_positive, token_rewards
 from lightning_agentrl.advantages.episodes import Episodes, GroupEstimator, GroupOfOne, result_dtype, turns_of
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred, standardised
@@ -73,8 +73,7 @@ class GiGPO(GroupEstimator):
     ) -> None:
         super().__init__(whiten, group_of_one)
         check_fractions(self, gamma=gamma, similarity=similarity)
-        if not eps > 0:
-            raise ValueError(f"GiGPO: eps must be above 0, got {eps}")
+        check_positive(self, eps=eps)
         self.omega, self.gamma, self.divide_by_std = omega, gamma, divide_by_std
         self.similarity, self.eps = similarity, eps
 
@@ -83,8 +82,7 @@ class GiGPO(GroupEstimator):
         episodes, dtype = self.episodes(rollout), result_dtype(token_rewards(rollout))
         layout, scores_N = episodes.layout, episodes.scores_N
         turns = layout.turns(rollout.turn_ids)
-        alone_N = scores_N if self.group_of_one == "raw" else torch.zeros_like(scores_N)
-        of_episode_N = torch.where(episodes.groups.single_N, alone_N, self._compare(scores_N, episodes.groups))
+        of_episode_N = self.where_alone(episodes.groups, scores_N, self._compare(scores_N, episodes.groups))
         of_turn_NJ = scores_N.new_zeros(turns.mask_NJ.shape)
         to_go_NJ = backward_sum(turns.sum(episodes.rewards_NL), self.gamma)
         of_turn_NJ[turns.mask_NJ] = self._compare(to_go_NJ[turns.mask_NJ], self._states(rollout, episodes))

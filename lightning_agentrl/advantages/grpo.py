@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages.base import check_positive
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.whitening import Reduce
@@ -37,8 +38,7 @@ class GRPO(ScoreEstimator):
 
     def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)
-        if not eps > 0:
-            raise ValueError(f"{type(self).__name__}: eps must be above 0, got {eps}")
+        check_positive(self, eps=eps)
         self.eps = eps
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:

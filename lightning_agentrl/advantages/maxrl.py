@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages.base import check_positive
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.grpo import centred
@@ -46,8 +47,7 @@ class MaxRL(ScoreEstimator):
 
     def __init__(self, eps: float = 1e-6, whiten: bool = False, group_of_one: GroupOfOne = "zero") -> None:
         super().__init__(whiten, group_of_one)
-        if not eps > 0:
-            raise ValueError(f"MaxRL: eps must be above 0, got {eps}")
+        check_positive(self, eps=eps)
         self.eps = eps
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:

@@ -102,7 +102,7 @@ class OptimalTokenBaseline(GroupEstimator):
         return "whose rewards to go are its advantages, without a baseline"
 
     def _energy(self, rollout: Rollout) -> Tensor:
-        """[B, A]"""
+        """Return the energy [B, A] of each token, by the weights of a correction if there are any."""
         scores = rollout.scores
         if scores.old_logps is None or scores.sum_pi_squared is None:
             raise ValueError("OptimalTokenBaseline needs scores.old_logps, which the rollout lacks")

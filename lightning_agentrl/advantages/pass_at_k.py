@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_agentrl.advantages.base import check_positive
 from lightning_agentrl.advantages.episodes import Episodes, GroupOfOne, ScoreEstimator
 from lightning_agentrl.advantages.groups import Groups
 from lightning_agentrl.advantages.whitening import Reduce
@@ -37,8 +38,7 @@ class PassAtK(ScoreEstimator):
         group_of_one: GroupOfOne = "zero",
     ) -> None:
         super().__init__(whiten, group_of_one)
-        if not eps > 0:
-            raise ValueError(f"PassAtK: eps must be above 0, got {eps}")
+        check_positive(self, eps=eps)
         self.divide_by_std, self.eps = divide_by_std, eps
 
     def compare(self, episodes: Episodes, reduce: Reduce | None) -> Tensor:
