@@ -346,12 +346,12 @@ class Agent(L.LightningModule, ABC):
                 )
             self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
             sync_gradients(model, optimizer, self.masters, self.trainer.world_size, self.manual_backward)
-            before, held = self.trainer.global_step, None if training else "actor"
+            before, held = self.trainer.global_step, () if training else ("actor",)
             norms = step_by_group(
                 optimizer,
                 self.optim.limits,
                 # DDP and masked tokens leave gradients of 0, on which Adam would still move.
-                held=self.optim.limits if not tokens else () if held is None else (held,),
+                held=held if tokens else self.optim.limits,
                 allowed=lambda norms: self.steps.allow(
                     self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
                 ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -125,10 +125,10 @@ class Rates:
     def _by_schedule(self, name: str) -> float:
         return self._full[name] * self.schedules.of[name].share(self.taken[name], self._steps[name])
 
-    def count(self, held: str | None) -> None:
-        """Count a step that was taken by all groups but one, and set the rates of the next."""
+    def count(self, held: Collection[str]) -> None:
+        """Count a step that was taken by all groups but those that are held, and set the rates of the next."""
         for name in self.taken:
-            self.taken[name] += name != held
+            self.taken[name] += name not in held
         self.set(self.lowered)
 
     def advance(

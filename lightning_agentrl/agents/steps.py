@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, cast
 
 import lightning as L
@@ -76,11 +76,11 @@ class Steps:
             self.rates.set(_lowered(trainer))
         return verdict is Verdict.STEP
 
-    def count(self, held: str | None, skipped: bool) -> None:
+    def count(self, held: Collection[str], skipped: bool) -> None:
         """Count an attempt, and where the step was taken, set the rates of the next.
 
         Args:
-            held: name of the group that does not move; None: all do.
+            held: names of the groups that do not move in this phase.
             skipped: whether the step was.
         """
         self.attempts += 1
