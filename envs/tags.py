@@ -1,7 +1,7 @@
 """Tool calls and answers in a reply: the last tag counts, a call is JSON, and nothing is ever evaluated."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,21 @@ def last_tag(reply: str) -> str:
         if begin >= 0 and end > place:
             found, place = reply[begin : end + len(tag) + 3], end
     return found
+
+
+def resolve_tag(reply: str, read: Callable[[str], object]) -> tuple[str, bool]:
+    """Return the last whole tag of a reply, and whether it can be used.
+
+    Args:
+        reply: what the agent wrote.
+        read: reads a tag; raises a CallError if it cannot be used.
+    """
+    tag = last_tag(reply)
+    try:
+        read(tag)
+    except CallError:
+        return tag, False
+    return tag, True
 
 
 def read_tag(tag: str) -> Call | Answer:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from agentrl_envs.geometry.scoring import is_right
 from agentrl_envs.picture_space import PictureSpace
-from agentrl_envs.tags import Answer, CallError, last_tag, read_tag
+from agentrl_envs.tags import Answer, CallError, read_tag, resolve_tag
 from agentrl_envs.text_env import TextEnv
 from agentrl_envs.wording import read_wording
 
@@ -87,12 +87,7 @@ class PictureQuestion(TextEnv):
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the last tag of a reply, and whether it can be used."""
-        tag = last_tag(text)
-        try:
-            self._read(tag)
-        except CallError:
-            return tag, False
-        return tag, True
+        return resolve_tag(text, self._read)
 
     def success(self) -> bool:
         """Return whether the answer is right."""

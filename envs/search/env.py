@@ -31,11 +31,11 @@ class Search(TextEnv):
         hops: facts that lead from the question to the answer, 1 to 4; each is on a page of its own.
         pages: pages that a search shows, at most.
         fixed: the same facts in every episode; false draws new ones for each, which cannot be learnt by heart.
+        max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
         rank: a search of your own in place of BM25, as `module:function`: it is given the words and the texts of all
             pages, and returns a score for each text, 0 for those that do not fit. Such an environment says that it
             cannot repeat its episodes.
         tries: how often a search that raises is tried before the agent is told that it failed, 1 or more.
-        max_turns: turns after which an episode is truncated, by default 2 * hops + 2.
     """
 
     free_text = True

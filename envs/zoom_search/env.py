@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from PIL import ImageDraw
 
-from agentrl_envs.tags import Answer, CallError, last_tag, read_tag
+from agentrl_envs.tags import Answer, CallError, read_tag, resolve_tag
 from agentrl_envs.text_env import TextEnv
 from agentrl_envs.wording import read_wording
 from agentrl_envs.zoom_search.boxes import Box, holds, overlap, sound_box, view
@@ -128,12 +128,7 @@ class ZoomSearch(TextEnv):
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the last tag of a reply, and whether it can be used."""
-        tag = last_tag(text)
-        try:
-            self._read(tag)
-        except CallError:
-            return tag, False
-        return tag, True
+        return resolve_tag(text, self._read)
 
     def success(self) -> bool:
         """Return whether the answer is right."""
