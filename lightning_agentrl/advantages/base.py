@@ -28,7 +28,7 @@ class AdvantageEstimator(ABC):
     needs_greedy_baseline: ClassVar[bool] = False  # a greedy episode per start state
     needs_forks: ForkPlan | None = None  # continuations from the states of the rollout; None: none
     turn_discount: float = 1.0  # from turn to turn, in the returns that a critic learns
-    divide_by_std: bool = False  # by that of a group, so that any difference within one comes to the same size
+    divide_by_std: bool = False  # divides scores by their spread in the group, so small differences count as much
     needs_nonnegative_scores: ClassVar[bool] = False  # no episode whose rewards sum to less than 0
 
     whiten: bool = True  # also of a subclass whose constructor does not call this one

@@ -78,7 +78,16 @@ def dual_discount_gae(
 
 
 def values_after(layout: Layout, terminated_B: Tensor, bootstrap_values_B: Tensor) -> Tensor:
-    """Return the value [N] of the state after each episode: 0 if its last row is terminated, else bootstrapped."""
+    """Return the value [N] of the state after each episode: 0 if its last row is terminated, else bootstrapped.
+
+    Args:
+        layout: of the episodes.
+        terminated_B: whether the episode ended after the row, without a next state.
+        bootstrap_values_B: value of the state after the row.
+
+    Raises:
+        ValueError: one of them is not [B].
+    """
     for name, x_B in (("terminated", terminated_B), ("bootstrap values", bootstrap_values_B)):
         if x_B.shape != layout.mask_BT.shape[:1]:
             raise ValueError(f"expected {name} of shape {list(layout.mask_BT.shape[:1])}, got {list(x_B.shape)}")

@@ -621,7 +621,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def held_steps(self) -> range:
-        """Which of these leave the policy as it is, in a warm-up of the critic."""
+        """Numbers of those attempts that leave the policy as it is, in a warm-up of the critic."""
         return self.steps.held(self.trainer)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:

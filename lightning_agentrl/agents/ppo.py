@@ -82,7 +82,7 @@ class PPOAgent(Agent):
         first_token_weight: weight of the first token of a turn in the value loss, whose value bootstraps the turn
             before.
         args: as ``kwargs``, in the order of :class:`Agent`.
-        kwargs: what every :class:`Agent` takes: model, critic, estimator, learning rates, memory.
+        kwargs: what every :class:`Agent` takes: model, critic, estimator, correction, optimizer and others.
     """
 
     old_keys: ClassVar[dict[str, str]] = Agent.old_keys | {

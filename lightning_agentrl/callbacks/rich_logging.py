@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 
 def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
+    """Log a text as it is, with its line breaks and in letters of one width."""
     quoted = text.replace("```", "'''")  # TensorBoard reads Markdown
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
@@ -20,6 +21,7 @@ def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None
 
 
 def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step: int) -> None:
+    """Log a picture, uint8 [H, W, 3]."""
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(name, image_HWC, step, dataformats="HWC")
@@ -28,6 +30,7 @@ def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step:
 
 
 def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
+    """Log a histogram of the numbers that are finite; nothing if there are none."""
     numbers = [x for x in numbers if math.isfinite(x)]
     if not numbers:
         return

@@ -87,6 +87,11 @@ def naming_model(model: str, key: str = KEY) -> Iterator[None]:
 
 
 def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model.
+
+    Raises:
+        ValueError: there is no such model, or it has no tokenizer that can be loaded; names the key.
+    """
     _refuse_missing_folder(model, key)
     _refuse_unknown_id(model, key)
     with naming_model(model, key):
@@ -94,6 +99,11 @@ def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
 
 
 def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
+    """Return the configuration of a model; no weights are read.
+
+    Raises:
+        ConfigError: it cannot be loaded; names the key.
+    """
     with naming_model(model, key):
         return cast(PreTrainedConfig, AutoConfig.from_pretrained(resolve_model(model)))
 
@@ -271,7 +281,7 @@ class LanguageModel(nn.Module):
         return not why_unshared(self.lm.config)
 
     def hidden(self, packed: Packed) -> Tensor:
-        """[R, H]"""
+        """Return the last hidden states [R, H] at the logit positions."""
         return hidden_at_logit_positions(self.lm, packed)
 
     def token_scores(

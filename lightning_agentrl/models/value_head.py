@@ -30,7 +30,7 @@ class ValueHead(nn.Module):
         return self
 
     def forward(self, hidden_RH: Tensor) -> Tensor:
-        """[R]"""
+        """Return values [R] of hidden states [R, H]."""
         with torch.autocast(hidden_RH.device.type, enabled=False):
             return self.linear(hidden_RH.to(self.linear.weight.dtype)).sum(-1)  # of one number; [:, 0] would be a view
 
@@ -77,7 +77,7 @@ class PopArtHead(ValueHead):
         self.linear.bias.mul_(ratio).add_((old_mean - float(self.mean)) / float(self.std))
 
     def forward(self, hidden_RH: Tensor) -> Tensor:
-        """[R]"""
+        """Return values [R] of hidden states [R, H], in the units of the returns."""
         return super().forward(hidden_RH) * self.std + self.mean
 
 

@@ -41,11 +41,11 @@ class Learner(Protocol):
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps behind the current weights."""
+        """Attempted optimizer steps behind the current weights; those that a guard skipped count too."""
 
     @property
     def held_steps(self) -> range:
-        """Which of these leave the policy as it is, since the critic alone is trained."""
+        """Numbers of those attempts that leave the policy as it is, since the critic alone is trained."""
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         """Return what an engine needs of the policy."""
@@ -61,4 +61,8 @@ class Learner(Protocol):
         """
 
     def probe_engine(self) -> None:
-        """Compare a few tokens before any rollout; called where the engine may be asked. Raises the same."""
+        """Compare a few tokens before a rollout whose own log-probs will not tell.
+
+        Raises:
+            EngineMismatchError: it samples from something else.
+        """
