@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 from lightning_agentrl.types import ImageChunk, ModelInput, Row
+from tests.tiny import VOCABULARY
 
 PLACEHOLDER = 7
 
@@ -20,3 +22,8 @@ def image(name: str, tokens: int = 4) -> ModelInput:
 
 def text_row(ids: Sequence[int], reads: tuple[int, ...]) -> Row:
     return Row(ModelInput.of_ids(ids), reads)
+
+
+def random_ids(seed: int, count: int) -> tuple[int, ...]:
+    """Return ids of the tiny models that are no special tokens."""
+    return tuple(random.Random(seed).choices(range(3, VOCABULARY), k=count))

@@ -36,7 +36,8 @@ from lightning_agentrl.models.families import SHARING
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.extension import TellsSizes
-from tests.engines.test_vllm_engine import CLOSE, request, serve, tokens, trained_logps
+from tests.engines.test_vllm_engine import CLOSE, request, serve, trained_logps
+from tests.inputs import random_ids
 from tests.models.test_families import SIZES
 from tests.tiny import tiny_tokenizer
 
@@ -52,7 +53,7 @@ WIDE: dict[str, Any] = SIZES | {  # vLLM has no heads narrower than 32
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
 }
 IN_CI = ("gemma3_text", "mixtral", "qwen3_moe")  # windows, experts, experts with other names
-ASKED = [request(tokens(k % 4, 40) + tokens(10 + k, 1 + k), seed=k, max_tokens=24) for k in range(8)]
+ASKED = [request(random_ids(k % 4, 40) + random_ids(10 + k, 1 + k), seed=k, max_tokens=24) for k in range(8)]
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_experts": None},  # has experts only if it is asked to
     "minimax_m2": {"scoring_func": "sigmoid"},  # as in its published configs

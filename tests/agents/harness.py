@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL, Compute, Optim, PPOAgent
@@ -15,12 +16,14 @@ from lightning_agentrl.models.critic import Critic, SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
     EnvConfig,
+    Prepared,
     PromptFormat,
     RolloutDataModule,
     TurnInteraction,
     ValidationConfig,
     WindowMemory,
 )
+from lightning_agentrl.types import Rollout
 
 
 class ByLength(ActionParser):
@@ -28,6 +31,14 @@ class ByLength(ActionParser):
 
     def parse(self, reply: str, actions: Sequence[str], aliases: Mapping[str, str]) -> ParsedReply:
         return ParsedReply("", list(actions)[len(reply) % len(actions)])
+
+
+class Misread(PPOAgent):
+    """Takes the engine's log-probs for others than they are."""
+
+    def prepare(self, rollout: Rollout) -> Prepared:
+        noise = 0.8 * torch.sin(7.0 * torch.arange(rollout.rollout_logps.numel())).view_as(rollout.rollout_logps)
+        return super().prepare(rollout.union(rollout_logps=rollout.rollout_logps + noise))
 
 
 def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPOAgent:

@@ -27,7 +27,7 @@ from lightning_agentrl.losses import (
     TruncatedWeights,
 )
 from lightning_agentrl.models.critic import SeparateCritic
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import Misread, make_agent, make_data, make_trainer
 from tests.agents.processes import assert_same, fit, metrics, read
 from tests.losses.test_conformance import LOSSES, make
 
@@ -63,14 +63,6 @@ class Spy(L.Callback):
 
     def on_train_batch_end(self, trainer, agent, outputs, batch, batch_idx):
         self.keep(agent)
-
-
-class Misread(PPOAgent):
-    """Takes the engine's log-probs for others than they are."""
-
-    def prepare(self, rollout):
-        noise = 0.8 * torch.sin(7.0 * torch.arange(rollout.rollout_logps.numel())).view_as(rollout.rollout_logps)
-        return super().prepare(rollout.union(rollout_logps=rollout.rollout_logps + noise))
 
 
 def train(tmp_path, folder, agent_class=PPOAgent, data=None, precision="64-true", **kwargs):

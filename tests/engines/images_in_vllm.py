@@ -13,7 +13,8 @@ from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLM
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
-from tests.engines.test_vllm_engine import CLOSE, LONGEST, serve, tokens
+from tests.engines.test_vllm_engine import CLOSE, LONGEST, serve
+from tests.inputs import random_ids
 from tests.moving import move
 
 
@@ -24,9 +25,9 @@ def picture(seed: int, height: int = 48, width: int = 48) -> np.ndarray:
 def prompts(policy: LanguageModel) -> dict[str, ModelInput]:
     reader = policy.image_reader
     assert reader is not None
-    start, end = ModelInput.of_ids(tokens(0, 40)), ModelInput.of_ids(tokens(1, 5))
+    start, end = ModelInput.of_ids(random_ids(0, 40)), ModelInput.of_ids(random_ids(1, 5))
     one, other, wide = (reader.read(picture(k, width=width)) for k, width in ((0, 48), (1, 48), (2, 80)))
-    stray = ModelInput.of_ids((reader.placeholder, *tokens(2, 3)))
+    stray = ModelInput.of_ids((reader.placeholder, *random_ids(2, 3)))
     return {
         "text": start + end,
         "image": start + one + end,

@@ -13,10 +13,11 @@ import torch.distributed as dist
 
 from lightning_agentrl.engines import VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.server import VLLMServer
-from tests.engines.test_vllm_engine import handle_of, policy_of, request, tokens
+from tests.engines.test_vllm_engine import handle_of, policy_of, request
+from tests.inputs import random_ids
 
 ENVS, TURNS = 4, 3
-BEGINNING = tokens(0, 8 * 32)  # eight blocks that all prompts have in common
+BEGINNING = random_ids(0, 8 * 32)  # eight blocks that all prompts have in common
 
 
 def run(rank: int, folder: str, model: str, ranks: int, urls: list[str]) -> None:
@@ -43,11 +44,11 @@ def run(rank: int, folder: str, model: str, ranks: int, urls: list[str]) -> None
 
 async def _play(engine: VLLMServerEngine, rank: int) -> None:
     """Ask for the first turns at once, which meet, and for the others one after the other, which find their past."""
-    prompts = [BEGINNING + tokens(100 * rank + env, 2 * 32) for env in range(ENVS)]
+    prompts = [BEGINNING + random_ids(100 * rank + env, 2 * 32) for env in range(ENVS)]
 
     async def turn(env: int) -> None:
         reply = await engine.generate(request(prompts[env], seed=env, max_tokens=8))
-        prompts[env] += reply.ids + tokens(env, 24)
+        prompts[env] += reply.ids + random_ids(env, 24)
 
     await asyncio.gather(*map(turn, range(ENVS)))
     for _ in range(1, TURNS):

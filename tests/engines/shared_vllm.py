@@ -16,7 +16,8 @@ import torch.distributed as dist
 from lightning_agentrl.engines import Reply, VLLMEngine
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import LoRA
-from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, request, serve, tokens, trained_logps
+from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, request, serve, trained_logps
+from tests.inputs import random_ids
 from tests.moving import move
 
 VERSIONS = 3
@@ -53,7 +54,7 @@ async def episodes(engine: VLLMEngine, rank: int) -> list[list[list[int]]]:
     async def play(env: int, turns: int) -> list[list[int]]:
         replies = []
         for turn in range(turns):
-            asked = request(tokens(env, 3 + turn), seed=10 * env + turn, max_tokens=1 + (env + turn) % 5)
+            asked = request(random_ids(env, 3 + turn), seed=10 * env + turn, max_tokens=1 + (env + turn) % 5)
             replies.append(list((await engine.generate(asked)).ids))
             await asyncio.sleep(0.02 * (turn % 2))
         return replies
@@ -63,8 +64,8 @@ async def episodes(engine: VLLMEngine, rank: int) -> list[list[list[int]]]:
 
 
 async def take_back(engine: VLLMEngine) -> None:
-    late = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
-    await engine.generate(request(tokens(6, 3), max_tokens=1))
+    late = asyncio.create_task(engine.generate(request(random_ids(5, 3), max_tokens=390)))
+    await engine.generate(request(random_ids(6, 3), max_tokens=1))
     late.cancel()
     await asyncio.gather(late, return_exceptions=True)
 
@@ -160,7 +161,7 @@ class Work:
         if self.rank:
             time.sleep(0.1)
             raise ZeroDivisionError("a bug of the environment")
-        serve(engine, [request(tokens(5, 3), max_tokens=390)] * 50)
+        serve(engine, [request(random_ids(5, 3), max_tokens=390)] * 50)
 
 
 def counted(engine: VLLMEngine) -> list[int]:

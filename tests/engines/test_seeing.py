@@ -12,11 +12,10 @@ from torch import Tensor
 
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.engines.transformers.rows import Rows
-from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
-from tests.models.seen import VISION_FAMILIES, own_hidden, picture, rows_with_images, text
+from tests.models.seen import VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text
 from tests.tiny import VisionFamily, tiny_vision_folder
 
 CLOSE = {"rtol": 0.0, "atol": 2e-5}
@@ -30,11 +29,6 @@ def policy_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Langu
         return LanguageModel(load_causal_lm(str(folder))).eval()
 
     return lru_cache(load)
-
-
-def reader_of(policy: LanguageModel) -> FamilyReader:
-    assert policy.image_reader is not None
-    return policy.image_reader
 
 
 def replies(policy: LanguageModel, count: int) -> list[list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,29 +17,25 @@ from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, Tran
 from lightning_agentrl.engines.transformers.prefill import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from tests.inputs import image, text
+from tests.inputs import image, random_ids, text
 from tests.tiny import VOCABULARY
 
 CLOSE = 2
-
-
-def tokens(seed: int, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(3, VOCABULARY), k=count))
 
 
 def request(prompt: tuple[int, ...], seed: int = 0, max_tokens: int = 6, temperature: float = 1.0) -> SamplingRequest:
     return SamplingRequest(text(*prompt), max_tokens, temperature, seed)
 
 
-PREFIX = tokens(0, 20)
+PREFIX = random_ids(0, 20)
 MIXED = [  # shared and unshared beginnings, equal prompts, one that is a prefix of another, short and long
-    request(PREFIX + tokens(1, 4), seed=1),
-    request(PREFIX + tokens(2, 1), seed=2, max_tokens=3),
+    request(PREFIX + random_ids(1, 4), seed=1),
+    request(PREFIX + random_ids(2, 1), seed=2, max_tokens=3),
     request(PREFIX, seed=3),
     request(PREFIX, seed=4, temperature=0.5),
-    request(tokens(3, 2), seed=5),
-    request(tokens(4, 1), seed=6, max_tokens=9),
-    request(PREFIX + tokens(1, 4), seed=7, temperature=0.0),
+    request(random_ids(3, 2), seed=5),
+    request(random_ids(4, 1), seed=6, max_tokens=9),
+    request(PREFIX + random_ids(1, 4), seed=7, temperature=0.0),
 ]
 
 
@@ -211,7 +206,7 @@ def test_a_short_reply_does_not_wait_for_a_long_one(engine, policy):
 
 def test_a_row_that_leaves_takes_its_columns_along(engine, policy):
     """What stays is no wider than the longest row that is left, whoever was there first."""
-    wide, narrow = request(tokens(9, 60), seed=1, max_tokens=2), request(tokens(3, 4), seed=2, max_tokens=20)
+    wide, narrow = request(random_ids(9, 60), seed=1, max_tokens=2), request(random_ids(3, 4), seed=2, max_tokens=20)
     alone = [serve(engine, [one])[0] for one in (wide, narrow)]
     engine.sync(0)
     widths: list[int] = []
@@ -244,10 +239,10 @@ def test_a_reply_that_nobody_waits_for_is_not_sampled_to_its_end(engine, policy)
 
 def test_a_kept_prefix_is_not_computed_again(engine, policy):
     with batches_of(policy) as shapes:
-        first = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+        first = serve(engine, [request(PREFIX + random_ids(k, 3), seed=k, max_tokens=1) for k in range(3)])
     assert shapes == [(1, 20), (1, 9)]  # the rest of three prompts as one row
     with batches_of(policy) as shapes:
-        second = serve(engine, [request(PREFIX + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+        second = serve(engine, [request(PREFIX + random_ids(k, 3), seed=k, max_tokens=1) for k in range(3)])
     assert shapes == [(1, 9)]
     assert_same(first, second)
 
@@ -255,15 +250,15 @@ def test_a_kept_prefix_is_not_computed_again(engine, policy):
 @pytest.mark.parametrize("shared", [LEAST_PREFIX - 1, LEAST_PREFIX])
 def test_a_few_tokens_in_common_are_read_with_each_batch(engine, policy, shared):
     with batches_of(policy) as shapes:
-        serve(engine, [request(PREFIX[:shared] + tokens(k, 3), seed=k, max_tokens=1) for k in range(3)])
+        serve(engine, [request(PREFIX[:shared] + random_ids(k, 3), seed=k, max_tokens=1) for k in range(3)])
     assert shapes == ([(1, shared), (1, 9)] if shared >= LEAST_PREFIX else [(1, shared + 9)])
 
 
 def test_a_kept_prefix_serves_only_those_who_share_it(engine):
     """Prefixes of equal length one after the other, then one that goes on where the kept one ends."""
     groups = [
-        [request(start + tokens(k, 3), seed=k) for k in range(2)]
-        for start in (PREFIX, tokens(9, 20), PREFIX + tokens(8, 5), PREFIX[:12])
+        [request(start + random_ids(k, 3), seed=k) for k in range(2)]
+        for start in (PREFIX, random_ids(9, 20), PREFIX + random_ids(8, 5), PREFIX[:12])
     ]
     alone = []
     for group in groups:
@@ -351,7 +346,7 @@ def test_an_error_reaches_everyone_and_the_engine_goes_on(engine):
 
 
 def test_an_error_of_one_that_joins_reaches_it_too(engine):
-    good, endless = request(PREFIX), [request(tokens(seed, 8), seed, max_tokens=900) for seed in range(8)]
+    good, endless = request(PREFIX), [request(random_ids(seed, 8), seed, max_tokens=900) for seed in range(8)]
     expected = serve(engine, [good])
 
     async def with_a_bad_one() -> list[Reply | BaseException]:
@@ -383,7 +378,7 @@ def test_a_caller_that_left_does_not_harm_the_others(engine):
 
 
 def test_sync_takes_new_weights(engine, policy):
-    asked = [request(PREFIX + tokens(k, 2), seed=k) for k in range(3)]
+    asked = [request(PREFIX + random_ids(k, 2), seed=k) for k in range(3)]
     old = serve(engine, asked)
     assert [reply.policy_version for reply in old] == [0, 0, 0]
     with torch.no_grad():

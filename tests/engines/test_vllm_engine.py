@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ import torch
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
-from tests.inputs import text
+from tests.inputs import random_ids, text
 from tests.moving import move
 from tests.tiny import VOCABULARY
 
@@ -25,23 +24,19 @@ CLOSE = 7  # not the end-of-sequence id of the folder, which is 2
 LONGEST = 400
 
 
-def tokens(seed: int, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(3, VOCABULARY), k=count))
-
-
 def request(prompt: tuple[int, ...], seed: int = 0, max_tokens: int = 12, temperature: float = 1.0) -> SamplingRequest:
     return SamplingRequest(text(*prompt), max_tokens, temperature, seed)
 
 
-PREFIX = tokens(0, 70)  # more than two blocks of the prefix cache
+PREFIX = random_ids(0, 70)  # more than two blocks of the prefix cache
 MIXED = [
-    request(PREFIX + tokens(1, 4), seed=1),
-    request(PREFIX + tokens(2, 1), seed=2, max_tokens=3),
+    request(PREFIX + random_ids(1, 4), seed=1),
+    request(PREFIX + random_ids(2, 1), seed=2, max_tokens=3),
     request(PREFIX, seed=3),
     request(PREFIX, seed=4, temperature=0.5),
-    request(tokens(3, 2), seed=5, temperature=1.5),
-    request(tokens(4, 1), seed=6, max_tokens=30),
-    request(PREFIX + tokens(1, 4), seed=7, temperature=0.0),
+    request(random_ids(3, 2), seed=5, temperature=1.5),
+    request(random_ids(4, 1), seed=6, max_tokens=30),
+    request(PREFIX + random_ids(1, 4), seed=7, temperature=0.0),
 ]
 
 
@@ -118,7 +113,7 @@ def test_replies_end_at_a_close_id_or_the_cap_and_nowhere_else(engine):
 
 def test_the_whole_distribution_is_sampled(engine, policy):
     """No top-p, top-k, min-p or penalty: first tokens come as often as the policy says, rare ones too."""
-    prompt, count = tokens(9, 5), 3000
+    prompt, count = random_ids(9, 5), 3000
     replies = serve(engine, [request(prompt, seed=k, max_tokens=1) for k in range(count)])
     with torch.no_grad():
         pi = policy.lm(torch.tensor([list(prompt)])).logits[0, -1].softmax(-1).double()
@@ -148,7 +143,7 @@ def test_replies_follow_from_their_seeds_whoever_else_is_served(engine):
 
 def test_more_tokens_than_one_step_reads(engine, policy):
     """4200 at once, of which vLLM reads 2048 in a step."""
-    asked = [request(tokens(k, 350), seed=k, max_tokens=4) for k in range(12)]
+    asked = [request(random_ids(k, 350), seed=k, max_tokens=4) for k in range(12)]
     for one, reply in zip(asked, serve(engine, asked), strict=True):
         assert reply.logps == pytest.approx(trained_logps(policy, one, reply), abs=2e-4)
 
@@ -161,12 +156,12 @@ def test_a_short_reply_does_not_wait_for_a_long_one(engine):
     order: list[str] = []
 
     async def long() -> None:
-        await engine.generate(request(tokens(5, 3), seed=1, max_tokens=300))
+        await engine.generate(request(random_ids(5, 3), seed=1, max_tokens=300))
         order.append("long")
 
     async def short() -> None:
         for turn in range(10):
-            await engine.generate(request(tokens(6, 3), seed=turn, max_tokens=2))
+            await engine.generate(request(random_ids(6, 3), seed=turn, max_tokens=2))
             order.append("short")
 
     async def together() -> None:
@@ -178,12 +173,12 @@ def test_a_short_reply_does_not_wait_for_a_long_one(engine):
 
 def test_a_cancelled_request_is_taken_back(engine):
     async def cancel_one() -> Reply:
-        late = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
-        await engine.generate(request(tokens(6, 3), max_tokens=1))  # the late one is in flight
+        late = asyncio.create_task(engine.generate(request(random_ids(5, 3), max_tokens=390)))
+        await engine.generate(request(random_ids(6, 3), max_tokens=1))  # the late one is in flight
         late.cancel()
         with pytest.raises(asyncio.CancelledError):
             await late
-        return await engine.generate(request(tokens(6, 3), max_tokens=1))
+        return await engine.generate(request(random_ids(6, 3), max_tokens=1))
 
     asyncio.run(cancel_one())
     assert engine._thread._in_flight == {}
@@ -193,8 +188,8 @@ def test_a_cancelled_request_is_taken_back(engine):
 
 def test_weights_do_not_change_while_replies_are_sampled(engine):
     async def too_early() -> None:
-        running = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=300)))
-        await engine.generate(request(tokens(6, 3), max_tokens=1))
+        running = asyncio.create_task(engine.generate(request(random_ids(5, 3), max_tokens=300)))
+        await engine.generate(request(random_ids(6, 3), max_tokens=1))
         with pytest.raises(RuntimeError, match="replies are still being sampled"):
             engine.sync(1)
         await running
@@ -209,11 +204,14 @@ def test_weights_do_not_change_while_replies_are_sampled(engine):
     ("asked", "told"),
     [
         (
-            request(tokens(1, LONGEST), max_tokens=1),
+            request(random_ids(1, LONGEST), max_tokens=1),
             r"prompt of 400 tokens and a reply of up to 1 .*max_prompt_tokens",
         ),
-        (request(tokens(1, 3), temperature=0.001), r"temperature 0, or 0.01 to 2, got 0.001.*init_args.temperature"),
-        (request(tokens(1, 3), temperature=2.5), r"got 2.5"),
+        (
+            request(random_ids(1, 3), temperature=0.001),
+            r"temperature 0, or 0.01 to 2, got 0.001.*init_args.temperature",
+        ),
+        (request(random_ids(1, 3), temperature=2.5), r"got 2.5"),
     ],
 )
 def test_requests_that_vllm_would_change_are_refused(engine, asked, told):

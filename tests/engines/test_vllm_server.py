@@ -31,10 +31,10 @@ from tests.engines.test_vllm_engine import (
     policy_of,
     request,
     serve,
-    tokens,
     trained_logps,
 )
 from tests.engines.withheld import check_each_kind
+from tests.inputs import random_ids
 from tests.moving import move
 
 pytestmark = pytest.mark.vllm
@@ -93,14 +93,14 @@ def test_a_growing_episode_stays_on_its_server(engine: VLLMServerEngine, monkeyp
     asked = places(monkeypatch)
 
     async def episode(number: int) -> list[str]:
-        prompt, where = PREFIX + tokens(number, 200), []
+        prompt, where = PREFIX + random_ids(number, 200), []
         for turn in range(4):
             before = len(asked)
             reply = asyncio.create_task(engine.generate(request(prompt, seed=turn, max_tokens=4)))
             while len(asked) == before:
                 await asyncio.sleep(0.001)
             where.append(asked[before])
-            prompt += (await reply).ids + tokens(turn, 30)
+            prompt += (await reply).ids + random_ids(turn, 30)
         return where
 
     async def one_after_the_other() -> list[list[str]]:
@@ -173,8 +173,8 @@ def test_a_server_that_was_not_started_by_our_command_is_refused(
 
 def test_requests_that_would_be_changed_or_end_a_server_are_refused(engine: VLLMServerEngine) -> None:
     for asked, told in (
-        (request(tokens(1, 400), max_tokens=1), r"prompt of 400 tokens and a reply of up to 1 .*max_prompt_tokens"),
-        (request(tokens(1, 3), temperature=2.5), "temperature 0, or 0.01 to 2, got 2.5"),
+        (request(random_ids(1, 400), max_tokens=1), r"prompt of 400 tokens and a reply of up to 1 .*max_prompt_tokens"),
+        (request(random_ids(1, 3), temperature=2.5), "temperature 0, or 0.01 to 2, got 2.5"),
         (request((5, 9999)), "ids outside the"),
     ):
         with pytest.raises(ValueError, match=told):
@@ -230,7 +230,7 @@ def test_an_engine_that_was_not_started_or_has_no_weights_says_so(pair: Pair, po
 
 def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine, pair: Pair) -> None:
     async def cancel_one() -> None:
-        late = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
+        late = asyncio.create_task(engine.generate(request(random_ids(5, 3), max_tokens=390)))
         await asyncio.sleep(0.05)
         late.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -244,7 +244,7 @@ def test_a_cancelled_request_is_taken_back(engine: VLLMServerEngine, pair: Pair)
 
 def test_those_who_wait_are_told_when_the_engine_is_stopped(engine: VLLMServerEngine, pair: Pair) -> None:
     async def stop() -> Any:
-        waiting = asyncio.create_task(engine.generate(request(tokens(5, 3), max_tokens=390)))
+        waiting = asyncio.create_task(engine.generate(request(random_ids(5, 3), max_tokens=390)))
         await asyncio.sleep(0.05)
         await asyncio.get_running_loop().run_in_executor(None, engine.stop)
         return await asyncio.gather(waiting, return_exceptions=True)

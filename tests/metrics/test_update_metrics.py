@@ -23,7 +23,7 @@ from lightning_agentrl.metrics.episodes import EpisodeResult, succeeded
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import FullMemory, WindowMemory
 from lightning_agentrl.types import Rollout, Sample
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import Misread, make_agent, make_data, make_trainer
 
 # Settings under which no number is 0, or equal to another by chance
 TEMPERATURE, ENTROPY_BONUS = 0.9, 0.1
@@ -102,14 +102,6 @@ class Spy(RolloutCallback):
 class Fit:
     agent: PPOAgent
     spy: Spy
-
-
-class Misread(PPOAgent):
-    """Takes the engine's log-probs for others than they are."""
-
-    def prepare(self, rollout: Rollout) -> Rollout:
-        noise = 0.8 * torch.sin(7.0 * torch.arange(rollout.rollout_logps.numel())).view_as(rollout.rollout_logps)
-        return super().prepare(rollout.union(rollout_logps=rollout.rollout_logps + noise))
 
 
 # Growing samples are of different lengths, so their tensors have padding

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.image_reader import FamilyReader
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.types import ModelInput, Row
 
 VISION_FAMILIES: list[Any] = [  # as parameters of a test: one of each kind, and the others, which are slow
@@ -27,6 +28,11 @@ def picture(seed: int, height: int = 48, width: int = 48) -> np.ndarray:
 
 def text(*ids: int) -> ModelInput:
     return ModelInput.of_ids([20 + i for i in ids])
+
+
+def reader_of(policy: LanguageModel) -> FamilyReader:
+    assert policy.image_reader is not None
+    return policy.image_reader
 
 
 def rows_with_images(reader: FamilyReader) -> list[Row]:

@@ -18,6 +18,7 @@ from lightning_agentrl.models.language_model import LanguageModel, load_causal_l
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import Row
 from tests.inputs import text, text_row
+from tests.models.gradients import gradient
 
 WINDOW = 6  # shorter than the prefix
 SIZES: dict[str, Any] = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32)
@@ -95,13 +96,6 @@ def alone(plain: PreTrainedModel, row: Row) -> torch.Tensor:
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).detach().norm() / expected.detach().norm())
-
-
-def gradient(lm: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Of a sum in which every number has another weight."""
-    lm.zero_grad()
-    (hidden * torch.linspace(-1, 2, hidden.numel()).view_as(hidden)).sum().backward()
-    return torch.cat([p.grad.flatten() for p in lm.parameters() if p.grad is not None])
 
 
 # Plain, with normalised queries and keys, with windows, with parallel blocks, with layer norms, with experts.

@@ -14,6 +14,7 @@ from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.packing import Packed, pack
 from lightning_agentrl.types import Row
 from tests.inputs import text_row
+from tests.models.gradients import gradient
 
 ROWS = st.lists(st.lists(st.integers(3, 9), min_size=2, max_size=12), min_size=1, max_size=6)
 
@@ -26,12 +27,6 @@ def policy(tiny_folder):
 def read_alone(policy: LanguageModel, row: Row) -> torch.Tensor:
     ids = torch.tensor([row.ids])
     return policy.lm.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, list(row.logit_positions)]
-
-
-def gradient(policy: LanguageModel, hidden: torch.Tensor) -> torch.Tensor:
-    policy.zero_grad()
-    (hidden * torch.linspace(-1, 2, hidden.numel()).view_as(hidden)).sum().backward()
-    return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,14 @@ from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.types import Row
-from tests.inputs import image, text, text_row
+from tests.inputs import image, random_ids, text, text_row
 from tests.tiny import CONFIGS, VOCABULARY, tiny_model_folder
 
 TEMPERATURE = 0.7
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
 
-def ids(seed: int, count: int) -> tuple[int, ...]:
-    return tuple(random.Random(seed).choices(range(3, VOCABULARY), k=count))
-
-
-P, A, B, C = ids(0, 9), ids(1, 5), ids(2, 1), ids(3, 7)
+P, A, B, C = random_ids(0, 9), random_ids(1, 5), random_ids(2, 1), random_ids(3, 7)
 CASES = {
     "shared prefix": [text_row(P + A, (8, 10, 12)), text_row(P + B + A, (9, 13)), text_row(P + C, (10,))],
     "reads in the prefix": [text_row(P + A, (2, 5, 11)), text_row(P + C, (0, 8))],
@@ -228,20 +223,20 @@ def test_plan_is_the_balanced_one(rows, budget):
 
 
 def test_plan_by_hand():
-    rows = [text_row(ids(k, 10), (9,)) for k in range(6)]
+    rows = [text_row(random_ids(k, 10), (9,)) for k in range(6)]
     assert [len(group) for group in plan_micro_batches(rows, 59)] == [3, 3]  # not five and one
     assert [len(group) for group in plan_micro_batches(rows, 60)] == [6]
-    shared = [text_row(ids(0, 90) + ids(k, 10), (99,)) for k in range(6)]
+    shared = [text_row(random_ids(0, 90) + random_ids(k, 10), (99,)) for k in range(6)]
     assert [len(group) for group in plan_micro_batches(shared, 150)] == [6]  # 90 + 6 * 10
     assert plan_micro_batches([], 10) == []
 
 
 def test_a_long_row_goes_alone():
     rows = [
-        text_row(ids(0, 5), (4,)),
-        text_row(ids(1, 500), (499,)),
-        text_row(ids(2, 5), (4,)),
-        text_row(ids(3, 5), (4,)),
+        text_row(random_ids(0, 5), (4,)),
+        text_row(random_ids(1, 500), (499,)),
+        text_row(random_ids(2, 5), (4,)),
+        text_row(random_ids(3, 5), (4,)),
     ]
     plan = plan_micro_batches(rows, 16)
     assert [1] in plan
@@ -305,7 +300,7 @@ def test_layers_with_a_state_read_rows_beside_each_other(tmp_path):
 
 
 def test_what_is_only_predicted_costs_nothing():
-    rows = [text_row(ids(k, 10), (4,)) for k in range(2)]
+    rows = [text_row(random_ids(k, 10), (4,)) for k in range(2)]
     assert [row.input_ids for row in rows] == [row.ids[:5] for row in rows]
     assert len(plan_micro_batches(rows, 10)) == 1
 

@@ -22,7 +22,7 @@ from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.models.parts import tower
 from lightning_agentrl.types import Row
 from lightning_agentrl.types.model_input import ImageChunk, ModelInput
-from tests.models.seen import VISION_FAMILIES, own_hidden, picture, rows_with_images, text
+from tests.models.seen import VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
 CLOSE = {"rtol": 0.0, "atol": 2e-5}  # of values to about 4
@@ -49,11 +49,6 @@ def policies(folders: Callable[[str], Path]) -> Callable[[str], LanguageModel]:
 @pytest.fixture(params=VISION_FAMILIES)
 def policy(request: pytest.FixtureRequest, policies: Callable[[str], LanguageModel]) -> LanguageModel:
     return policies(request.param)
-
-
-def reader_of(policy: LanguageModel) -> FamilyReader:
-    assert policy.image_reader is not None
-    return policy.image_reader
 
 
 def alone(policy: LanguageModel, rows: list[Row]) -> Tensor:

@@ -18,7 +18,6 @@ from lightning_agentrl.agents.checks import check_tower
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.export import export_policy
-from lightning_agentrl.models.image_reader import FamilyReader
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
@@ -26,7 +25,7 @@ from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.parts import text_decoder, tower
 from lightning_agentrl.models.sharding import release, shard, units
 from lightning_agentrl.types import Row
-from tests.models.seen import picture, rows_with_images, text
+from tests.models.seen import picture, reader_of, rows_with_images, text
 from tests.tiny import tiny_vision_folder
 
 OTHERS = ("qwen2_5_vl", "qwen3_vl", "idefics3")
@@ -41,11 +40,6 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 @pytest.fixture(params=["smolvlm", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
     return folder_of(request.param)
-
-
-def reader_of(policy: LanguageModel) -> FamilyReader:
-    assert policy.image_reader is not None
-    return policy.image_reader
 
 
 def built(
