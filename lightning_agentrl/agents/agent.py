@@ -251,13 +251,8 @@ class Agent(L.LightningModule, ABC):
         Returns:
             The rollout, and numbers to be logged with the first step. A subclass may add some.
         """
-        collected_now = not rollout.scored
-        rows = rows_to_score(self.models, rollout, self._needs_now)
-        left_out = LeftOut()
-        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
-            rollout = self.score(rollout)
-        rollout = left_out.of(rollout)
-        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        collected_now, left_out = not rollout.scored, LeftOut()
+        rollout = left_out.of(self._scored(rollout))
         rollout = corrected(rollout, self.correction, self.ranks.sum)
         with naming_missing(rollout.scores):
             shaped = self.shape_rewards(rollout)
@@ -270,29 +265,49 @@ class Agent(L.LightningModule, ABC):
         if self.advantage.whiten:
             trained = without_rows(rollout, lost_B).trained_mask
             rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
-        out_B = left_out.rows(rollout)
         with self.clock.stage("log"):
-            # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
-            told = rollout if self._corrects else replace(rollout, loss_mask=None)
-            metrics = describe(told, self.device, self.ranks.sum, out_B)
-            metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
-            if collected_now:
-                metrics |= describe_collected(
-                    rollout, self.datamodule, self.policy_version, self.held_steps, self.device
-                )
-                metrics |= self.recent_episodes.update(rollout)
-                for callback in watching(self.trainer):
-                    callback.on_rollout(self.trainer, self, rollout)
+            metrics = self._describe(rollout, left_out, collected_now)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
+        rollout, numbers = self._select(rollout, left_out.rows(rollout), lost_B)
+        return Prepared(rollout, metrics | numbers)
+
+    def _scored(self, rollout: Rollout) -> Rollout:
+        rows = rows_to_score(self.models, rollout, self._needs_now)
+        with self.datamodule.stopping.together(), self.clock.stage("score", total=rows), self.evaluation_mode():
+            rollout = self.score(rollout)
+        self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
+        return rollout
+
+    def _describe(self, rollout: Rollout, left_out: LeftOut, collected_now: bool) -> dict[str, float]:
+        """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
+        # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
+        told = rollout if self._corrects else replace(rollout, loss_mask=None)
+        metrics = describe(told, self.device, self.ranks.sum, left_out.rows(rollout))
+        metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
+        if collected_now:
+            metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
+            metrics |= self.recent_episodes.update(rollout)
+            for callback in watching(self.trainer):
+                callback.on_rollout(self.trainer, self, rollout)
+        return metrics
+
+    def _select(self, rollout: Rollout, out_B: Tensor, lost_B: Tensor) -> tuple[Rollout, dict[str, float]]:
+        """Return the rows to train on, and how many groups a filter has left.
+
+        Args:
+            rollout: with advantages and returns.
+            out_B: rows (bool) whose numbers are not finite.
+            lost_B: rows (bool) that nothing can be learnt from, since an environment failed.
+        """
         # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
         drop_B = out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False)
         if drop_B.any():
             rollout = rollout.select(~drop_B)
-        if self.group_filter is not None and self.phase == "train":
-            rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
-            metrics |= over_ranks(numbers, self.device)
-        return Prepared(rollout, metrics)
+        if self.group_filter is None or self.phase != "train":
+            return rollout, {}
+        rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
+        return rollout, over_ranks(numbers, self.device)
 
     def score(self, rollout: Rollout) -> Rollout:
         """Add the scores that are needed and not there yet: of actor, reference and critic."""
