@@ -70,9 +70,16 @@ def _models(agent: Agent) -> Rows:
     if agent.critic is not None:
         kind = type(agent.critic).__name__.removeprefix("FSDP")  # sharding renames classes
         rows.append(("critic", f"{kind}, {_trained(agent.critic)}"))
-    kept = "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
-    rows.append(("reference", kept if agent.needs.ref_logps else "none"))
-    return rows
+    return [*rows, ("reference", reference_text(agent))]
+
+
+def reference_text(agent: Agent) -> str:
+    """Return in words what log-probs are compared with, if anything."""
+    if not agent.needs.ref_logps:
+        return "none"
+    if agent.reference != agent.model:
+        return f"{agent.reference}, frozen"
+    return "frozen copy of the initial policy" if agent.lora is None else "the frozen model below the adapters"
 
 
 def _trained(module: torch.nn.Module) -> str:
@@ -149,7 +156,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 
 
 def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
-    full, name = {"actor": agent.optim.lr_actor, "critic": agent.optim.lr_critic}, "learning rate of the"
+    full, name = agent.optim.rates, "learning rate of the"
     if agent.steps.rates.schedulers:
         return [("learning rates", "by the schedulers that configure_optimizers returns")]
     groups = [group for group in full if group == "actor" or agent.critic is not None]

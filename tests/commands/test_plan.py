@@ -15,7 +15,15 @@ from lightning_agentrl.agents import PPOAgent, Schedule
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.commands import memory
 from lightning_agentrl.commands.memory import LiveBytes, activation_bytes, memory_plan, micro_batch_bytes
-from lightning_agentrl.commands.plan import DryRun, PlanShown, example_rows, held_out_plays, rate_text, step_rows
+from lightning_agentrl.commands.plan import (
+    DryRun,
+    PlanShown,
+    example_rows,
+    held_out_plays,
+    rate_text,
+    reference_text,
+    step_rows,
+)
 from lightning_agentrl.engines import VLLMEngine
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LOGITS_PER_CHUNK
@@ -46,6 +54,12 @@ def dry_run(
         return capsys.readouterr().out
 
     return run
+
+
+def test_the_plan_names_the_reference(tiny_folder: Path) -> None:
+    assert reference_text(make_agent(tiny_folder)) == "frozen copy of the initial policy"
+    assert reference_text(make_agent(tiny_folder, kl_reference="my/teacher")) == "my/teacher, frozen"
+    assert reference_text(make_agent(tiny_folder, kl_reward=0.0)) == "none"
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(dry_run: Callable[[int], str], tmp_path: Path) -> None:
