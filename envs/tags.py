@@ -5,10 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_CALLS = (
-    "call",
-    "tool_call",
-)  # prompts show the first; the second is a token of some models, which a prompt must break
+# Prompts show the first; the second is a token of some models, which a prompt must break.
+_CALLS = ("call", "tool_call")
 _TAGS = (*_CALLS, "answer")
 _MOST_CHARS = 1000  # of what stands in a tag; also keeps JSON from nesting too deep
 

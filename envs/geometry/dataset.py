@@ -42,9 +42,8 @@ class GeometryTasks(PictureQuestion):
         self._places = range(first, first + count)
         self._name = f"of {source!r} ({split})"
         super().__init__(checks, tolerance, max_turns, most_px)
-        read_task(
-            self._rows[first], f"Row {first} {self._name}", most_px
-        )  # what is wrong with all rows is said at once
+        # What is wrong with all rows is said at once.
+        read_task(self._rows[first], f"Row {first} {self._name}", most_px)
 
     def _draw_task(self) -> PictureTask:
         place = self._places[int(self.np_random.integers(len(self._places)))]

@@ -61,7 +61,7 @@ def check_callbacks(trainer: L.Trainer) -> None:
             raise ValueError(f"save_on_exception of {type(callback).__name__} {_SAVES} (key trainer.callbacks)")
 
 
-def refuse_foreign_knobs(trainer: Any) -> None:
+def refuse_foreign_keys(trainer: Any) -> None:
     """Refuse the Trainer's own clipping and accumulation, and name the keys that do it here.
 
     Args:

@@ -91,9 +91,8 @@ class Chain(RolloutCallback):
         """Write after the last step, since a run that is stopped in its validation goes on with the next iteration."""
         if not trainer.is_last_batch:
             return
-        means = cast(Any, trainer)._results.metrics(on_step=False)[
-            "callback"
-        ]  # Lightning tells them after a validation
+        # Lightning itself tells them only after a validation.
+        means = cast(Any, trainer)._results.metrics(on_step=False)["callback"]
         write_link(self._path(trainer), self._link | number_fields("update", means) | weight_fields(pl_module))
         self._path(trainer, self.keep).unlink(missing_ok=True)
         if not self._alone:

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 
-from lightning_agentrl.agents.trainer_keys import refuse_foreign_knobs
+from lightning_agentrl.agents.trainer_keys import refuse_foreign_keys
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.progress import StageProgress
 from lightning_agentrl.callbacks.rollout_report import RolloutReport
@@ -56,7 +56,7 @@ class Trainer(L.Trainer):
     """
 
     def __init__(self, *, callbacks: Sequence[Callback] | Callback | None = None, **kwargs: Any) -> None:
-        refuse_foreign_knobs(kwargs)
+        refuse_foreign_keys(kwargs)
         several: list[Any] = [*callbacks] if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []
         given: list[Callback] = [from_plain(callback, Callback, CALLBACKS) for callback in several]
         progress = kwargs.get("enable_progress_bar") is not False

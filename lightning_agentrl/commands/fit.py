@@ -33,7 +33,7 @@ import lightning_agentrl.models.critic  # noqa: F401
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.checkpoint_files import exists, last_good_checkpoint
 from lightning_agentrl.agents.strategies import check_strategy
-from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_knobs
+from lightning_agentrl.agents.trainer_keys import check_keys, refuse_foreign_keys
 from lightning_agentrl.callbacks import StopOnSignals
 from lightning_agentrl.callbacks.chain import Chain
 from lightning_agentrl.callbacks.node_names import NodeNames, lost_process
@@ -169,7 +169,7 @@ class AgentCLI(LightningCLI):
             raise ConfigError(
                 "trainer.fast_dev_run would cut an iteration into pieces; use --trainer.max_epochs 1, or --dry-run"
             )
-        refuse_foreign_knobs(self.settings.trainer)
+        refuse_foreign_keys(self.settings.trainer)
         make_folder(
             self.settings.trainer.get("default_root_dir"),
             "trainer.default_root_dir",

@@ -31,9 +31,8 @@ class Untrusted:
     ) -> None:
         special = special_strings(tokenizer)
         self._start = re.compile(f"(?=(?:{_any_of({*special, *markers})}))(.)", re.DOTALL)
-        known = [
-            text for text in special if text != tokenizer.unk_token
-        ]  # which stands for what is not in the vocabulary
+        # But for the one that stands for what is not in the vocabulary.
+        known = [text for text in special if text != tokenizer.unk_token]
         self._any = re.compile(_any_of({*known, *markers}))
         self._special_ids = set(cast(list[int], tokenizer.convert_tokens_to_ids(known)))
         self._tokenizer = tokenizer

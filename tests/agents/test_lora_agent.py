@@ -144,9 +144,8 @@ def test_gradients_are_those_of_two_models(tmp_path, exact_folder, gradient_chec
 
     shared = gradients(SeparateCritic(), gradient_checkpointing=gradient_checkpointing)
     apart = gradients(TwoModels())
-    cut = gradients(
-        SeparateCritic(), gradient_checkpointing=gradient_checkpointing, max_tokens_per_micro_batch=1
-    )  # actor and critic take turns
+    # Of these micro-batches, actor and critic take turns.
+    cut = gradients(SeparateCritic(), gradient_checkpointing=gradient_checkpointing, max_tokens_per_micro_batch=1)
     assert shared.keys() == apart.keys() == cut.keys()
     assert {name.split(".")[0] for name in shared} == {"actor", "critic"}
     for name, gradient in apart.items():

@@ -353,9 +353,8 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
     config = changed(config, "trainer.callbacks", [{"class_path": "StageProgress"}])
     told = sentence(agentrl(config=changed(config, key, value)))
     assert part in told
-    assert (f"(key {key}; " in told) == (
-        value != "fsdp"
-    )  # of that one, Lightning names another argument with its value
+    # Of fsdp, Lightning names another argument with its value.
+    assert (f"(key {key}; " in told) == (value != "fsdp")
 
 
 @pytest.mark.parametrize(
