@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
-from lightning_agentrl.metrics.numbers import Mean
+from lightning_agentrl.metrics.numbers import ExactMetric, Mean
 from lightning_agentrl.types import StopReason, Turn
 
 GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
@@ -126,14 +125,13 @@ def _mean_of_sources(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return numbers
 
 
-class EpisodeMetrics(Metric):
+class EpisodeMetrics(ExactMetric):
     """Sums over episodes, and sums of squared deviations; :meth:`compute` gives their rates over all ranks.
 
     Args:
         sources: names of what is played. Of several, each has its own rates, as ``source/<name>/<rate>``.
     """
 
-    full_state_update = False
     sums: Tensor  # [S, 9], a row per source
 
     def __init__(self, sources: Sequence[str] = ("",)) -> None:
@@ -157,6 +155,3 @@ class EpisodeMetrics(Metric):
         }
         own = {f"source/{name}/{key}": rate for name, rates in parts.items() for key, rate in rates.items()}
         return numbers | own | _mean_of_sources(list(parts.values()))
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> EpisodeMetrics:  # counts stay float64 under every precision
-        return self

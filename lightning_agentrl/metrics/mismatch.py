@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_agentrl.metrics.numbers import Max, Mean, Number
+from lightning_agentrl.metrics.numbers import Max, Number, masked_mean
 from lightning_agentrl.types import Rollout
 
 LIMIT = 20.0  # of log-ratios and of their sums over a sample
@@ -25,28 +25,24 @@ def mismatch_numbers(rollout: Rollout) -> dict[str, Number]:
         count = mask.sum(1).clamp_min(1)
         row_sum = gap.sum(1).clamp(-LIMIT, LIMIT)
         numbers = {
-            "mismatch/logp_gap_mean": _mean((train - engine).abs(), mask),
-            "mismatch/kl": _mean(-gap, mask),
-            "mismatch/k3": _mean(gap.expm1() - gap, mask),
-            "mismatch/chi2_token": _mean((2 * gap).expm1(), mask),
-            "mismatch/chi2_sample": _mean((2 * row_sum).expm1(), filled),
-            "mismatch/perplexity_train": _mean((-train.sum(1) / count).exp(), filled),
-            "mismatch/perplexity_engine": _mean((-engine.sum(1) / count).exp(), filled),
-            "mismatch/perplexity_ratio": _mean((-gap.sum(1) / count).exp(), filled),
+            "mismatch/logp_gap_mean": masked_mean((train - engine).abs(), mask),
+            "mismatch/kl": masked_mean(-gap, mask),
+            "mismatch/k3": masked_mean(gap.expm1() - gap, mask),
+            "mismatch/chi2_token": masked_mean((2 * gap).expm1(), mask),
+            "mismatch/chi2_sample": masked_mean((2 * row_sum).expm1(), filled),
+            "mismatch/perplexity_train": masked_mean((-train.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_engine": masked_mean((-engine.sum(1) / count).exp(), filled),
+            "mismatch/perplexity_ratio": masked_mean((-gap.sum(1) / count).exp(), filled),
         }
         if mask.any():
             numbers["mismatch/logp_gap_max"] = Max(float((train - engine).abs().max()))
     if rollout.loss_mask is not None:
-        numbers["mismatch/rejected"] = _mean(1.0 - rollout.loss_mask.double(), mask)
+        numbers["mismatch/rejected"] = masked_mean(1.0 - rollout.loss_mask.double(), mask)
     if rollout.weights is not None:
-        numbers["mismatch/weight"] = _mean(rollout.weights.double(), rollout.trained_mask)
+        numbers["mismatch/weight"] = masked_mean(rollout.weights.double(), rollout.trained_mask)
     return numbers
 
 
 def _off(x_BA: Tensor, mask_BA: Tensor) -> Tensor:
     """Return ``x`` in float64, 0 off the mask."""
     return torch.where(mask_BA, x_BA.double(), 0)
-
-
-def _mean(x: Tensor, mask: Tensor) -> Mean:
-    return Mean(float(torch.where(mask, x, 0).sum()), int(mask.sum()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -37,10 +38,23 @@ class Max:
 Number = Mean | Sum | Max
 
 
-class GlobalNumbers(Metric):
-    """Sums and weights by name; all ranks have the same names."""
+def masked_mean(x: Tensor, mask: Tensor) -> Mean:
+    """Return the mean over the mask, of the same shape, summed in float64; other numbers are not read."""
+    return Mean(float(torch.where(mask, x, 0).double().sum()), int(mask.sum()))
+
+
+class ExactMetric(Metric):
+    """A metric of torchmetrics whose sums keep their dtype under every precision of the trainer."""
 
     full_state_update = False
+
+    def set_dtype(self, dst_type: torch.dtype | str) -> Self:
+        return self
+
+
+class GlobalNumbers(ExactMetric):
+    """Sums and weights by name; all ranks have the same names."""
+
     totals: Tensor
     weights: Tensor
 
@@ -67,9 +81,6 @@ class GlobalNumbers(Metric):
             for name, (total, weight) in means.items()
             if weight or name in self._sums
         }
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> GlobalNumbers:  # counts stay float64 under every precision
-        return self
 
 
 def over_ranks(numbers: Mapping[str, Number], device: torch.device) -> dict[str, float]:

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
+from lightning_agentrl.metrics.numbers import ExactMetric
 from lightning_agentrl.metrics.thoughts import words
 from lightning_agentrl.types import Turn
 
@@ -19,7 +19,7 @@ def bigrams(text: str) -> list[str]:
     return [f"{a} {b}" for a, b in pairwise(words(text))]
 
 
-class TextMetrics(Metric):
+class TextMetrics(ExactMetric):
     """Text statistics of the replies of a rollout, over all ranks.
 
     * ``distinct_in_turn``: distinct word pairs of a reply among all of its word pairs; low: it repeats itself
@@ -28,7 +28,6 @@ class TextMetrics(Metric):
     * ``thought_diversity``: mean distance (1 - shared / all word pairs) between the last thoughts of two environments
     """
 
-    full_state_update = False
     sums: Tensor
     replies: list[Tensor] | Tensor
     thoughts: list[Tensor] | Tensor
@@ -66,9 +65,6 @@ class TextMetrics(Metric):
         if diversity is not None:
             numbers["text/thought_diversity"] = diversity
         return numbers
-
-    def set_dtype(self, dst_type: torch.dtype | str) -> TextMetrics:  # counts stay float64 under every precision
-        return self
 
 
 def mean_distance(members_Q2: Tensor) -> float | None:

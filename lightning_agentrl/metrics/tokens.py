@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_agentrl.metrics.numbers import Mean, Number
+from lightning_agentrl.metrics.numbers import Number, masked_mean
 from lightning_agentrl.types import Rollout
 
 
@@ -14,15 +14,15 @@ def token_numbers(rollout: Rollout) -> dict[str, Number]:
     scores, mask = rollout.scores, rollout.action_mask
     numbers: dict[str, Number] = {}
     if scores.entropy is not None:
-        numbers["rollout/entropy"] = _mean(scores.entropy, mask)
+        numbers["rollout/entropy"] = masked_mean(scores.entropy, mask)
     if scores.old_logps is None:
         return numbers
     if scores.ref_logps is not None:
         log_ratio = scores.old_logps - scores.ref_logps
         thought = thought_mask(rollout)
-        numbers["kl/reference"] = _mean(log_ratio, mask)
-        numbers["kl/thought"] = _mean(log_ratio, mask & thought)
-        numbers["kl/action"] = _mean(log_ratio, mask & ~thought)
+        numbers["kl/reference"] = masked_mean(log_ratio, mask)
+        numbers["kl/thought"] = masked_mean(log_ratio, mask & thought)
+        numbers["kl/action"] = masked_mean(log_ratio, mask & ~thought)
     return numbers
 
 
@@ -35,7 +35,3 @@ def thought_mask(rollout: Rollout) -> Tensor:
             thought[row, start : start + turn.thought_tokens] = True
             start += len(segment)
     return thought
-
-
-def _mean(x_BA: Tensor, mask_BA: Tensor) -> Mean:
-    return Mean(float(torch.where(mask_BA, x_BA, 0.0).double().sum()), int(mask_BA.sum()))
