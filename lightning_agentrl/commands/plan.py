@@ -99,9 +99,14 @@ def _iteration(trainer: L.Trainer, agent: Agent, data: RolloutDataModule, prompt
             f"about {len(micro_batches)} of {math.ceil(turns / len(micro_batches))} turns in each step, at most "
             f"{agent.compute.max_tokens_per_micro_batch} tokens" + _growth(data),
         ),
-        ("prompts", f"{min(map(len, prompts))} to {max(map(len, prompts))} tokens at the start of an episode"),
+        ("prompts", f"{_range([len(prompt) for prompt in prompts])} tokens at the start of an episode"),
         ("replies", f"at most {data.interaction.max_reply_tokens} tokens"),
     ]
+
+
+def _range(numbers: Sequence[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def _sizes(data: RolloutDataModule, per_process: str) -> Rows:
