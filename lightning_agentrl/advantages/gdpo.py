@@ -83,7 +83,7 @@ class GDPO(GroupEstimator):
             if name == REWARD:
                 columns.append(episodes.scores_N)
                 continue
-            told = []
+            scores = []
             for turns in of_episodes:
                 last = next((turn for turn in reversed(turns) if name in turn.metrics), None)
                 if last is None:
@@ -93,6 +93,6 @@ class GDPO(GroupEstimator):
                         f"GDPO: episode {turn.episode} of environment {turn.env} reports no '{name}' up to its last "
                         f"turn {turn.index}, only {known}; change {KEY}"
                     )
-                told.append(last.metrics[name])
-            columns.append(episodes.scores_N.new_tensor(told))
+                scores.append(last.metrics[name])
+            columns.append(episodes.scores_N.new_tensor(scores))
         return torch.stack(columns, 1)

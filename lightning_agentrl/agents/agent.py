@@ -180,7 +180,7 @@ class Agent(L.LightningModule, ABC):
         self.further_needs = Needs()  # of callbacks
         self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
-        self._told: dict[str, float] = {}  # numbers of the rollout that is trained on
+        self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
         self._watch: GradientWatch | None = None  # under ZeRO
         self._saved_weights: dict[str, Tensor] = {}  # of a checkpoint, until the optimizer is made
 
@@ -282,8 +282,8 @@ class Agent(L.LightningModule, ABC):
     def _describe(self, rollout: Rollout, left_out: LeftOut, collected_now: bool) -> dict[str, float]:
         """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
         # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
-        told = rollout if self._corrects else replace(rollout, loss_mask=None)
-        metrics = describe(told, self.device, self.ranks.sum, left_out.rows(rollout))
+        described = rollout if self._corrects else replace(rollout, loss_mask=None)
+        metrics = describe(described, self.device, self.ranks.sum, left_out.rows(rollout))
         metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
         if collected_now:
             metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
@@ -334,7 +334,7 @@ class Agent(L.LightningModule, ABC):
         """Compute the gradient over all micro-batches, clip it per group, and step unless a guard objects."""
         rollout, training = batch.rollout, self.phase == "train"
         if batch_idx == 0:
-            self._told = batch.metrics
+            self._rollout_metrics = batch.metrics
         steps, model = self.datamodule.steps_per_iteration, cast(Any, self.trainer.strategy.model)
         with self.clock.stage("update", total=steps * len(rollout), done=batch_idx * len(rollout)):
             optimizer = cast(Any, self.optimizers())
@@ -368,7 +368,7 @@ class Agent(L.LightningModule, ABC):
                 # DDP and masked tokens leave gradients of 0, on which Adam would still move.
                 held=held if tokens else self.optim.limits,
                 allowed=lambda norms: self.steps.allow(
-                    self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._told), fault
+                    self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._rollout_metrics), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )

@@ -177,8 +177,8 @@ class EngineProof:
         if self.allowed(seen).hold(seen.mean, seen.largest):
             return ""
         own = self._few(sampled)
-        told = self._told(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
-        return self.sentence(seen, STOOD_STILL if seen.unmoved else told)
+        cause = self._told(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
+        return self.sentence(seen, STOOD_STILL if seen.unmoved else cause)
 
     def of_rollout(self, mean: float, rollout: Rollout, older: bool) -> str:
         """Return what is wrong with the mean gap of a rollout before its update, as a sentence, or nothing.

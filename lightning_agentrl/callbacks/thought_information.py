@@ -48,8 +48,8 @@ class ThoughtInformation(RolloutCallback):
             logps = cross_logps(agent.actor, picked, replace(agent.reader(), advance=lambda count: None))
         weight = len(picked) if len(picked) > 1 else 0
         information, found = mutual_information(logps) if weight else (0.0, 0.0)
-        told = {"thoughts/information": information, "thoughts/told_apart": found}
-        means = {name: Mean(weight * value, weight) for name, value in told.items()}
+        numbers = {"thoughts/information": information, "thoughts/told_apart": found}
+        means = {name: Mean(weight * value, weight) for name, value in numbers.items()}
         self._numbers = over_ranks(means, agent.device)
 
     def on_train_batch_start(

@@ -179,20 +179,20 @@ def certify(
     remote = env_id.startswith(_URLS)
     made, given = recipe_of(env_id, kwargs)
     order = {"id": made, "kwargs": given, "seconds": seconds, "most_tokens": most_tokens, "episodes": []}
-    told = Certificate(env_id, dict(kwargs))
-    _examine(told, order, cap)
-    if PARTS[0] in told.cut and not told.findings:
+    certificate = Certificate(env_id, dict(kwargs))
+    _examine(certificate, order, cap)
+    if PARTS[0] in certificate.cut and not certificate.findings:
         raise ConfigError(
             f"the cap of {cap:g} s ended the exam of '{env_id}' within its first part, so nothing is known about it; "
             "give more seconds with --cap"
         )
-    if told.ordered:
+    if certificate.ordered:
         left = max(cap - (time.monotonic() - started), 10.0)
-        alone = remote or any(one["check"] == "instances" for one in told.findings)
-        _replay(told, order | {"episodes": told.ordered}, left, together=not alone)
-    told.findings.sort(key=lambda one: (SEVERITIES.index(one["severity"]), list(RULES).index(one["check"])))
-    told.seconds["total"] = time.monotonic() - started
-    return told
+        alone = remote or any(one["check"] == "instances" for one in certificate.findings)
+        _replay(certificate, order | {"episodes": certificate.ordered}, left, together=not alone)
+    certificate.findings.sort(key=lambda one: (SEVERITIES.index(one["severity"]), list(RULES).index(one["check"])))
+    certificate.seconds["total"] = time.monotonic() - started
+    return certificate
 
 
 def recipe_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -202,7 +202,7 @@ def recipe_of(env_id: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, An
     return env_id, dict(kwargs)
 
 
-def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
+def _examine(certificate: Certificate, order: Mapping[str, Any], cap: float) -> None:
     process = _Process(order, "0")
     doing, done, over = "import", set(), False
     end = time.monotonic() + _IMPORT_SECONDS
@@ -216,61 +216,63 @@ def _examine(told: Certificate, order: Mapping[str, Any], cap: float) -> None:
                     continue
                 process.end()
                 seed, actions = process.journal()
-                told.cut[doing] = f"ended by the cap of {cap:g} s" if doing != "import" else "the import did not end"
+                certificate.cut[doing] = (
+                    f"ended by the cap of {cap:g} s" if doing != "import" else "the import did not end"
+                )
                 if process.idle() > _STUCK_SECONDS:
-                    _add(told, "hang", f"in the part '{doing}' the process did not go on", seed, actions)
+                    _add(certificate, "hang", f"in the part '{doing}' the process did not go on", seed, actions)
                 break
             if said is None:
                 break
             if "refused" in said:
                 raise ConfigError(said["refused"])
             if "imported" in said:
-                told.seconds["import"] = said["imported"]
+                certificate.seconds["import"] = said["imported"]
                 end = time.monotonic() + cap
             doing = said.get("doing", doing)
             if "done" in said:
                 done.add(said["done"])
             if "findings" in said:
-                _take(told, said)
+                _take(certificate, said)
             if over := said.get("over", False):
                 break  # processes that the environment has started may hold the pipe open
-        if not over and doing not in told.cut:
+        if not over and doing not in certificate.cut:
             status = process.status()
             seed, actions = process.journal()
             how = f"signal {-status}" if status < 0 else f"exit status {status}"
             trace = f"; {process.errors[-1]}" if process.errors else ""
-            _add(told, "died", f"in the part '{doing}' the process ended by {how}{trace}", seed, actions)
-            told.cut[doing] = "the process ended"
+            _add(certificate, "died", f"in the part '{doing}' the process ended by {how}{trace}", seed, actions)
+            certificate.cut[doing] = "the process ended"
     finally:
         process.end()
     if not over:
         for part in PARTS:
-            if part not in done and part not in told.cut:
-                told.cut[part] = "not reached"
+            if part not in done and part not in certificate.cut:
+                certificate.cut[part] = "not reached"
 
 
-def _take(told: Certificate, said: Mapping[str, Any]) -> None:
-    told.findings = said["findings"]
-    told.figures, told.ordered, told.texts = said["figures"], said["ordered"], said.get("texts")
-    told.cut = dict(said["cut"])
+def _take(certificate: Certificate, said: Mapping[str, Any]) -> None:
+    certificate.findings = said["findings"]
+    certificate.figures, certificate.ordered, certificate.texts = said["figures"], said["ordered"], said.get("texts")
+    certificate.cut = dict(said["cut"])
     resets = sum(seconds for kind, seconds in said["times"].items() if kind in ("make", "reset"))
-    told.seconds |= {"resets": resets, "play": said["figures"]["play_seconds"]}
+    certificate.seconds |= {"resets": resets, "play": said["figures"]["play_seconds"]}
 
 
-def _replay(told: Certificate, order: Mapping[str, Any], cap: float, together: bool) -> None:
+def _replay(certificate: Certificate, order: Mapping[str, Any], cap: float, together: bool) -> None:
     """Play the ordered episodes in fresh processes with other hash seeds; where they differ, with the same one, too."""
-    differing = _in_processes(told, order, HASH_SEEDS, cap, together)
+    differing = _in_processes(certificate, order, HASH_SEEDS, cap, together)
     if not differing:
         return
-    same = _in_processes(told, order, ("0",), cap, together)
+    same = _in_processes(certificate, order, ("0",), cap, together)
     found = next(iter((same or differing).values()))
     check = "replay.process" if same else "replay.hash"
     how = "in a fresh process" if same else f"in a process with PYTHONHASHSEED={next(iter(differing))}"
-    _add(told, check, f"{how}, {found['said']}", found["seed"], [repr(action) for action in found["actions"]])
+    _add(certificate, check, f"{how}, {found['said']}", found["seed"], [repr(action) for action in found["actions"]])
 
 
 def _in_processes(
-    told: Certificate, order: Mapping[str, Any], hash_seeds: Sequence[str], cap: float, together: bool
+    certificate: Certificate, order: Mapping[str, Any], hash_seeds: Sequence[str], cap: float, together: bool
 ) -> dict[str, dict[str, Any]]:
     """Return what differs, by hash seed."""
     found: dict[str, dict[str, Any]] = {}
@@ -287,11 +289,11 @@ def _in_processes(
                 elif said["replayed"] is not None:
                     found[seed] = said["replayed"]
             except Empty:
-                told.cut["fresh processes"] = "they did not end in time"
+                certificate.cut["fresh processes"] = "they did not end in time"
             finally:
                 process.end()
     return found
 
 
-def _add(told: Certificate, check: str, said: str, seed: int | None, actions: Sequence[str]) -> None:
-    told.findings.append(Finding(check, shown(said, 600), RULES[check].severity, seed, list(actions)).plain())
+def _add(certificate: Certificate, check: str, said: str, seed: int | None, actions: Sequence[str]) -> None:
+    certificate.findings.append(Finding(check, shown(said, 600), RULES[check].severity, seed, list(actions)).plain())

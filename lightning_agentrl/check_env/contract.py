@@ -148,6 +148,10 @@ def check_closing(probe: Probe) -> None:
 def declared_limit(probe: Probe) -> int | None:
     """Return the least number of turns that the environment, its registration or a wrapper declares as a limit."""
     env = probe.made()
-    told = (getattr(env.unwrapped, "max_turns", None), getattr(env.spec, "max_episode_steps", None), time_limit(env))
-    limits = [limit for limit in told if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
+    declared = (
+        getattr(env.unwrapped, "max_turns", None),
+        getattr(env.spec, "max_episode_steps", None),
+        time_limit(env),
+    )
+    limits = [limit for limit in declared if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0]
     return min(limits, default=None)

@@ -190,11 +190,14 @@ def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
 
 def check_plan(log: Log, solved: Sequence[Play]) -> None:
     """Look for the moves of the scripted player in the first text."""
-    told = [one for one in solved if len(one.actions) >= 3 and _plan_stands(one)]
+    leaking = [one for one in solved if len(one.actions) >= 3 and _plan_stands(one)]
     long = [one for one in solved if len(one.actions) >= 3]
-    if len(long) >= 3 and len(told) >= 0.9 * len(long) and len({tuple(one.actions) for one in long}) >= 3:
+    if len(long) >= 3 and len(leaking) >= 0.9 * len(long) and len({tuple(one.actions) for one in long}) >= 3:
         log.add(
-            "leak.answer", "the moves of the scripted player stand in the first text", told[0].seed, told[0].actions
+            "leak.answer",
+            "the moves of the scripted player stand in the first text",
+            leaking[0].seed,
+            leaking[0].actions,
         )
 
 

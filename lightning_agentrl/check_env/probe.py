@@ -86,9 +86,9 @@ class Seen:
 
     def same(self) -> tuple[Any, ...]:
         """Return what must be equal when an episode is played again."""
-        told = tuple(self.info.get(name) for name in ("long_term_text", "short_term_text"))
+        texts = tuple(self.info.get(name) for name in ("long_term_text", "short_term_text"))
         offered = self.contract.system_prompt, tuple(self.contract.actions), self.contract.examples
-        return self.state, self.reward, self.terminated, self.truncated, *offered, *told
+        return self.state, self.reward, self.terminated, self.truncated, *offered, *texts
 
 
 @dataclass
@@ -273,12 +273,12 @@ class Probe:
         if not isinstance(info, dict):
             self._note("contract.info", f"info is {_form(info)}, not a dictionary")
             info = {}
-        told = dict(info)
-        self._info(told, observed.text)
+        own_info = dict(info)
+        self._info(own_info, observed.text)
         contract = self._contract()
         state = told_apart(observed.text, observed.images)
         kept = raw if self._calls <= 1 else None
-        seen = Seen(observed.text, contract, told, reward, terminated, truncated, state, kept)
+        seen = Seen(observed.text, contract, own_info, reward, terminated, truncated, state, kept)
         self._texts(seen)
         self._kept = (info, _looks(info)) if self._calls <= _WATCHED_CALLS else None
         self.last = seen
@@ -308,8 +308,8 @@ class Probe:
             return
         self._looked_at.add((seen.prompt, len(said) > 9 and said))
         actions = seen.contract.actions
-        told = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
-        whole = "\n".join([seen.prompt, *(() if told else [*actions, *actions.values()])])
+        listed = all(name in seen.contract.system_prompt for name in actions)  # then the trainer lists them no more
+        whole = "\n".join([seen.prompt, *(() if listed else [*actions, *actions.values()])])
         whole += "\n".join(text for pair in seen.contract.examples for text in pair)
         try:
             seen.text.encode()

@@ -41,28 +41,28 @@ def check_environment(
             check_written_over(file, begins, argument)
     if json_file is not None and html_file is not None and json_file.resolve() == html_file.resolve():
         raise ValueError(f"'{html_file}' cannot be both files; name another one (argument --html)")
-    told = certify(env, kwargs, seconds, cap, most_tokens)
+    certificate = certify(env, kwargs, seconds, cap, most_tokens)
     if train:
-        told.train = _trained(told, *recipe_of(env, kwargs))
-    print("\n".join(lines(told)))
+        certificate.train = _trained(certificate, *recipe_of(env, kwargs))
+    print("\n".join(lines(certificate)))
     if json_file is not None:
-        json_file.write_text(json.dumps(told.plain(), indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(certificate.plain(), indent=1) + "\n", encoding="utf-8")
     if html_file is not None:
-        html_file.write_text(page(told), encoding="utf-8")
-    return told.passed
+        html_file.write_text(page(certificate), encoding="utf-8")
+    return certificate.passed
 
 
-def _trained(told: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _trained(certificate: Certificate, env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what training says, or why there is none: the rest of the certificate is not to be lost with it."""
-    if not told.passed:
+    if not certificate.passed:
         return _not_tried("there are errors to mend first")
-    if told.texts is None or not (returns := told.texts.pop("returns")):
+    if certificate.texts is None or not (returns := certificate.texts.pop("returns")):
         return _not_tried("the exam was cut before its end")
     from lightning_agentrl.commands.check_train import Texts
     from lightning_agentrl.commands.check_train import train as train_small
 
     try:
-        return train_small(env_id, kwargs, Texts(**told.texts), returns)
+        return train_small(env_id, kwargs, Texts(**certificate.texts), returns)
     except (EnvError, ValueError) as error:
         return _not_tried(f"it ended with an error: {error}")
 

@@ -103,8 +103,8 @@ def train(
     curves = []
     for seed in SEEDS:
         curves.append(_run(env_id, kwargs, texts, seed, iterations))
-        told = f"seed {seed}: a return of {curves[-1][0]:.3g} at first, {curves[-1][-1]:.3g} at last"
-        print(f"training: {told}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+        climb = f"seed {seed}: a return of {curves[-1][0]:.3g} at first, {curves[-1][-1]:.3g} at last"
+        print(f"training: {climb}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     last = interval([statistics.fmean(curve[-max(iterations // 4, 1) :]) for curve in curves], _STUDENT)
     verdict = "climbs" if last["low"] > control["high"] else "not seen"
     turns = iterations * NUM_ENVS * TURNS_PER_ENV

@@ -99,8 +99,8 @@ class VerifyCLI(RunConfigCLI):
         if "trainer.precision" not in given:
             config.trainer.precision = "32-true"
         engine = config.data.init_args.get("engine")
-        told = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
-        if engine is not None and "dtype" in engine.get("init_args", {}) and not told:
+        named = any(name.endswith(("engine.dtype", "engine.init_args.dtype")) for name in given)
+        if engine is not None and "dtype" in engine.get("init_args", {}) and not named:
             engine.init_args.dtype = "auto"
 
     def verify(self) -> bool:

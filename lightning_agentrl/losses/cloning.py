@@ -44,6 +44,6 @@ def action_weights(rollout: Rollout, action_share: float, drop_invalid: bool = F
     weights = torch.zeros(rollout.action_mask.shape)
     for row, sample in enumerate(rollout.samples):
         replies = zip(sample.actions, sample.turns, strict=True)
-        told = [reply_weights(len(a), t.thought_tokens, t.valid or not drop_invalid, action_share) for a, t in replies]
-        weights[row, : sum(map(len, told))] = torch.cat(told)
+        parts = [reply_weights(len(a), t.thought_tokens, t.valid or not drop_invalid, action_share) for a, t in replies]
+        weights[row, : sum(map(len, parts))] = torch.cat(parts)
     return weights

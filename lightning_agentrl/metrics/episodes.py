@@ -49,17 +49,17 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
-    success, valid, told = succeeded(last), sum(turn.valid for turn in turns), numbers_told(last)
-    progression = told.get("progression", float(success))
-    return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, told)
+    success, valid, numbers = succeeded(last), sum(turn.valid for turn in turns), numbers_told(last)
+    progression = numbers.get("progression", float(success))
+    return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, numbers)
 
 
 def told_by_environments(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
     """Return the mean of each number that environments told at the end of these episodes; others do not count."""
-    told = [result.metrics for result in results]
-    names = sorted({name for metrics in told for name in metrics})
+    every = [result.metrics for result in results]
+    names = sorted({name for metrics in every for name in metrics})
     return {
-        name: Mean(sum(metrics.get(name, 0.0) for metrics in told), sum(name in metrics for metrics in told))
+        name: Mean(sum(metrics.get(name, 0.0) for metrics in every), sum(name in metrics for metrics in every))
         for name in names
     }
 
@@ -142,8 +142,8 @@ class EpisodeMetrics(ExactMetric):
     def update(self, results: Sequence[EpisodeResult]) -> None:
         rows = torch.zeros(len(results), *self.sums.shape, dtype=torch.float64)
         for row, r in zip(rows, results, strict=True):
-            told = (1.0, r.success, r.turns, r.valid_turns, r.lost, r.total_reward, r.progression, 0.0, 0.0)
-            row[r.source] = torch.tensor(told, dtype=torch.float64)
+            columns = (1.0, r.success, r.turns, r.valid_turns, r.lost, r.total_reward, r.progression, 0.0, 0.0)
+            row[r.source] = torch.tensor(columns, dtype=torch.float64)
         self.sums = _joined(torch.cat([self.sums[None], rows.to(self.sums.device)]))
 
     def compute(self) -> dict[str, float]:

@@ -147,9 +147,9 @@ def look_at(episodes: Sequence[SeenEpisode]) -> Look:
     failures = Counter(how for one, each in zip(episodes, played, strict=True) if (how := failure(each, one.lost)))
     successes = len(episodes) - failures.total()
     followed = [pair for each in played for pair in pairwise(each) if not pair[0].asked_again]
-    told = [numbers_told(last) for last in lasts]
-    names = sorted({name for numbers in told for name in numbers})
-    reported = {name: Average.of([numbers[name] for numbers in told if name in numbers]) for name in names}
+    all_numbers = [numbers_told(last) for last in lasts]
+    names = sorted({name for numbers in all_numbers for name in numbers})
+    reported = {name: Average.of([numbers[name] for numbers in all_numbers if name in numbers]) for name in names}
     return Look(
         episodes=len(episodes),
         turns=len(turns),

@@ -81,7 +81,7 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
     reasons = Counter(turn.stop for turn in lasts)
     each = [numbers_told(turn) for turn in lasts]
     names = sorted({name for numbers in each for name in numbers})
-    told = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
+    values_of = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
     return {
         "rollout/episodes": Sum(count),
         "rollout/success": Mean(sum(succeeded(turn) for turn in lasts), count),
@@ -89,7 +89,7 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
         "rollout/episode_turns": Mean(sum(turn.index + 1 for turn in lasts), count),
         "rollout/truncated_ratio": Mean(sum(turn.truncated for turn in lasts), count),
         **{f"stop/{reason.value}": Mean(reasons[reason], count) for reason in StopReason},
-        **{f"env/{name}": Mean(sum(values), len(values)) for name, values in told.items()},
+        **{f"env/{name}": Mean(sum(values), len(values)) for name, values in values_of.items()},
     }
 
 

@@ -374,8 +374,8 @@ class ChatRenderer:
 
     def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:
         if self.format.system is not None:
-            told = {**dict(places), "actions": "\n".join(_listed(dict(actions)))}
-            return _PLACE.sub(lambda place: self._safe(told.get(place[1], "")), self.format.system)
+            texts = {**dict(places), "actions": "\n".join(_listed(dict(actions)))}
+            return _PLACE.sub(lambda place: self._safe(texts.get(place[1], "")), self.format.system)
         listed = _listed({name: text for name, text in actions if text and text not in system})
         return self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
 
@@ -412,11 +412,11 @@ class ChatRenderer:
 
     def _own(self, own: OwnMessages, images: Sequence[ModelInput], above: str, below: str) -> list[Message]:
         left = iter(images)
-        told = [(role, [next(left) if part is None else self._safe(part) for part in parts]) for role, parts in own]
-        last = told[-1][1]
+        messages = [(role, [next(left) if part is None else self._safe(part) for part in parts]) for role, parts in own]
+        last = messages[-1][1]
         last[:0] = [f"{above}\n\n"] if above else []
         last[len(last) :] = [f"\n\n{below}"] if below else []
-        return [self.template.mixed(role, parts) for role, parts in told]
+        return [self.template.mixed(role, parts) for role, parts in messages]
 
     def message(self, role: str, text: str, images: Sequence[ModelInput] = ()) -> Message:
         """Return a message in the form that the template reads."""

@@ -99,10 +99,10 @@ class ChatTemplate:
         Raises:
             RefusedMessagesError: it refuses such a conversation, or leaves one of its texts out.
         """
-        if (told := self._refused.get((*roles, later))) is None:
-            told = self._refused[(*roles, later)] = self._why_refused(roles, later)
-        if told:
-            raise RefusedMessagesError(f"{self.name} {told}")
+        if (why := self._refused.get((*roles, later))) is None:
+            why = self._refused[(*roles, later)] = self._why_refused(roles, later)
+        if why:
+            raise RefusedMessagesError(f"{self.name} {why}")
 
     def check_tools(self, tools: Sequence[Tool]) -> None:
         """Refuse tools that the template does not show.
@@ -215,13 +215,13 @@ def folded(messages: list[Message]) -> list[Message]:
         return [{**system, "role": "user"}, *rest]
     content = rest[0]["content"]
     if isinstance(content, str):
-        told: Any = "\n\n".join(filter(None, (text_of(system), content)))
+        joined: Any = "\n\n".join(filter(None, (text_of(system), content)))
     else:  # above its first text, so that images and texts keep their order
         place = next((k for k, item in enumerate(content) if _IMAGE not in item), len(content))
         first = content[place].get("text", "") if place < len(content) else ""
         text = "\n\n".join(filter(None, (text_of(system), first)))
-        told = [*content[:place], _text_item(text), *content[place + 1 :]]
-    return [{**rest[0], "content": told}, *rest[1:]]
+        joined = [*content[:place], _text_item(text), *content[place + 1 :]]
+    return [{**rest[0], "content": joined}, *rest[1:]]
 
 
 def images_of(message: Message) -> list[ModelInput]:

@@ -95,8 +95,7 @@ class LockstepThread(VLLMThread):
             everything = self._exchange(hash((self._sampled, len(self._in_flight))), news)
         except RuntimeError as error:
             raise Ended(f"the ranks that share vLLM's weights cannot be reached ({one_line(str(error))})") from error
-        told = self._told(everything)
-        for rank, of_rank in zip(self._ranks, told, strict=True):
+        for rank, of_rank in zip(self._ranks, self._news_of_all(everything), strict=True):
             for name, request in of_rank.asks:
                 elsewhere = Ask(name, request, lambda outcome: None)  # its own rank reads the reply too
                 self._begin(engine, self._taken.pop(name, elsewhere))
@@ -131,14 +130,14 @@ class LockstepThread(VLLMThread):
         news = News(asks, tuple(forgets), done, fault)
         return None if news == News() else news
 
-    def _told(self, everything: list[tuple[int, News | None]]) -> list[News]:
+    def _news_of_all(self, everything: list[tuple[int, News | None]]) -> list[News]:
         """Return the news of all ranks, if they can continue together.
 
         Raises:
             Ended: they cannot continue.
         """
-        told = [of_rank or News() for _, of_rank in everything]
-        faults = {rank: of_rank.fault for rank, of_rank in zip(self._ranks, told, strict=True) if of_rank.fault}
+        news = [of_rank or News() for _, of_rank in everything]
+        faults = {rank: of_rank.fault for rank, of_rank in zip(self._ranks, news, strict=True) if of_rank.fault}
         if own := faults.get(self._rank):
             raise Ended(own)
         for rank, fault in faults.items():
@@ -147,7 +146,7 @@ class LockstepThread(VLLMThread):
             raise Ended(
                 f"the ranks {self._ranks[0]} to {self._ranks[-1]} of one vLLM engine have sampled different tokens"
             )
-        return told
+        return news
 
     def _end(self, reason: Exception) -> None:
         super()._end(reason)

@@ -126,8 +126,8 @@ class VLLMServer:
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
-        told = await self.call_workers(TellsSizes.weights_checksum.__name__)
-        return tuple(layout for layout, _ in told), tuple(content for _, content in told)
+        answers = await self.call_workers(TellsSizes.weights_checksum.__name__)
+        return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
 
     async def workers(self) -> int:
         """Return how many of its processes hold weights."""
@@ -204,12 +204,12 @@ class VLLMServer:
         if status != 200:
             raise ValueError(f"refused {path} with {status}: {_shortened(text)}")
         try:
-            told = json.loads(text or "{}")
+            answer = json.loads(text or "{}")
         except (ValueError, RecursionError) as error:  # also of numbers that are too long
             raise ValueError(
                 f"answered {path} with something other than JSON ({_shortened(text)}); start it with `agentrl serve`"
             ) from error
-        return told if isinstance(told, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
 
 def _shortened(text: str) -> str:
