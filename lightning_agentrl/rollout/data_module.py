@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
@@ -27,14 +27,11 @@ from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
-from lightning_agentrl.rollout.background import Background
-from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.connection import Connection
 from lightning_agentrl.rollout.event_loop import LoopThread
-from lightning_agentrl.rollout.fault_limits import FaultLimits, LostEpisodes
-from lightning_agentrl.rollout.fixed_turns import FixedTurns, endless_session
-from lightning_agentrl.rollout.forks import Forks
-from lightning_agentrl.rollout.groups import WholeGroups, group_session
+from lightning_agentrl.rollout.fault_limits import FaultLimits
+from lightning_agentrl.rollout.fixed_turns import endless_session
+from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.one_trainer import check_free, is_running
 from lightning_agentrl.rollout.session_maker import SessionMaker
@@ -44,6 +41,7 @@ from lightning_agentrl.rollout.starts import StartedEpisode, play_starts
 from lightning_agentrl.rollout.state import RolloutState
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.rollout.stream import OneStepOffPolicy, Phase, RolloutStream, resume_between_epochs
+from lightning_agentrl.rollout.training_episodes import TrainingEpisodes
 from lightning_agentrl.rollout.validation import EpisodeSeeds, ValidationConfig, WholeEpisode, play_episodes
 from lightning_agentrl.rollout.watchdog import Watchdog
 from lightning_agentrl.types import ModelInput, Rollout, Turn
@@ -146,16 +144,11 @@ class RolloutDataModule(L.LightningDataModule):
         self.pool = EnvPool(sources, threads=max(self.sizes.num_envs, self.validation.num_envs))
         self.first_inputs: list[ModelInput] = []  # a first prompt of each source, once checked
         self.stream: RolloutStream | None = None
-        self._episodes: Collection | None = None  # of this rank, once they are needed
         self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
-        self._saved = RolloutState()
-        self._background = Background(self.max_staleness)
         self._failed = False  # a run has, and threads have ended
-        self._begun: RolloutState | None = None  # the beginning of an iteration whose update has not begun
         self.stopping = Stopping()
-        self._lost = LostEpisodes(self.faults.share)
-        self._trained: Learner | None = None  # the agent that the saved episodes were played for
+        self.episodes = TrainingEpisodes(self.sizes, self.max_staleness, self.faults.share, self._origin, self.stopping)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RolloutDataModule:
         """Return one with the same settings that was never used: without trainer, agent and episodes.
@@ -212,7 +205,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def sessions(self) -> Sequence[Session]:
         """The training environments of this rank where an episode is running."""
-        return () if self._episodes is None else self._episodes.sessions
+        return self.episodes.sessions
 
     @property
     def phase(self) -> Phase:
@@ -222,7 +215,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def preparing(self) -> bool:
         """Whether an iteration has begun and not come to its update: a checkpoint then holds its beginning."""
-        return self._begun is not None
+        return self.episodes.preparing
 
     @property
     def samples_ahead(self) -> bool:
@@ -316,21 +309,17 @@ class RolloutDataModule(L.LightningDataModule):
         gc.unfreeze()
         if self._loop is not None:
             if self.preparing:
-                self._background.cancel()
+                self.episodes.cancel()
             else:
-                self._settle()
+                self.episodes.settle()
             self.engine.stop()
             self._loop.stop()
         with self._awaiting("teardown", "the last calls of environments, and for them to close"):
             self.pool.close()
-        self._saved, self._begun = self._current(), None
-        if error := self._background.unraised:
-            rank_zero_warn(f"background collection failed after training ended: {type(error).__name__}: {error}")
+        self.episodes.rest(self._iteration)
         with self._awaiting("teardown", "environments to close"):
-            if self._episodes is not None:
-                self._episodes.close()
-        self._episodes, self._loop, self._connection, self._failed = None, None, None, False
-        self._background = Background(self.max_staleness)
+            self.episodes.close()
+        self._loop, self._connection, self._failed = None, None, False
 
     def _awaiting(self, stage: str, what: str) -> AbstractContextManager[None]:
         return Watchdog(self.stall_seconds, type(self.engine).__name__, lambda: stage).waiting_for(what)
@@ -340,7 +329,7 @@ class RolloutDataModule(L.LightningDataModule):
         if is_running(self.trainer):  # of a second Trainer, which was refused this
             return
         gc.unfreeze()  # so that models of a run that failed can be freed
-        self._background.cancel()
+        self.episodes.cancel()
         if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
             return
         self._failed = True
@@ -365,31 +354,21 @@ class RolloutDataModule(L.LightningDataModule):
                 "ModelCheckpoint(save_on_train_epoch_end=True) without every_n_train_steps"
             )
         if not self.preparing:
-            self._settle()
-        return replace(self._current(), origin=self._origin).to_plain()
+            self.episodes.settle()
+        return replace(self.episodes.state(self._iteration), origin=self._origin).to_plain()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts; validation needs none of it."""
-        if self._episodes is not None or self._failed:
+        if self.episodes.running or self._failed:
             self.teardown("fit")  # those of a run that did not come to its end
-        self._saved = RolloutState.from_plain(state_dict)
-        self._lost = LostEpisodes(self.faults.share, self._saved.lost)
-        self._trained = None
+        self.episodes.load(RolloutState.from_plain(state_dict))
         if self.stream is not None:  # sharded strategies load after the agent was connected
-            self.stream.iteration = self._saved.iteration
+            self.stream.iteration = self.episodes.iteration
 
-    def _current(self) -> RolloutState:
-        """Return the state of this rank."""
-        if self._begun is not None:
-            return self._begun
-        iteration = self.stream.iteration if self.stream else self._saved.iteration
-        if self._episodes is None:
-            return replace(self._saved, iteration=iteration, lost=self._lost.entries)
-        before = self._background.before
-        own = self._episodes.state_dict() if before is None else before  # if the collection failed, it is begun again
-        return RolloutState(
-            own, iteration, self._saved.collected, self._origin, self._background.ready, self._lost.entries
-        )
+    @property
+    def _iteration(self) -> int:
+        """Iterations that were begun."""
+        return self.stream.iteration if self.stream else self.episodes.iteration
 
     @property
     def _origin(self) -> str:
@@ -407,13 +386,11 @@ class RolloutDataModule(L.LightningDataModule):
     def connect(self, learner: Learner) -> None:
         """Build what needs the agent: prompts, engine, sessions, stream. Does nothing if connected already."""
         if self._connection is not None or self._failed:
-            ended_inside = self._failed or self._background.cancelled or self.preparing
+            ended_inside = self._failed or self.episodes.interrupted
             if self._connection is not None and self._connection.learner is learner and not ended_inside:
                 return
             self.teardown("fit")  # a run did not come to its end; continue from where its collection began
-        if self._trained is not None and self._trained is not learner:  # another agent starts afresh
-            self._saved, self._trained = RolloutState(), None
-            self._lost = LostEpisodes(self.faults.share)
+        self.episodes.give_to(learner)
         make = self._make_sessions(learner.tokenizer, learner.image_reader)
         handle = learner.policy_handle(make.renderer.stop_token_ids)
         handle = replace(handle, max_model_len=self.longest_turn, trained_meanwhile=self.max_staleness > 0)
@@ -430,25 +407,23 @@ class RolloutDataModule(L.LightningDataModule):
             update_epochs=self.sizes.update_epochs,
             seed=self.seed,
             source=OneStepOffPolicy(self.begin_next) if self.max_staleness else None,
-            preparing=self._keeping_the_beginning,
+            preparing=lambda: self.episodes.keeping_the_beginning(self._connected, self._iteration),
         )
-        self.stream.iteration = self._saved.iteration
+        self.stream.iteration = self.episodes.iteration
         self._connection = Connection(  # last: what is refused on the way leaves nothing connected
-            learner, self.engine, handle, make, self._loop, self.interaction, self.faults.in_a_row, self.stall_seconds
+            learner,
+            self.engine,
+            handle,
+            make,
+            self._loop,
+            self.interaction,
+            self.faults.in_a_row,
+            self.stall_seconds,
+            self._place,
         )
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:
         return SessionMaker(self.pool, ChatRenderer(tokenizer, self.prompt, image_reader), self.memory, self.seed)
-
-    @contextmanager
-    def _keeping_the_beginning(self) -> Iterator[None]:
-        """Let checkpoints hold the state before this block until it is through."""
-        self._begin_training(self._connected)
-        self._settle()
-        self._begun = self._current()
-        self.stopping.agree()
-        yield
-        self._begun = None
 
     def collect(self) -> Rollout:
         """Return the next rollout of this rank: the one begun before, or one sampled with the current weights.
@@ -456,81 +431,11 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             EnvError: environments fail more often than ``faults`` allows. All ranks stop.
         """
-        connection = self._connected
-        learner = connection.learner
-        with self.stopping.together(alone=True):
-            self._begin_training(connection)
-            self._settle()
-            self._background.raise_failure()
-        ready = self._background.take(learner.policy_version, self.steps_per_iteration, learner.held_steps)
-        rollout = self._collect_now(connection) if ready is None else ready
-        with raise_once():
-            self._lost.add(rollout)
-        tokens = sum(len(sample.ids) for sample in rollout.samples)
-        beside = None if ready is None else self._background.seconds
-        learner.clock.count("collect", turns=len(rollout.turns), tokens=tokens, beside=beside)
-        return rollout
-
-    def _collect_now(self, connection: Connection) -> Rollout:
-        learner, episodes = connection.learner, self._begin_training(connection)
-        with learner.clock.stage("collect", total=episodes.total):
-            with self.stopping.together():
-                connection.send_proven()
-            player = connection.player(learner.temperature)
-            with self.stopping.together(alone=True):
-                rollout = connection.play(player, episodes.collect(player), self.stopping.look)
-        self._saved.collected += 1
-        return rollout
+        return self.episodes.collect(self._connected)
 
     def begin_next(self) -> None:
         """Start collecting the next rollout with the current weights, and return at once."""
-        connection = self._connected
-        learner, episodes = connection.learner, self._begin_training(connection)
-        with learner.clock.stage("collect"), self.stopping.together():
-            connection.send_proven()
-        player = connection.player(learner.temperature, "collect")
-        self._background.begin(episodes, player, connection.loop, learner.clock)
-
-    def _settle(self) -> None:
-        """Wait for a collection in the background."""
-        if self._background.settle():
-            self._saved.collected += 1
-
-    def _begin_training(self, connection: Connection) -> Collection:
-        """Make the environments of this rank when they are first needed, and continue their saved episodes."""
-        if self._episodes is not None:
-            return self._episodes
-        self._saved.check_origin(self._origin)
-        episodes = self._new_episodes(connection)
-        episodes.load_state_dict(self._saved.sessions)
-        if self._saved.ahead is not None:
-            turns = self.sizes.turns_per_rollout if self.groups is None else None
-            forks = connection.learner.needs_forks is not None
-            self._background.adopt(self._saved.ahead, self.own_envs, self.sizes.envs_per_rollout, turns, forks)
-            self._saved.ahead = None
-        self._episodes, self._trained = episodes, connection.learner
-        return episodes
-
-    def _new_episodes(self, connection: Connection) -> Collection:
-        plan = connection.learner.needs_forks
-        if plan is None:
-            return self._unforked(connection, connection.make)
-        make = replace(connection.make, moments={})
-        episodes = self._unforked(connection, make)
-        return Forks(episodes, plan, make, self.at_a_time, connection.learner.clock)
-
-    def _unforked(self, connection: Connection, make: SessionMaker) -> Collection:
-        if self.groups is None:
-            sessions = [endless_session(make, env, pictures=True) for env in self.own_envs]
-            return FixedTurns(sessions, self.sizes.turns_per_env)
-        return WholeGroups(
-            self.groups,
-            make,
-            *self._place,
-            at_a_time=self.at_a_time,
-            greedy=connection.learner.needs_greedy_baseline,
-            collected=self._saved.collected,
-        )
+        self.episodes.begin_next(self._connected)
 
     @property
     def renderer(self) -> ChatRenderer:
@@ -590,7 +495,7 @@ class RolloutDataModule(L.LightningDataModule):
         The turns of the first ``pictures`` seeds of the list are drawn, where the environment can.
         """
         connection = self._connected
-        self._settle()  # weights are sent between collections only
+        self.episodes.settle()  # weights are sent between collections only
         with connection.learner.clock.stage("validate", total=len(seeds)):
             with self.stopping.together():
                 connection.send_weights()
@@ -606,7 +511,7 @@ class RolloutDataModule(L.LightningDataModule):
     def play_starts(self, groups: GroupRollout, episodes: int, most_turns: int, replays: int) -> list[StartedEpisode]:
         """Play episodes in groups as :func:`play_starts`, with the current weights, apart from training."""
         connection = self._connected
-        self._settle()
+        self.episodes.settle()
         with connection.learner.clock.stage("validate", total=episodes):
             with self.stopping.together():
                 connection.send_weights()

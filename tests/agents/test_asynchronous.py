@@ -297,7 +297,7 @@ def test_an_interrupt_in_an_update_ends_the_collection_too(tmp_path, tiny_folder
     assert not data.sessions
     left = {thread.name for thread in set(threading.enumerate()) - others}
     assert not left & {"rollout-loop", "transformers-engine"}
-    state = data._saved
+    state = data.episodes._rest
     assert all(session["turns_taken"] == 4 for session in state.sessions.values())
 
 

@@ -259,7 +259,7 @@ def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
     with learner.clock.stage("update", total=9):
         GO.set()
         end = time.monotonic() + 30
-        while data._background._done < 4:
+        while data.episodes._ahead._done < 4:
             assert time.monotonic() < end
             time.sleep(0.01)
     data.collect()

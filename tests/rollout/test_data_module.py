@@ -410,9 +410,9 @@ def test_another_agent_starts_afresh_where_a_run_failed_in_its_update(tiny_folde
     data = make_data()
     with pytest.raises(RuntimeError, match="as it should"):
         make_trainer(tmp_path, 1, callbacks=[Frozen(fails=True)]).fit(make_agent(tiny_folder), data)
-    data._lost = LostEpisodes(0.5, [True] * 100)
+    data.episodes._lost = LostEpisodes(0.5, [True] * 100)
     assert played_first(data) == played_first(make_data())
-    assert not any(data._lost.entries)
+    assert not any(data.episodes._lost.entries)
 
 
 def test_a_checkpoint_can_be_saved_while_the_run_after_a_failed_one_collects(connected):
