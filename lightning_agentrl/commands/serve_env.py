@@ -124,9 +124,8 @@ class _Played:
                 {"role": role, "content": [_item(part) for part in parts]} for role, parts in answer.messages
             ]
         self.told = answer.contract
-        text = "\n".join(part for part in (answer.short_term, answer.observation) if part)
         return {
-            "observation": {"text": text, "metadata": metadata},
+            "observation": {"text": answer.text, "metadata": metadata},
             "metadata": metadata,
             "reward": None if first else answer.reward,
             "done": answer.terminated or answer.truncated,

@@ -62,9 +62,14 @@ class Answer:
     messages: Messages = ()  # the environment's own, which say all of the observation
 
     @property
+    def text(self) -> str:
+        """All of the observation's text, as a prompt shows it now."""
+        return "\n".join(part for part in (self.short_term, self.observation) if part)
+
+    @property
     def fingerprint(self) -> str:
-        """What tells observations apart: the text, and a hash of each image."""
-        return told_apart(self.observation, self.images)
+        """What tells observations apart: all of the text, and a hash of each image."""
+        return told_apart(self.text, self.images)
 
 
 @dataclass(frozen=True)

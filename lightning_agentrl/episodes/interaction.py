@@ -132,7 +132,9 @@ class TurnInteraction(Interaction):
         engine_seconds: float,
         recorder: Recorder,
     ) -> Turn:
+        assert session.worker.answer is not None
         observation, images, role, messages = session.observation, session.images, session.role, session.messages
+        all_observed = session.worker.answer.text
         index = len(session.past) + session.all_unread
         contract, renderer = session.contract, session.renderer
         text = renderer.decode(reply.ids)
@@ -158,7 +160,7 @@ class TurnInteraction(Interaction):
         judged = 0.0
         if session.judge is not None and not ask_again:
             seen = JudgedTurn(
-                contract.system_prompt, observation, images, text, parsed.thought, executed, valid, result.reward
+                contract.system_prompt, all_observed, images, text, parsed.thought, executed, valid, result.reward
             )
             judged = await session.verdict_on(seen)
 
@@ -174,7 +176,7 @@ class TurnInteraction(Interaction):
             env=session.index,
             episode=session.episode,
             index=index,
-            observation=observation,
+            observation=all_observed,
             reply=text,
             thought=parsed.thought,
             action=executed,

@@ -38,7 +38,7 @@ class Turn:
     env: int  # index of the environment over all ranks
     episode: int  # number of the episode within the environment
     index: int  # number of the turn within the episode, from 0
-    observation: str
+    observation: str  # all of its text, also what later prompts do not show
     reply: str
     thought: str
     action: str  # the action that was executed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 from contextlib import closing, nullcontext
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, TransformersEngine
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import (
     EnvConfig,
@@ -164,6 +166,59 @@ def test_an_environment_with_randomness_of_its_own_is_refused(tiny_folder):
         state = place.sessions[1].state_dict()
         with pytest.raises(RuntimeError, match=r"5.*self.np_random"):
             place.session(5, Unrepeatable(9)).load_state_dict(state)
+
+
+class Bruised(Scripted):
+    """It tells its health, from a dice of its own where it has one, as text that matters only now."""
+
+    def __init__(self, dice: random.Random | None = None) -> None:
+        super().__init__(9)
+        self.dice = dice
+
+    def reset(self, **settings: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(**settings)
+        self.health = 9 if self.dice is None else self.dice.randrange(2**32)
+        return self.told()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        _, *ends, _ = super().step(action)
+        self.health -= 1
+        text, info = self.told()
+        return text, *ends, info
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        long, short = self._text(), f"health {self.health}"
+        return f"{short}\n{long}", {"long_term_text": long, "short_term_text": short}
+
+
+def test_an_episode_is_resumed_only_where_text_that_matters_only_now_is_the_same(tiny_folder):
+    with workplace(tiny_folder, [Bruised(random.Random(0)), Bruised()]) as place:
+        place.collect(2)
+        unrepeatable, old = (session.state_dict() for session in place.sessions)
+        with pytest.raises(RuntimeError, match=r"5.*self.np_random"):
+            place.session(5, Bruised(random.Random(1))).load_state_dict(unrepeatable)
+        place.session(1, Bruised()).load_state_dict(old)
+        assert old["observation"].startswith("health 7\n")
+        old["observation"] = old["observation"].removeprefix("health 7\n")  # as old checkpoints have it
+        place.session(1, Bruised()).load_state_dict(old)
+
+
+def test_a_turn_holds_and_a_judge_is_told_what_the_history_does_not_show(tiny_folder):
+    told: list[str] = []
+
+    class Listening(Judge):
+        async def judge(self, turn: JudgedTurn) -> float:
+            told.append(turn.observation)
+            return 0.0
+
+    with workplace(tiny_folder, [Bruised()]) as place:
+        place.sessions[0].judge = Listening()
+        turns = place.collect(3).turns
+        past = place.sessions[0].past
+    assert [turn.observation for turn in turns] == told
+    assert [text.splitlines()[0] for text in told] == ["health 9", "health 8", "health 7"]
+    assert [turn.state for turn in turns] == [(text,) for text in told]
+    assert [turn.observation for turn in past] == [text.splitlines()[1] for text in told]
 
 
 def test_replay_gives_actions_and_seed_of_the_running_episode_only(tiny_folder):
