@@ -71,6 +71,10 @@ class Recorder:
             self.turns_left -= 1
         self._on_turn()
 
+    def last_of(self, episode: int) -> Turn | None:
+        """Return the last turn of an episode that is here; None if there is none."""
+        return next((turns[-1] for _, turns in reversed(self._samples) if turns[-1].episode == episode), None)
+
     def amend(self, episode: int, **changes: Any) -> None:
         """Change the last turn of an episode, where only a turn of another episode shows what came of it.
 

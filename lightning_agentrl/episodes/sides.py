@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.types import Turn
+from lightning_agentrl.types.rounding import ROUNDING
 
 
 class SidesInteraction(TurnInteraction):
@@ -20,7 +22,8 @@ class SidesInteraction(TurnInteraction):
 
     After every reset and step the environment says in ``info["side"]`` whose turn it is, a number from 0, and in
     ``info["side_turns"]`` how many turns each side has had; where the game ends it gives in ``info["side_rewards"]``
-    what each side has earned, which is the reward of its last turn. Only whole games can be played so, as groups are.
+    what each side has earned, which is the reward of its last turn; that of the step itself is the same for the side
+    which moved. Rewards of other steps belong to who moved. Only whole games can be played so, as groups are.
     Takes the arguments of ``TurnInteraction``, without ``ask_again``.
     """
 
@@ -37,7 +40,10 @@ class SidesInteraction(TurnInteraction):
         while not recorder.full:
             side, played = _whose_turn(_info(session))
             prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
-            turn = replace(turn, episode=len(played) * turn.episode + side, index=played[side])
+            episode = len(played) * turn.episode + side
+            before = recorder.last_of(episode)
+            paid = turn.env_reward + (before.episode_return if before else 0.0)  # to this side
+            turn = replace(turn, episode=episode, index=played[side], episode_return=paid)
             recorder.record(prompt, reply, turn)
             if turn.done:
                 self._end_others(recorder, turn, len(played), _info(session).get("side_rewards"))
@@ -47,10 +53,15 @@ class SidesInteraction(TurnInteraction):
         if rewards is None and last.terminated:
             raise contract_error("the game is over, and its environment gave no info['side_rewards']")
         earned_by = [0.0] * sides if rewards is None else _earned(rewards, sides)
-        latest = {turn.episode: turn for sample in recorder.samples() for turn in sample.turns}
-        game = last.episode - last.episode % sides
+        mover = last.episode % sides
+        if rewards is not None and not math.isclose(last.env_reward, earned_by[mover], rel_tol=ROUNDING):
+            raise contract_error(
+                f"the last step of a game gave the reward {last.env_reward:g}, and info['side_rewards'] "
+                f"{earned_by[mover]:g} for side {mover}, which moved; they must be the same"
+            )
+        game = last.episode - mover
         for episode in range(game, game + sides):
-            turn = latest.get(episode)
+            turn = recorder.last_of(episode)
             if turn is None or episode == last.episode:  # a side without a turn has no episode
                 continue
             earned = earned_by[episode - game]

@@ -90,6 +90,32 @@ def test_the_turns_of_each_side_are_an_episode_with_its_reward_at_the_end(order,
         assert (last.bootstrap is not None) == (end == "truncated")
 
 
+def test_a_side_returns_what_it_was_paid_on_the_way_and_nothing_of_the_others(tiny_folder):
+    class Paid(Rounds):
+        """Each turn before the last pays a hundredth of its mover's number and one."""
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            mover = self.order[sum(self.played)]
+            text, reward, terminated, *rest = super().step(action)
+            return text, reward if terminated else (1 + mover) / 100, terminated, *rest
+
+    with workplace(tiny_folder, [Paid([0, 1, 0, 0, 1], sides=2)], interaction=SIDES) as place:
+        turns = place.episode(place.sessions[0])
+    assert [turn.env_reward for turn in turns] == pytest.approx([0.01, 0.02, 0.01, 10.01, 11.0])
+    assert [turn.episode_return for turn in turns] == pytest.approx([0.01, 0.02, 0.02, 10.03, 11.02])
+
+
+def test_who_moved_last_is_paid_what_it_has_earned(tiny_folder):
+    env = Rounds([0, 1], sides=2)
+    take = env.step
+    env.step = lambda action: (taken := take(action)) and (taken[0], 0.0, *taken[2:])
+    with workplace(tiny_folder, [env], interaction=SIDES) as place:
+        session = place.sessions[0]
+        told = r"gave the reward 0, and info\['side_rewards'\] 11 for side 1"
+        with pytest.warns(UserWarning, match=told), pytest.raises(AssertionError):
+            place.episode(session)
+
+
 @pytest.mark.parametrize("silent", ["side", "side_turns", "side_rewards"])
 def test_an_environment_that_does_not_say_whose_turn_it_is_breaks_the_contract(silent, tiny_folder):
     with workplace(tiny_folder, [Rounds([0, 1], silent=silent)], interaction=SIDES) as place:
