@@ -95,10 +95,10 @@ def test_window_is_of_all_that_began_before_any_that_runs(lengths, turns, size, 
             ones = zip(starts, episodes, strict=True)
             begun += [(start, env, start + length, won) for start, (length, won) in ones if start < until]
         runs = min((start for start, _, end, _ in begun if end > until), default=until)
-        known = [(start, won) for start, _, _, won in begun if start < runs]
+        known = [(start, env, won) for start, env, _, won in begun if start < runs]
         assert (WINDOW in told) == (len(known) >= enough)
-        if told:  # of those that begin at once, an unsolved one is the first to be forgotten
-            last = [won for _, won in sorted(known)][-size:]
+        if told:  # of those that begin at once, the one of the first environment is the first to be forgotten
+            last = [won for *_, won in sorted(known)][-size:]
             assert told[WINDOW] == pytest.approx(sum(last) / len(last))
 
 
@@ -110,6 +110,16 @@ def test_window_does_not_favour_short_episodes():
     told = [recent.update(played(lengths, 3, first)).get(WINDOW) for first in range(0, 60, 3)]
     assert told[:2] == [None, None]  # nothing but solved ones have ended
     assert all(abs(success - 0.5) < 0.2 for success in told[3:])  # four standard errors
+
+
+@pytest.mark.parametrize(("group", "sides"), [(None, 1), (3, 1), (3, 2)])
+def test_window_favours_neither_success_nor_a_side_where_more_than_it_holds_begin_at_once(group, sides):
+    """Every second episode is solved: of two sides the one that begins."""
+    end = {"terminated": True, "stop": StopReason.ENV_DONE, "group": group}
+    numbers = [divmod(number, sides) for number in range(256)]
+    turns = [turn(env=env, episode=side, success=(side if sides > 1 else env % 2) == 0, **end) for env, side in numbers]
+    ends = [Sample((prompt(1), action(2)), (one,)) for one in turns]
+    assert RecentEpisodes().update(Rollout.from_samples(ends)) == {WINDOW: 0.5}
 
 
 def test_window_without_any_ended_episode_says_nothing():
@@ -132,9 +142,16 @@ def test_window_is_continued_from_a_checkpoint():
         assert first.update(played(lengths, 4, begin)) == second.update(played(lengths, 4, begin)) != {}
 
 
-def test_window_of_an_older_checkpoint_is_continued():
+@pytest.mark.parametrize(
+    "older",
+    [
+        [True, False, True],
+        {"rollouts": 1, "running": {}, "ended": [((0, 0), True), ((0, 1), False), ((0, 2), True)]},
+    ],
+)
+def test_window_of_an_older_checkpoint_is_continued(older):
     recent = RecentEpisodes(size=3, enough=1)
-    recent.load_state_dict([True, False, True])
+    recent.load_state_dict(older)
     assert recent.update(ended(True)) == {WINDOW: (0 + 1 + 1) / 3}
 
 
