@@ -79,21 +79,24 @@ def inspect_episodes(
         own = [episode for episode in played if episode.source == kind]
         if not own:
             continue
-        look = look_at([_seen(episode, tokenizer) for episode in own])
+        look = look_at([seen for episode in own for seen in _seen(episode, tokenizer)])
         limits = data.prompt.max_prompt_tokens, data.interaction.max_reply_tokens
         reports.append(make_report(source.label, look, source.key, *limits))
         for episode in own:
             rollout = Rollout.from_samples(episode.samples)
             for record in turn_records(rollout, tokenizer, texts):
                 prompt_tokens = len(record.pop("prompt_ids"))
-                head = {"iteration": 1, "phase": "inspect", "env": episode.place, "episode": 0}
+                head = {"iteration": 1, "phase": "inspect", "env": episode.place}
                 records.append(record | head | {"prompt_tokens": prompt_tokens})
     return Inspection(reports, records, sum(not episode.samples for episode in played))
 
 
-def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> SeenEpisode:
-    names = spellings(episode.contract)
-    return SeenEpisode(tuple(_turns(episode, names, tokenizer)), names, bool(episode.lost))
+def _seen(episode: WholeEpisode, tokenizer: PreTrainedTokenizerBase) -> list[SeenEpisode]:
+    """Return what was seen in an episode; of a game of several sides in that of each side."""
+    names, sides = spellings(episode.contract), dict[int, list[SeenTurn]]()
+    for one in _turns(episode, names, tokenizer):
+        sides.setdefault(one.turn.episode, []).append(one)
+    return [SeenEpisode(tuple(turns), names, bool(episode.lost)) for turns in sides.values() or [[]]]
 
 
 def _turns(episode: WholeEpisode, names: Collection[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[SeenTurn]:

@@ -477,15 +477,16 @@ class RolloutDataModule(L.LightningDataModule):
             watched: how many are, those with the first seeds of the list.
 
         Returns:
-            Results in the order of the seeds.
+            Results in the order of the seeds: one for each, but of a game of several sides one for each side.
         """
 
-        def keep(episode: WholeEpisode) -> EpisodeResult:
+        def keep(episode: WholeEpisode) -> list[EpisodeResult]:
             if episode.place < watched:
                 watch(episode)
-            return episode.result
+            return episode.results
 
-        return self.play_whole(seeds, keep, self.validation.temperature, pictures=watched)
+        kept = self.play_whole(seeds, keep, self.validation.temperature, pictures=watched)
+        return [result for results in kept for result in results]
 
     def play_whole(
         self, seeds: Sequence[int], keep: Callable[[WholeEpisode], T], temperature: float, pictures: int = 0

@@ -88,8 +88,12 @@ class WholeEpisode:
         return [turn for sample in self.samples for turn in sample.turns]
 
     @property
-    def result(self) -> EpisodeResult:
-        return summarise(self.turns, bool(self.lost), self.source)
+    def results(self) -> list[EpisodeResult]:
+        """The result of the episode; of a game of several sides that of each, as they count in training."""
+        sides: dict[int, list[Turn]] = {}
+        for turn in self.turns:
+            sides.setdefault(turn.episode, []).append(turn)
+        return [summarise(turns, bool(self.lost), self.source) for turns in sides.values() or [[]]]
 
 
 async def play_episodes(

@@ -16,10 +16,10 @@ from lightning_agentrl.episodes.contract import Contract
 from lightning_agentrl.metrics.looks import Average, Failure, SeenEpisode, SeenTurn, Spread, look_at
 from lightning_agentrl.metrics.thoughts import Thoughts
 from lightning_agentrl.rollout.validation import WholeEpisode
-from lightning_agentrl.types import StopReason, Turn
+from lightning_agentrl.types import Sample, StopReason, Turn
 from tests.cli import Command, Config, changed, run_command, sentence
 from tests.tiny import tiny_tokenizer
-from tests.types.samples import growing, turn
+from tests.types.samples import action, growing, prompt, turn
 
 GUESS = {"id": "agentrl_envs:GuessNumber-v0"}
 
@@ -84,9 +84,16 @@ def test_replies_without_a_thought_have_none_to_shorten(thought_tokens: Spread |
 def test_prompts_are_all_that_was_read_before_a_reply() -> None:
     """Also in a sample that grows."""
     played = WholeEpisode(0, 0, Contract(actions={"open": ""}, aliases={}), growing()[:1], "timeout")
-    found = inspect._seen(played, tiny_tokenizer())
+    (found,) = inspect._seen(played, tiny_tokenizer())
     assert [(each.prompt_tokens, each.reply_tokens) for each in found.turns] == [(2, 2), (7, 1), (9, 2)]
     assert found.lost
+
+
+def test_each_side_of_a_game_is_looked_at_by_itself() -> None:
+    samples = [Sample((prompt(1), action(2)), (turn(episode=k % 2, index=k // 2),)) for k in range(4)]
+    played = WholeEpisode(0, 0, Contract(), samples, "")
+    sides = [[one.turn.episode for one in found.turns] for found in inspect._seen(played, tiny_tokenizer())]
+    assert sides == [[0, 0], [1, 1]]
 
 
 def test_texts_of_a_report_cannot_become_html() -> None:

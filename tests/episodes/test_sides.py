@@ -190,6 +190,13 @@ def test_an_episode_is_compared_with_those_of_its_side(tiny_folder):
     assert group_numbers(rollout)["rollout/equal_groups"] == Mean(4, 4)
 
 
+def test_a_held_out_game_counts_once_for_each_side(tiny_folder):
+    with data_module(tiny_folder, GroupRollout(2, 2), env=EnvConfig("Rounds-v0"), interaction=SIDES) as data:
+        results = data.play_held_out(data.validation_seeds()[:3])
+    assert [result.total_reward for result in results] == [10.0, 11.0] * 3
+    assert [result.turns for result in results] == [2, 2] * 3
+
+
 def test_a_side_without_a_turn_is_no_lost_episode(tiny_folder):
     rollout = games(tiny_folder, "Sudden-v0", 3)
     assert sides_of(rollout) == [0, 1, 0, 1, 0] * 2
