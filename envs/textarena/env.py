@@ -74,7 +74,8 @@ class TextArena(gymnasium.Env[str, str]):
         self.observation_space = spaces.Text(_MOST_CHARS, min_length=0, charset=PRINTABLE)
         self.action_space = spaces.Text(max_chars, min_length=0, charset=PRINTABLE)
         self._game: Any = None
-        self._stream: tuple[Any, Any] | None = None  # states of the two global generators, as the game left them
+        # What the game draws from in place of the global generators; forks find it here and give it another seed.
+        self._python, self._numpy = random.Random(0), np.random.RandomState(0)
         self._side = 0
         self._rules: dict[int, str] = {}
         self._told: dict[int, list[str]] = {}
@@ -203,18 +204,18 @@ class TextArena(gymnasium.Env[str, str]):
     @contextmanager
     def _own_random(self, seed: int | None = None) -> Iterator[None]:
         """Give the game global generators of its own, and the world its own back. What it prints goes nowhere."""
+        if seed is not None:
+            self._python.seed(seed)
+            self._numpy.seed(seed)
         world = random.getstate(), np.random.get_state()
         try:
-            if seed is not None:
-                random.seed(seed)
-                np.random.seed(seed)
-            elif self._stream is not None:
-                random.setstate(self._stream[0])
-                np.random.set_state(self._stream[1])
+            random.setstate(self._python.getstate())
+            np.random.set_state(self._numpy.get_state())
             with redirect_stdout(StringIO()):
                 yield
         finally:
-            self._stream = random.getstate(), np.random.get_state()
+            self._python.setstate(random.getstate())
+            self._numpy.set_state(np.random.get_state())
             random.setstate(world[0])
             np.random.set_state(world[1])
 

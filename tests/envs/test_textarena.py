@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("textarena", reason="of an extra")
 
 from agentrl_envs.textarena.games import BROKEN, ONE_PLAYER, TWO_PLAYERS
+from lightning_agentrl.episodes.environment import Environment
 from tests.envs.hostile import REPLIES
 
 OTHER_RANDOM = random.Random(7)
@@ -237,3 +238,15 @@ def test_a_game_may_be_served_from_its_process():
             episodes.append(told)
         there.close()
     assert episodes[0] == episodes[1]
+
+
+def test_a_fork_draws_other_random_numbers_in_the_game():
+    env = Environment(lambda: make("2048"))
+    futures = set()
+    for seed in range(4):
+        env.reset(3)
+        env.step("[up]")
+        env.renew(seed)
+        futures.add(tuple(env.step(f"[{move}]").observation for move in ("left", "down", "right")))
+        assert env.drew()
+    assert len(futures) > 1
