@@ -293,7 +293,8 @@ def uncertain(episodes: Sequence[Sequence[Turn]]) -> tuple[int, int]:
 
 
 def _states(episode: MeasuredEpisode) -> list[Hashable]:
-    return [turn.state for turn in episode.turns]
+    """Return the states in which something was done; a reply that is asked for again leaves a state as it was."""
+    return [turn.state for turn in episode.turns if not turn.asked_again]
 
 
 def _by(items: Sequence[V], key: Callable[[V], Hashable]) -> dict[Hashable, list[V]]:

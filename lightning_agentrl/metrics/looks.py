@@ -189,7 +189,7 @@ def failure(turns: Sequence[Turn], lost: bool) -> Failure | None:
         return None
     if last.stop in _BY_STOP:
         return _BY_STOP[last.stop]
-    period = cycle([(turn.state, turn.action) for turn in turns])
+    period = cycle([(turn.state, turn.action) for turn in turns if not turn.asked_again])
     return {0: Failure.TIME_LIMIT, 1: Failure.STUCK}.get(period, Failure.LOOP)
 
 

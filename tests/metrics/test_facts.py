@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,15 @@ def test_episodes_that_were_left_have_not_ended() -> None:
     assert (facts.unended, facts.cut.value) == (0, 0.25)
     with pytest.raises(ValueError, match="without an episode"):
         measure([], iteration_turns=8)
+
+
+def test_a_state_in_which_a_reply_is_asked_for_again_is_not_met_again() -> None:
+    plain = [episode(0, states, (0, 0, 0)) for states in ("abc", "abd")]
+    asked = [replace(turn(observation=state, action=""), asked_again=True) for state in "aab"]
+    with_asked = [replace(one, turns=(*asked, *one.turns), reply_tokens=(1,) * 6) for one in plain]
+    for name in ("met_again", "met_in_others"):
+        one, other = (getattr(measure(each, iteration_turns=8), name) for each in (plain, with_asked))
+        assert one.value == other.value == {"met_again": 0, "met_in_others": 0.5}[name]
 
 
 def test_shares_by_hand() -> None:

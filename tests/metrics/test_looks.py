@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +49,13 @@ def test_a_cycle_is_one_if_the_last_steps_went_through_it_three_times(steps: str
 )
 def test_how_an_episode_failed(turns: list[Turn], lost: bool, how: Failure | None) -> None:
     assert failure(turns, lost) is how
+
+
+def test_replies_that_are_asked_for_again_are_no_steps_of_a_cycle() -> None:
+    played = episode("al" * 3, StopReason.MAX_TURNS)
+    asked = [replace(one, action="", asked_again=True, truncated=False, stop=None) for one in played]
+    turns = [each for pair in zip(asked, played, strict=True) for each in pair]
+    assert failure(turns, lost=False) is Failure.STUCK
 
 
 def test_spread_and_average() -> None:
