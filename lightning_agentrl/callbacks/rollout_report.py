@@ -91,7 +91,7 @@ def episode_text(turns: Sequence[Turn]) -> str:
         f"return {last.episode_return:g}"
     ]
     for turn in turns:
-        note = "" if turn.valid else "   (the reply names no action, the default was taken)"
+        note = "" if turn.valid else f"   ({_why_invalid(turn)})"
         capped = "   (cut by the token cap)" if turn.hit_token_cap else ""
         lines += [
             f"--- turn {turn.index}",
@@ -100,6 +100,12 @@ def episode_text(turns: Sequence[Turn]) -> str:
             f"action: {turn.action}   reward: {turn.reward:g}{note}{capped}",
         ]
     return "\n".join(lines)
+
+
+def _why_invalid(turn: Turn) -> str:
+    if turn.parsed_action is not None:
+        return "the environment calls it invalid"
+    return "the reply names no action, " + ("it is asked for again" if turn.asked_again else "the default was taken")
 
 
 def filmstrip(frames: Sequence[bytes]) -> np.ndarray:

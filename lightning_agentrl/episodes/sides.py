@@ -24,7 +24,8 @@ class SidesInteraction(TurnInteraction):
     ``info["side_turns"]`` how many turns each side has had; where the game ends it gives in ``info["side_rewards"]``
     what each side has earned, which is the reward of its last turn; that of the step itself is the same for the side
     which moved. Rewards of other steps belong to who moved. Only whole games can be played so, as groups are.
-    Takes the arguments of ``TurnInteraction``, without ``ask_again``.
+    Takes the arguments of ``TurnInteraction``, without ``ask_again``. Limits of turns and tokens are those of a game,
+    over all sides.
     """
 
     forks: ClassVar[bool] = False  # what a side earns depends on turns of the others
