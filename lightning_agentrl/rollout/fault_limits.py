@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ from lightning_agentrl.errors import EnvError
 from lightning_agentrl.rollout.player import IN_A_ROW
 from lightning_agentrl.types import Rollout, StopReason
 
-WINDOW, LEAST = 100, 20  # episodes over which the share of lost ones is taken: the last ones, and at least so many
+# Episodes over which the share of lost ones is taken: the last ones, but all of a rollout, and at least so many.
+WINDOW, LEAST = 100, 20
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class FaultLimits:
     Args:
         in_a_row: episodes that one environment may lose without a single turn between them, as where ``reset`` fails
             again and again.
-        share: largest share of lost ones among the last 100 episodes of all environments, from 20 episodes on.
+        share: largest share of lost ones among the last 100 episodes of all environments, or those of the last rollout
+            where it has more, from 20 episodes on.
     """
 
     in_a_row: int = IN_A_ROW
@@ -44,7 +45,7 @@ class LostEpisodes:
 
     def __init__(self, share: float, before: Iterable[bool] = ()) -> None:
         self.share = share
-        self._lost = deque(before, maxlen=WINDOW)
+        self._lost = list(before)
 
     @property
     def entries(self) -> list[bool]:
@@ -60,8 +61,8 @@ class LostEpisodes:
         parts = all_gather((_lost_and_ended(rollout), len(rollout)))
         if not any(rows for _, rows in parts):
             raise EnvError("lost", "the environments failed in all groups of this rollout")
-        for part, _ in parts:
-            self._lost.extend(part)
+        added = [one for part, _ in parts for one in part]  # by rank and environment, so none of them is left out
+        self._lost = (self._lost + added)[-max(WINDOW, len(added)) :]
         lost, seen = sum(self._lost), len(self._lost)
         if seen >= LEAST and lost > self.share * seen:
             raise EnvError(

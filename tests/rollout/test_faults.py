@@ -34,10 +34,11 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.fault_limits import LostEpisodes
 from lightning_agentrl.rollout.groups import WholeGroups
-from lightning_agentrl.types import ModelInput, Rollout, StopReason, input_of
+from lightning_agentrl.types import ModelInput, Rollout, Sample, StopReason, input_of
 from tests.episodes.small_envs import GARBAGE, Walk
 from tests.episodes.test_env_worker import config, replace_sessions
 from tests.rollout.scripted import Learner, Scripted, Workplace, story, workplace
+from tests.types import samples
 
 FAULT = StopReason.ENV_FAULT
 RAISED = {
@@ -344,6 +345,18 @@ def test_a_share_of_lost_episodes_stops_the_run(tiny_folder):
     with pytest.raises(EnvError, match=r"of the last \d+ episodes were lost .*data.init_args.faults.share"):
         LostEpisodes(share - 0.05).add(every)
     LostEpisodes(0.0).add(rollout)  # too few to tell
+
+
+def test_all_environments_of_a_rollout_count_for_the_share_of_lost_episodes():
+    """A quarter of the episodes is lost, in the last environments: those of one process, say."""
+    end = {"terminated": True, "stop": StopReason.ENV_DONE}
+    fault = {"truncated": True, "stop": FAULT, "lost": ("died",)}
+    turns = [samples.turn(env=env, **(fault if env >= 300 else end)) for env in range(400)]
+    rows = [Sample((samples.prompt(1), samples.action(2)), (one,)) for one in turns]
+    rollout = Rollout.from_samples(rows)
+    LostEpisodes(0.26).add(rollout)
+    with pytest.raises(EnvError, match="100 of the last 400 episodes were lost"):
+        LostEpisodes(0.24).add(rollout)
 
 
 def test_a_resumed_run_counts_lost_episodes_on(tiny_folder):
