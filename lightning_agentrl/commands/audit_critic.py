@@ -110,6 +110,7 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     assert rollout.state_values is not None
     at_states = rollout.action_mask & ~rollout.state_values.isnan()
     truth_BA, _ = forked.estimate(replace(rollout, shaped_rewards=None))  # branches have no KL in their rewards
+    compared = at_states & ~_before_asked_again(rollout)
     credit = {}
     for name, estimator in _estimators(own):
         try:
@@ -118,12 +119,23 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
             if estimator is own:
                 raise
             continue  # the rollout lacks what it needs
-        credit[name] = agreement(advantages_BA[at_states], truth_BA[at_states])
+        credit[name] = agreement(advantages_BA[compared], truth_BA[compared])
     values = None
     if rollout.scores.values is not None:
         values = agreement(rollout.scores.values[at_states], rollout.state_values[at_states])
     returns = [turn.branch_returns for turn in rollout.turns]
     return Audit(truth_BA, values, noise_of_means(returns), explained_by_exact_values(returns), credit, rollout)
+
+
+def _before_asked_again(rollout: Rollout) -> Tensor:
+    """[B, A] bool: turns whose next reply was asked for again. It has no state of its own: both share an advantage."""
+    asked = {(turn.env, turn.episode, turn.index) for turn in rollout.turns if turn.asked_again}
+    before = torch.zeros_like(rollout.action_mask)
+    for row, sample in enumerate(rollout.samples):
+        for turn in sample.turns:
+            if (turn.env, turn.episode, turn.index + 1) in asked:
+                before[row] |= rollout.turn_ids[row] == turn.index
+    return before
 
 
 def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
@@ -231,7 +243,10 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
     played = sum(turn.forked_turns for turn in rollout.turns)
     forked = sum(bool(turn.branch_returns) for turn in rollout.turns)
     left = sum(turn.index % every == 0 and not turn.branch_returns for turn in rollout.turns)
-    warning = f"{left} more were played before, such as those of groups begun ahead, or could not be repeated"
+    warning = (
+        f"{left} more were played before, such as those of groups begun ahead, have a reply that was asked for again, "
+        "or could not be repeated"
+    )
     how = [
         Entry(
             "states",

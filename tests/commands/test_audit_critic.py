@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from lightning import LightningModule
+from torch import Tensor
 
 from lightning_agentrl.advantages import DualDiscountGAE, Forked
+from lightning_agentrl.advantages.whitening import Reduce
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.commands.audit_critic import LONGER, AuditCritic, audit, audit_report, audit_run, worst_turns
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import agreement, explained_by_exact_values, noise_of_means
-from lightning_agentrl.types import ForkPlan
+from lightning_agentrl.types import ForkPlan, Rollout, Sample, StopReason
 from tests.advantages.cases import build, draw_episodes
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence, three_iterations
+from tests.types.samples import action, prompt, turn
 
 
 def test_agreement_by_hand():
@@ -81,6 +84,23 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     alike = audit(rollout.union(state_values=states * 0 + 0.1), Forked(), DualDiscountGAE())
     told = audit_report(alike, "an audit", 4).text()
     assert ("no order of states" in told, "better than chance" in told) == (True, False)
+
+
+def test_credit_is_not_compared_where_forks_have_one_advantage_for_a_turn_and_one_that_was_asked_again():
+    class ButTheFirst(Forked):
+        """What forks say, but for the first turn."""
+
+        def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
+            advantages, returns = super().estimate(rollout)
+            return advantages + 7 * (rollout.turn_ids == 0), returns
+
+    turns = [turn(index=k, asked_again=k == 1, action="open" if k != 1 else "") for k in range(3)]
+    turns[-1] = replace(turns[-1], terminated=True, stop=StopReason.ENV_DONE)
+    rollout = Rollout.from_samples([Sample((prompt(1), action(2, 3)), (one,)) for one in turns])
+    values = torch.tensor([[0.5, math.nan], [math.nan, math.nan], [0.25, math.nan]])
+    rollout = rollout.union(state_values=values, forked_end_values=torch.zeros(3))
+    found = audit(rollout, Forked(whiten=False), ButTheFirst(whiten=False))
+    assert found.credit["ButTheFirst (of the run)"].squared == 0
 
 
 def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):
