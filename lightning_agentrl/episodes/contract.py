@@ -126,7 +126,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
             continue
         given = info[entry] if entry == "metrics" else {entry: info[entry]}
         try:
-            numbers |= {str(name): float(value) for name, value in given.items()}
+            numbers |= {well_formed(str(name)): float(value) for name, value in given.items()}
         except (AttributeError, TypeError, ValueError, OverflowError) as error:
             wrong = (
                 "has a whole number that no float holds" if isinstance(error, OverflowError) else f"must be {needed}"
@@ -294,10 +294,11 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         function = tool.get("function", tool)
         _need(isinstance(function, Mapping) and isinstance(function.get("name"), str))
     try:
-        json.dumps(value, allow_nan=False)  # which chat templates and servers write
+        written = json.dumps(value, allow_nan=False, ensure_ascii=False)  # as chat templates and servers do
     except (TypeError, ValueError, RecursionError):
         raise _OtherFormError from None
-    return tuple(value)
+    mended = well_formed(written)
+    return tuple(value if mended == written else json.loads(mended))
 
 
 def _role(value: Any) -> str:

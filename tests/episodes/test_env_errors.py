@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
@@ -90,6 +91,26 @@ def test_lone_surrogates_are_replaced_and_counted(tiny_folder):
     assert [turn.observation for turn in turns[1:]] == ["\U0001f600 whole"] * 2  # a pair is no lone one
     assert {turn.action for turn in turns} == {"a\ufffd"}
     assert [turn.env_errors for turn in turns] == [("surrogates", "surrogates"), ("surrogates",), ("surrogates",)]
+
+
+def test_lone_surrogates_in_tools_and_in_names_of_numbers_are_replaced():
+    class Calling(Scripted):
+        @property
+        def tool_schemas(self):
+            described = {"type": "string", "enum": ["\ud83d\ude00", "half \ud83d"]}
+            return ({"name": "search", "parameters": {"what\udfff": described}}, {"name": "stop"})
+
+        def step(self, action):
+            *answer, info = super().step(action)
+            return *answer, {**info, "metrics": {"coins \udc00": 2}}
+
+    env = Environment(Calling)
+    described = {"type": "string", "enum": ["\U0001f600", "half \ufffd"]}
+    assert env.reset(1).contract.tool_schemas == (
+        {"name": "search", "parameters": {"what\ufffd": described}},
+        {"name": "stop"},
+    )
+    assert env.step("one").metrics == {"coins \ufffd": 2.0}
 
 
 @pytest.mark.parametrize("retries", [0, 2])
