@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
+LARGEST = 1e12  # in a histogram, where what is beyond counts as this much
+
 
 def log_text(loggers: Sequence[Logger], name: str, text: str, step: int) -> None:
     """Log a text as it is, with its line breaks and in letters of one width."""
@@ -31,13 +33,16 @@ def log_image(loggers: Sequence[Logger], name: str, image_HWC: np.ndarray, step:
 
 def log_histogram(loggers: Sequence[Logger], name: str, numbers: Sequence[float], step: int) -> None:
     """Log a histogram of the numbers that are finite; nothing if there are none."""
-    numbers = [x for x in numbers if math.isfinite(x)]
+    numbers = [min(max(x, -LARGEST), LARGEST) for x in numbers if math.isfinite(x)]
     if not numbers:
         return
+    # TensorBoard's bins end at 1e20, and Weights & Biases parts the range of the numbers into 64: that between 0.3 and
+    # 0.1 + 0.2 has no room for so many in float64, so they are to be one number.
+    drawn = np.asarray(numbers, dtype=np.float32).astype(np.float64)
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_histogram(name, np.asarray(numbers, dtype=np.float64), step)
+            logger.experiment.add_histogram(name, drawn, step)
         elif isinstance(logger, WandbLogger):
             import wandb  # installed, since the logger needs it
 
-            cast(Any, logger).log_metrics({name: wandb.Histogram(list(numbers))}, step=step)
+            cast(Any, logger).log_metrics({name: wandb.Histogram(drawn.tolist())}, step=step)

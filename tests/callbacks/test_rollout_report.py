@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_agentrl.callbacks import RolloutReport
+from lightning_agentrl.callbacks.rich_logging import log_histogram
 from lightning_agentrl.callbacks.rollout_report import episode_text, filmstrip, pick_episodes
 from lightning_agentrl.rollout import EnvConfig, PromptFormat, TurnInteraction
 from lightning_agentrl.types import StopReason
@@ -84,6 +86,33 @@ def test_pictures_become_a_strip() -> None:
     assert strip[:4, :3].min() == strip[:4, :3].max() == 10
     assert strip[:2, 5:10].min() == 20
     assert strip[2:, 5:10].max() == 0
+
+
+ROUNDED, HUGE = [0.3, 0.1 + 0.2], [3e38, 3e38]
+
+
+def test_rewards_of_any_size_can_be_drawn(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    for step, numbers in enumerate((ROUNDED, HUGE, [-3e38, 0.0, math.nan])):
+        log_histogram([logger], "rewards", numbers, step)
+    logger.experiment.flush()
+    events = EventAccumulator(logger.log_dir, size_guidance={"histograms": 0}).Reload()
+    assert [event.histogram_value.num for event in events.Histograms("rewards")] == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_rewards_of_any_size_can_be_drawn_by_weights_and_biases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(save_dir=tmp_path, offline=True)
+    for step, numbers in enumerate((ROUNDED, HUGE)):
+        log_histogram([logger], "rewards", numbers, step)
+    import wandb
+
+    shown = logger.experiment.summary["rewards"]
+    wandb.finish()
+    assert sum(shown["values"]) == 2
 
 
 @pytest.mark.slow
