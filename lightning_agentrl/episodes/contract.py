@@ -6,12 +6,13 @@ The processes of environments import this file, so it imports nothing but gymnas
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from operator import index, is_
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 import gymnasium
 
@@ -160,9 +161,16 @@ def check_reward(whose: str, reward: float) -> None:
         EnvError: of kind ``reward``.
     """
     if not abs(reward) <= LARGEST_REWARD:
-        raise EnvError(
-            REWARD, f"{whose} gave the reward {reward:g}; a reward must be finite, {LARGEST_REWARD:g} at most"
-        )
+        told = f"{whose} gave the reward {as_float(reward):g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        raise EnvError(REWARD, told)
+
+
+def as_float(number: SupportsFloat) -> float:
+    """Return a number as a float; a whole number that no float holds is infinite."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def plain_text(text: str) -> str:

@@ -6,7 +6,6 @@ The processes of environments import this file, so it imports nothing but gymnas
 from __future__ import annotations
 
 import io
-import math
 import signal
 import threading
 import traceback
@@ -23,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_i
 from lightning_agentrl.episodes.advised import Advised
 from lightning_agentrl.episodes.contract import (
     Contract,
+    as_float,
     check_reward,
     contract_error,
     read_contract,
@@ -204,13 +204,11 @@ class Environment:
             if not isinstance(reward, float) and not isinstance(reward, SupportsFloat):  # which takes long to ask
                 raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
             try:
-                number = float(reward)
+                number = as_float(reward)
             except (TypeError, ValueError):  # an array
                 raise contract_error(
                     f"the environment gave {kind('a reward', reward)}; it must be one number"
                 ) from None
-            except OverflowError:
-                number = math.inf
             check_reward("the environment", number)
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
             return self._answer(observation, info, number, *ends)

@@ -12,12 +12,13 @@ from typing import Any, SupportsFloat
 import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
-from lightning_agentrl.episodes.contract import check_reward
+from lightning_agentrl.episodes.contract import as_float, check_reward
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
 from lightning_agentrl.types import ModelInput
+from lightning_agentrl.types.returned import in_words
 
 # 7-8 is a range, with no number below 0
 _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][+-]?\d+)?")
@@ -58,11 +59,14 @@ async def verdict_on(turn: JudgedTurn, judge: Judge) -> float:
         EnvError: it is not finite.
     """
     given = await judge.judge(turn)
-    if not isinstance(given, SupportsFloat):  # such as a tensor of one number
+    try:
+        verdict = as_float(given) if isinstance(given, SupportsFloat) else None  # such as a tensor of one number
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several
+        verdict = None
+    if verdict is None:
         raise TypeError(
-            f"judge of {type(judge).__name__} must return a number, got {type(given).__name__} (key {judge.key})"
+            f"judge of {type(judge).__name__} must return a number, got {in_words(given)} (key {judge.key})"
         )
-    verdict = float(given)
     check_reward("the judge", verdict)
     return verdict
 

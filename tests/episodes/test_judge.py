@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lightning_agentrl.episodes.interaction import TurnInteraction
-from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge
+from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge, verdict_on
 from lightning_agentrl.episodes.sources import all_sources
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import read_images
@@ -58,9 +58,10 @@ def test_a_verdict_of_any_number_is_one_that_can_be_logged(tiny_folder, verdict)
     assert json.dumps([turn.reward, turn.metrics]) == '[1.5, {"judge": 0.5}]'
 
 
-def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
+@pytest.mark.parametrize("verdict", [math.nan, pytest.param(10**400, id="no float")])
+def test_a_verdict_that_is_no_reward_costs_the_episode(tiny_folder, verdict):
     with workplace(tiny_folder, [Scripted(3)]) as place:
-        place.sessions[0].judge = Counting(0.0, math.nan, 0.0, 0.0, 0.0)
+        place.sessions[0].judge = Counting(0.0, verdict, 0.0, 0.0, 0.0)
         turns = place.collect(3).turns
         (last,) = [turn for turn in turns if turn.lost]
         shown = place.text(input_of(last.bootstrap).ids)
@@ -68,6 +69,15 @@ def test_a_verdict_that_is_no_number_costs_the_episode(tiny_folder):
     assert all(math.isfinite(turn.reward) for turn in turns)
     assert "step 1" in shown  # the state after the last sound turn, though the environment has gone on
     assert "step 2" not in shown
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [(np.zeros(2), "ndarray"), (torch.zeros(2), r"a tensor \[2\]"), ("5", "str"), (None, "NoneType"), (1j, "complex")],
+)
+def test_a_verdict_that_is_not_one_number_is_an_error_of_the_judge(verdict, told):
+    with pytest.raises(TypeError, match=rf"judge of Counting must return a number, got {told} \(key judge\)"):
+        asyncio.run(verdict_on(TURN, Counting(verdict)))
 
 
 def test_a_reply_that_is_asked_for_again_is_not_judged(tiny_folder):

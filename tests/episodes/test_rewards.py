@@ -86,8 +86,9 @@ def test_an_interaction_cannot_record_or_amend_one(field):
         recorder.amend(4, **{field: math.nan})
     assert error.value.kind == "reward"
     assert "environment 2" in str(error.value)
-    with pytest.raises(EnvError):
-        recorder.record(Prompt((), (prompt(1),), 0), action(11), turn(**{field: math.inf}))
+    for wrong in (math.inf, 10**400):
+        with pytest.raises(EnvError, match="gave the reward inf"):
+            recorder.record(Prompt((), (prompt(1),), 0), action(11), turn(**{field: wrong}))
     (sample,) = recorder.samples()
     assert getattr(sample.turns[0], field) == 0.0  # the turn is as it was, and no other was added
 
