@@ -20,7 +20,7 @@ import torch
 from lightning_agentrl import PPOAgent, RolloutDataModule, Trainer
 from lightning_agentrl.advantages import GAE, AdvantageEstimator
 from lightning_agentrl.agents import KL, Optim
-from lightning_agentrl.callbacks import KLCeiling, TurnLog
+from lightning_agentrl.callbacks import KLCeiling, StopOnSignals, TurnLog
 from lightning_agentrl.engines import Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses import AdaptiveKL, GroupFilter, KLCoefficient, OffPolicyCorrection, PolicyLoss, PPOClip
@@ -101,6 +101,9 @@ class NotMade(GAE):
         (RolloutDataModule, {**BANDIT, "seed": "0"}, "data.init_args.seed must be a whole number, got '0'"),
         (RolloutDataModule, {**BANDIT, "max_staleness": None}, "max_staleness must be a whole number, got None"),
         (RolloutDataModule, {**BANDIT, "stall_seconds": float("nan")}, "stall_seconds must be at least 0, got nan"),
+        (TransformersEngine, {"gather_seconds": float("inf")}, "gather_seconds must be at least 0 and finite, got inf"),
+        (TransformersEngine, {"gather_seconds": float("nan")}, "gather_seconds must be at least 0 and finite, got nan"),
+        (StopOnSignals, {"grace_seconds": float("nan")}, "needs grace_seconds above 0 and finite, got nan"),
         (PPOAgent, {"model": "demo", "kl": 0.1}, "model.init_args.kl takes keys, as {'reward': ...}, got 0.1"),
         (PPOAgent, {"model": "demo", "advantage": PPOClip()}, "takes an object of AdvantageEstimator, .* of PPOClip"),
         (PPOAgent, {"model": "demo", "advantage": NotMade}, r"got the class NotMade itself; .*, NotMade\(\.\.\.\)$"),

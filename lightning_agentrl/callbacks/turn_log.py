@@ -47,7 +47,7 @@ class TurnLog(RolloutCallback):
         every: int = 1,
         held_out: int = 32,
     ) -> None:
-        if file_mb <= 0 or keep_files < 1 or every < 1 or held_out < 0:
+        if not file_mb > 0 or keep_files < 1 or every < 1 or held_out < 0:
             raise ValueError(
                 "TurnLog needs file_mb above 0, keep_files and every of at least 1, and held_out of at least 0, got "
                 f"{file_mb}, {keep_files}, {every} and {held_out}"

@@ -88,7 +88,7 @@ class Watchdog:
             if left <= 0 and (sessions or self._awaited):
                 warned_at = time.monotonic()
                 warnings.warn(self._message(sessions, warned_at - moved_at), stacklevel=1)
-            if over.wait(left if left > 0 else self.seconds):
+            if over.wait(min(left if left > 0 else self.seconds, threading.TIMEOUT_MAX)):
                 return
 
     def _message(self, sessions: list[Session], seconds: float) -> str:

@@ -157,9 +157,10 @@ def test_iterations_between_are_left_out(tiny_folder: Path, tmp_path: Path) -> N
     assert {record["iteration"] for record in lines(tmp_path)} == {1, 3}
 
 
-def test_wrong_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"file_mb.*0.*keep_files.*1.*0.*20.*1"):
-        TurnLog(file_mb=0)
+@pytest.mark.parametrize("size", [0, math.nan])
+def test_wrong_sizes_are_refused(size: float) -> None:
+    with pytest.raises(ValueError, match=rf"file_mb.*0.*keep_files.*1.*{size}.*20.*1"):
+        TurnLog(file_mb=size)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 import warnings
@@ -159,6 +160,13 @@ def test_zero_turns_it_off(tiny_folder, caught):
     assert started > before
     with pytest.raises(ValueError, match=r"stall_seconds.*0.*-1"):
         RolloutDataModule(EnvConfig("agentrl_envs:Bandit-v0"), stall_seconds=-1)
+
+
+def test_so_many_seconds_that_no_clock_counts_them_are_never_over(tiny_folder, caught):
+    with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place, seconds=math.inf) as player:
+        place.loop.run(FixedTurns(place.sessions, 1).collect(player))
+        assert "watchdog" in {thread.name for thread in threading.enumerate()}  # it watches
+    assert not told(caught)
 
 
 class SlowToBegin(Scripted):

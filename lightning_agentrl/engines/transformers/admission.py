@@ -166,7 +166,7 @@ class Admission:
                 self._steps_left -= 1
                 return []
             while not self._closed and (seconds := self._seconds_to_wait(room, running)):
-                self._changed.wait(None if seconds == math.inf else seconds)
+                self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
             if self._closed:
                 return [] if running else None
             if self.by_number:

@@ -7,6 +7,7 @@ in common is computed once, and what all that are sampled begin with is kept unt
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -59,6 +60,8 @@ class TransformersEngine(Engine):
             raise ValueError(f"admit_every must be at least 1, got {admit_every}")
         if not absence_seconds > 0:
             raise ValueError(f"absence_seconds must be above 0, got {absence_seconds}")
+        if not 0 <= gather_seconds < math.inf:
+            raise ValueError(f"gather_seconds must be at least 0 and finite, got {gather_seconds}")
         self.max_batch = max_batch
         self.admission = admission
         self.admit_every = admit_every
