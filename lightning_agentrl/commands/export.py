@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from lightning_agentrl.agents.checkpoint_files import METADATA, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.commands.model_argument import naming_argument
-from lightning_agentrl.models.export import export_policy
+from lightning_agentrl.models.export import DRAFT, export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA, frozen_weights
 
@@ -41,7 +41,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
         ImportError: the checkpoint has adapters, and peft is not installed.
     """
     saved = _read(checkpoint)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(path.name != DRAFT for path in folder.iterdir())):
         raise ValueError(f"the folder '{folder}' exists and is not empty; give another one")
     settings = saved[KEY]["lora"]
     if settings is None and merge is not None:

@@ -240,6 +240,12 @@ def disk_full(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
 
 
+def error_number(error: BaseException) -> int | None:
+    """Return the number of the system's error that kept safetensors from writing; None if there was none."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
+
+
 def lacks_actor_state(error: BaseException) -> bool:
     """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
     return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
+from lightning_agentrl.errors.foreign_messages import error_number
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+DRAFT = ".draft"  # folder inside that of an export, until the export is whole
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -26,14 +32,36 @@ def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, fol
     Args:
         policy: the policy, with or without adapters.
         tokenizer: the policy's tokenizer.
-        folder: folder to create; files of an earlier export are overwritten, its adapters removed by a whole model.
+        folder: folder to create; files of an earlier export are overwritten once the new ones are whole, and its
+            weights and adapters removed by a whole model.
         merge: merge adapters into their weights and write the whole model; otherwise write the adapters alone, for
             ``peft.PeftModel.from_pretrained(base, folder)``. Without adapters the whole model is always written.
+
+    Raises:
+        OSError: it cannot be written, as on a full disk; what was in the folder is as it was.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if merge or not has_adapters(policy.lm):
-        for name in ADAPTER_FILES:  # with one of them transformers would load the earlier adapters, too
-            (folder / name).unlink(missing_ok=True)
+    draft, whole = folder / DRAFT, merge or not has_adapters(policy.lm)
+    shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
+    draft.mkdir(parents=True)
+    try:
+        _write(policy, tokenizer, draft, merge)
+        if whole:  # transformers would load earlier adapters, too, and one file of weights rather than parts
+            for file in folder.iterdir():
+                if file.name in ADAPTER_FILES or WEIGHT_FILES.fullmatch(file.name):
+                    file.unlink()
+        for file in sorted(draft.iterdir()):
+            if (folder / file.name).is_dir():  # further chat templates
+                shutil.rmtree(folder / file.name)
+            file.replace(folder / file.name)
+    except SafetensorError as error:
+        if (code := error_number(error)) is None:
+            raise
+        raise OSError(code, os.strerror(code), str(folder)) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
+
+
+def _write(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool) -> None:
     if not has_adapters(policy.lm):
         policy.lm.save_pretrained(folder)
     elif merge:

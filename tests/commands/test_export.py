@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -20,6 +21,7 @@ from lightning_agentrl.models.export import export_policy
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.disks import mounted
 from tests.tiny import tiny_model_folder
 
 IDS = torch.tensor([[1, 5, 9, 33, 70, 12, 8]])
@@ -121,6 +123,35 @@ def test_a_whole_model_leaves_no_earlier_adapters_in_its_folder(tmp_path, tiny_f
     assert (logits(again) - logits(lm)).abs().max() < 1e-4
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_export_onto_a_full_disk_leaves_the_earlier_one_as_it_was(tmp_path, tiny_folder):
+    tokenizer, larger = load_tokenizer(str(tiny_folder)), tiny_model_folder(tmp_path / "larger", num_hidden_layers=9)
+    with mounted(tmp_path / "disk", "400k") as disk:
+        export_policy(LanguageModel(load_causal_lm(str(tiny_folder))), tokenizer, disk / "out")
+        before = contents(disk / "out")
+        for folder in (disk / "out", disk / "new"):
+            with pytest.raises(OSError, match="No space left on device") as full:
+                export_policy(LanguageModel(load_causal_lm(str(larger))), tokenizer, folder)
+            assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(folder))
+        assert contents(disk / "out") == before
+        assert contents(disk / "new") == {}  # so that the same command can be given again
+
+
+def test_an_export_leaves_nothing_of_earlier_weights_and_of_one_that_was_killed(tmp_path, tiny_folder):
+    policy, tokenizer = LanguageModel(load_causal_lm(str(tiny_folder))), load_tokenizer(str(tiny_folder))
+    export_policy(policy, tokenizer, tmp_path / "clean")
+    out = tmp_path / "out"
+    (out / ".draft").mkdir(parents=True)
+    parts = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json")
+    for name in (*parts, "adapter_config.json", "model.safetensors", "notes.txt", ".draft/model.safetensors"):
+        (out / name).write_text("of before")
+    export_policy(policy, tokenizer, out)
+    assert contents(out) == contents(tmp_path / "clean") | {"notes.txt": b"of before"}
+
+
 @pytest.mark.slow
 def test_an_untied_head_is_exported(tmp_path, tiny_folder):
     lm = load_causal_lm(str(tiny_folder))
@@ -173,6 +204,9 @@ def test_wrong_requests_are_told_in_one_sentence(tmp_path, tiny_folder, exact_fo
     for name in ("text", "empty", "foreign"):
         assert f"'{tmp_path}/{name}.ckpt' is not a checkpoint of agentrl" in told(tmp_path / f"{name}.ckpt")
     assert "exists and is not empty" in told(plain_checkpoint, tmp_path)
+    (tmp_path / "killed" / ".draft").mkdir(parents=True)
+    export_checkpoint(plain_checkpoint, tmp_path / "killed")
+    assert not (tmp_path / "killed" / ".draft").exists()
     assert "exists and is not empty" in told(plain_checkpoint, plain_checkpoint)
     for merge in (True, False):
         assert "has no adapters; leave out --merge" in told(plain_checkpoint, merge=merge)

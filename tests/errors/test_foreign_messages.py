@@ -19,6 +19,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import MLFlowLogger
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import lightning_agentrl.rollout
 from lightning_agentrl.commands.fit import AgentCLI
@@ -26,6 +28,7 @@ from lightning_agentrl.errors import ConfigError, Problem, explain
 from lightning_agentrl.errors.foreign_messages import (
     LostRank,
     disk_full,
+    error_number,
     lost_rank,
     missing_package,
     out_of_memory,
@@ -294,6 +297,14 @@ def test_a_full_disk_is_told_by_torch_without_a_reason() -> None:
     error = raised(lambda: torch.save(torch.zeros(100_000), "/dev/full"))
     assert disk_full(error)
     assert getattr(error, "errno", None) != errno.ENOSPC
+
+
+def test_the_error_of_the_system_is_read_from_that_of_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    error = raised(lambda: save_file({"a": torch.zeros(1)}, tmp_path / "folder"))
+    assert not isinstance(error, OSError)
+    assert error_number(error) == errno.EISDIR
+    assert error_number(raised(lambda: safe_open(Path(__file__), "pt"))) is None  # no such file of weights
 
 
 # gloo
