@@ -47,9 +47,24 @@ def demo_model_folder() -> Path:
             check_sha256(gguf_file, SHA256)
             draft = target.with_name(f".{target.name}.draft")
             shutil.rmtree(draft, ignore_errors=True)  # left by a process that was killed
-            convert(gguf_file, draft)
+            try:
+                convert(gguf_file, draft)
+                wait_for_disk(draft)  # a name may outlive a power cut that its files do not
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)  # a full disk is to have the space again
+                raise
             draft.rename(target)
     return target
+
+
+def wait_for_disk(folder: Path) -> None:
+    """Wait until the files of a folder are on the disk."""
+    for path in (*folder.iterdir(), folder):
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def cache_folder() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl.models import demo
+from tests.disks import mounted
 
 
 def convert_slowly(gguf_file: Path, folder: Path) -> None:
@@ -105,6 +107,32 @@ def test_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match=r"reinstall it with: pip install"):
         demo.demo_model_folder()
     assert [path for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+
+
+def test_the_model_has_its_name_once_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: set[int] = set()
+    monkeypatch.setattr(demo.os, "fsync", lambda opened: kept.add(os.fstat(opened).st_ino))
+    monkeypatch.setattr(demo, "convert", convert_slowly)
+    monkeypatch.setenv("AGENTRL_CACHE", str(tmp_path))
+    rename = Path.rename
+
+    def named(draft: Path, target: Path) -> Path:
+        assert kept == {path.stat().st_ino for path in (*draft.iterdir(), draft)}
+        return rename(draft, target)
+
+    monkeypatch.setattr(Path, "rename", named)
+    assert {path.name for path in demo.demo_model_folder().iterdir()} == {"first", "second"}
+
+
+def test_a_full_disk_keeps_no_half_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        monkeypatch.setenv("AGENTRL_CACHE", str(disk))
+        monkeypatch.setattr(
+            demo, "convert", lambda _, folder: (folder.mkdir(), (folder / "a").write_bytes(b"1" * 99_999))
+        )
+        with pytest.raises(OSError, match="No space left"):
+            demo.demo_model_folder()
+        assert [path for path in disk.iterdir() if path.is_dir()] == []
 
 
 @pytest.mark.parametrize("missing", [demo.WHEEL, "gguf"])
