@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -38,14 +39,21 @@ class SidesInteraction(TurnInteraction):
                 "SidesInteraction cannot ask again for a reply (key data.init_args.interaction.ask_again)"
             )
         await session.start()
+        had = Counter(turn.episode for sample in recorder.samples() for turn in sample.turns)
         while not recorder.full:
             side, played = _whose_turn(_info(session))
+            episode = len(played) * session.episode + side
+            if played[side] != had[episode]:  # their order could not be told
+                raise contract_error(
+                    f"info['side_turns'] says that side {side} has had {played[side]} turns, where it has had "
+                    f"{had[episode]}; each reply that it was asked for counts as one"
+                )
             prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
-            episode = len(played) * turn.episode + side
             before = recorder.last_of(episode)
             paid = turn.env_reward + (before.episode_return if before else 0.0)  # to this side
             turn = replace(turn, episode=episode, index=played[side], episode_return=paid)
             recorder.record(prompt, reply, turn)
+            had[episode] += 1
             if turn.done:
                 self._end_others(recorder, turn, len(played), _info(session).get("side_rewards"))
 

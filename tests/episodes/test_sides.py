@@ -135,6 +135,19 @@ def test_a_side_is_one_of_those_that_there_are(side, tiny_folder):
             place.episode(session)
 
 
+@pytest.mark.parametrize("told", [[0, 0, 0], [2, 0, 0], [10**30, 0, 0], [1, 0]])
+def test_the_turns_that_a_side_has_had_are_those_that_were_played(told, tiny_folder):
+    env = Rounds([0, 0])
+    step = env.step
+    env.step = lambda action: (*step(action)[:4], {"side": 0, "side_turns": told})
+    with workplace(tiny_folder, [env], interaction=SIDES) as place:
+        session = place.sessions[0]
+        session.first_episode, session.episode = 1, 0  # so that the number of sides counts, too
+        said = rf"info\['side_turns'\] says that side 0 has had {told[0]} turns, where it has had {len(told) // 3}"
+        with pytest.warns(UserWarning, match=said), pytest.raises(AssertionError):
+            place.episode(session)
+
+
 class Odd(Rounds):
     """It gives something as what the sides have earned."""
 
