@@ -58,7 +58,14 @@ class Recorder:
 
         Raises:
             EnvError: a reward in it is not finite.
+            ValueError: all turns that are wanted are here.
         """
+        if self.turns_left == 0 or (self.turns_left is None and self.ended):
+            wanted = "the end of its episode" if self.turns_left is None else f"the {self.recorded} that were wanted"
+            raise ValueError(
+                f"an interaction records a turn beyond {wanted}; it must look whether the recorder is full before each "
+                "(key data.init_args.interaction)"
+            )
         _check(turn)
         last = self._samples[-1][1][-1] if self._samples else None
         if self.grows and last is not None and not last.done and last.episode == turn.episode:

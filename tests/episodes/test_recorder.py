@@ -38,3 +38,13 @@ def test_episodes_side_by_side_do_not_grow_into_one_sample():
         recorder.record(PROMPT, action(11), turn(episode=episode, index=0))
     assert [len(sample.turns) for sample in recorder.samples()] == [2, 1]
     assert [sample.ids for sample in recorder.samples()] == [(1, 2, 11, 2, 11), (1, 2, 11)]
+
+
+@pytest.mark.parametrize("recorder", [Recorder(2, grows=False), EpisodeRecorder(group=0, grows=True)])
+def test_no_turn_is_recorded_beyond_those_that_are_wanted(recorder):
+    for index, ends in enumerate(({}, {"terminated": True, "stop": StopReason.ENV_DONE})):
+        recorder.record(PROMPT, action(11), turn(index=index, **ends))
+    assert recorder.full
+    with pytest.raises(ValueError, match=r"beyond the (2 that|end of its episode).*data\.init_args\.interaction"):
+        recorder.record(PROMPT, action(11), turn(episode=1))
+    assert recorder.recorded == 2
