@@ -1,6 +1,6 @@
 """What an environment may offer besides ``reset`` and ``step``: one typed contract, read and checked in one place.
 
-The processes of environments import this file, so it imports nothing but gymnasium and the errors.
+The processes of environments import this file, so it imports nothing but gymnasium, numpy and the errors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from operator import index, is_
 from typing import Any, Literal, SupportsFloat, SupportsIndex
 
 import gymnasium
+import numpy as np
 
 from lightning_agentrl.errors.faults import EnvError
 
@@ -176,6 +177,11 @@ def as_float(number: SupportsFloat) -> float:
 def plain_text(text: str) -> str:
     """Return the text in Python's own type. With numpy's, which ``rng.choice`` gives, no checkpoint could be read."""
     return str.__str__(text)
+
+
+def plain(value: Any) -> Any:
+    """Return a number or a text of numpy's in Python's own type, anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def well_formed(text: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
-from lightning_agentrl.episodes.contract import contract_error
+from lightning_agentrl.episodes.contract import contract_error, plain
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
@@ -144,6 +145,7 @@ class TurnInteraction(Interaction):
         parsed = parser.parse(text, list(contract.actions), contract.aliases)
         if not isinstance(parsed, ParsedReply):
             raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
+        parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
         image = await session.image()
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from lightning_agentrl.episodes.contract import check_reward
+import numpy as np
+
+from lightning_agentrl.episodes.contract import check_reward, plain
 from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.types import Sample, Segment, StopReason, Turn
+
+_FIELDS = [field.name for field in fields(Turn)]
 
 
 class Recorder:
@@ -66,6 +70,7 @@ class Recorder:
                 f"an interaction records a turn beyond {wanted}; it must look whether the recorder is full before each "
                 "(key data.init_args.interaction)"
             )
+        turn = _plain(turn)
         _check(turn)
         last = self._samples[-1][1][-1] if self._samples else None
         if self.grows and last is not None and not last.done and last.episode == turn.episode:
@@ -95,7 +100,7 @@ class Recorder:
         """
         for _, turns in reversed(self._samples):
             if turns[-1].episode == episode:
-                changed = replace(turns[-1], **changes)
+                changed = _plain(replace(turns[-1], **changes))
                 _check(changed)
                 turns[-1] = changed
                 return
@@ -125,6 +130,14 @@ class Recorder:
 
     def samples(self) -> list[Sample]:
         return [Sample(tuple(segments), tuple(turns)) for segments, turns in self._samples]
+
+
+def _plain(turn: Turn) -> Turn:
+    """Return a turn in Python's own types: with numpy's, neither a checkpoint nor a turn log could be read."""
+    changed = {name: plain(value) for name in _FIELDS if isinstance(value := getattr(turn, name), np.generic)}
+    if any(isinstance(value, np.generic) for value in turn.metrics.values()):
+        changed["metrics"] = {name: plain(value) for name, value in turn.metrics.items()}
+    return replace(turn, **changed) if changed else turn
 
 
 def _check(turn: Turn) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+import torch
 
 from lightning_agentrl.episodes.recorder import EpisodeRecorder, Recorder
 from lightning_agentrl.episodes.session import Prompt
-from lightning_agentrl.types import StopReason
+from lightning_agentrl.types import StopReason, samples_from_plain, samples_to_plain
+from lightning_agentrl.types.plain import PixelTable
 from tests.types.samples import action, prompt, turn
 
 PROMPT = Prompt((prompt(1),), (prompt(2),), history_cuts=0)
@@ -48,3 +53,22 @@ def test_no_turn_is_recorded_beyond_those_that_are_wanted(recorder):
     with pytest.raises(ValueError, match=r"beyond the (2 that|end of its episode).*data\.init_args\.interaction"):
         recorder.record(PROMPT, action(11), turn(episode=1))
     assert recorder.recorded == 2
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_is_recorded_is_in_types_that_a_checkpoint_can_hold(grows, tmp_path):
+    """An interaction may have its numbers from numpy, where a mean of rewards is a ``np.float64``."""
+    recorder = EpisodeRecorder(group=0, grows=grows)
+    rewards = np.array([0.5, 1.5])
+    recorder.record(
+        PROMPT,
+        action(11),
+        turn(action=np.array(["left"])[0], reward=rewards.mean(), valid=rewards[0] < 1, metrics={"coins": np.int64(2)}),
+    )
+    recorder.amend(0, episode_return=np.float32(1.5))
+    images: PixelTable = {}
+    torch.save(samples_to_plain(recorder.samples(), images), tmp_path / "saved")
+    (sample,) = samples_from_plain(torch.load(tmp_path / "saved", weights_only=True), images)
+    told = sample.turns[0]
+    assert (told.action, told.reward, told.valid, told.metrics) == ("left", 1.0, True, {"coins": 2})
+    assert json.dumps(told.episode_return) == "1.5"

@@ -16,6 +16,7 @@ import torch
 from lightning_agentrl.engines import PolicyHandle, Reply, TransformersEngine
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn
 from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,
@@ -244,3 +245,21 @@ def test_wrong_arguments_name_their_keys():
         with pytest.raises(ValueError, match=r"data\.init_args\.env\.kwargs"):
             EnvConfig("agentrl_envs:GuessNumber-v0", kwargs).make()
     assert isinstance(GUESS.make(), gymnasium.Env)
+
+
+class Nearest(ActionParser):
+    """Takes a name out of an array, whose texts are numpy's."""
+
+    def parse(self, reply: str, actions: Any, aliases: Any) -> ParsedReply:
+        names = np.array(["left", "right"])
+        return ParsedReply(names[0], names[1])
+
+
+def test_an_episode_whose_parser_gives_texts_of_numpys_can_be_saved(tiny_folder, tmp_path):
+    interaction = TurnInteraction(max_reply_tokens=2, parser=Nearest())
+    with workplace(tiny_folder, [Scripted(9)], interaction=interaction) as place:
+        turns = place.collect(2).turns
+        torch.save(place.sessions[0].state_dict(), tmp_path / "saved")
+    state = torch.load(tmp_path / "saved", weights_only=True)
+    assert state["env_actions"] == [turn.action for turn in turns] == ["right", "right"]
+    assert [turn["thought"] for turn in state["past"]] == ["left", "left"]
