@@ -21,12 +21,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from lightning_agentrl.agents import checkpoint_files as files
 from lightning_agentrl.distributed import all_gather, raise_once
 from lightning_agentrl.errors import CheckpointError, CheckpointNotSavedError, one_line
-from lightning_agentrl.errors.foreign_messages import disk_full, lacks_actor_state, out_of_memory
+from lightning_agentrl.errors.foreign_messages import disk_full, lacks_actor_state, not_plain, out_of_memory
 
 _UNREADABLE = (
     *(RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError),
     *(MisconfigurationException, CheckpointException),
 )
+_PLAIN = "give plain types in the state_dict of your callbacks, and in what else code of yours adds to it"
 _OTHER = "give model.init_args.model and model.init_args.critic as they were, or leave ckpt_path out"
 
 
@@ -101,10 +102,23 @@ def _write(trainer: L.Trainer, save: Callable[..., None], target: Path) -> None:
     with _together(trainer, target):
         if reason := files.damage(part, rank, world):
             raise OSError(errno.EIO, reason)
+    if rank == 0 and (kind := _unread(part)):
+        rank_zero_warn(f"agentrl fit cannot continue from this checkpoint: it holds an object of {kind}; {_PLAIN}")
     with _together(trainer, target):
         if rank == 0:
             files.put_in_place(part, target)
     setattr(trainer.strategy, files.LAST_SAVED, target)
+
+
+def _unread(part: Path) -> str:
+    """Return what makes an object that a run does not read from a checkpoint; empty if all can be read."""
+    file = part / files.METADATA if part.is_dir() else part
+    try:
+        if file.is_file():
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, *_UNREADABLE) as error:  # others are damage, which was looked for
+        return not_plain(error)
+    return ""
 
 
 @contextmanager
@@ -150,6 +164,8 @@ def _load(trainer: L.Trainer, load: Callable[..., dict[str, Any]], checkpoint_pa
                 "and ModelParallelStrategy needs that of all weights",
                 "continue it with trainer.strategy 'auto' or 'ddp' to the end of the warm-up, or leave ckpt_path out",
             ) from error
+        if kind := not_plain(error):
+            raise CheckpointError(f"cannot be read: it holds an object of {kind}", _PLAIN) from error
         if strategy.restore_checkpoint_after_setup:  # such a strategy reads it into the models at once
             raise CheckpointError(
                 f"does not fit this run, or is damaged: {one_line(str(error))[:300]}", _OTHER

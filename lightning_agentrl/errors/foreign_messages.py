@@ -246,6 +246,12 @@ def error_number(error: BaseException) -> int | None:
     return int(found[1]) if found else None
 
 
+def not_plain(error: BaseException) -> str:
+    """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    return found[1] if found else ""
+
+
 def lacks_actor_state(error: BaseException) -> bool:
     """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
     return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")

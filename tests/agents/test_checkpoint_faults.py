@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -55,6 +56,21 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with space for two checkpoints of the tiny model, and for no third."""
     with mounted(tmp_path / "disk", "2m") as folder:
         yield folder
+
+
+class Remembering(L.Callback):
+    """Has a number of numpy's in its state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": np.float64(0.5)}
+
+
+def test_what_no_run_reads_is_told_as_it_is_saved(tiny_folder: Path, tmp_path: Path) -> None:
+    told = r"it holds an object of numpy\S+; give plain types in the state_dict of your callbacks"
+    with pytest.warns(UserWarning, match=rf"agentrl fit cannot continue from this checkpoint: {told}"):
+        fit(tmp_path, tiny_folder, 1, RunCheckpoints(dirpath=str(tmp_path)), Remembering())
+    with pytest.raises(CheckpointError, match=rf"cannot be read: {told}"):
+        fit(tmp_path, tiny_folder, 2, Remembering(), ckpt_path=str(tmp_path / "iteration-00001.ckpt"))
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from lightning_agentrl.errors.foreign_messages import (
     error_number,
     lost_rank,
     missing_package,
+    not_plain,
     out_of_memory,
     trainer_problem,
     unknown_metric,
@@ -305,6 +306,13 @@ def test_the_error_of_the_system_is_read_from_that_of_safetensors(tmp_path: Path
     assert not isinstance(error, OSError)
     assert error_number(error) == errno.EISDIR
     assert error_number(raised(lambda: safe_open(Path(__file__), "pt"))) is None  # no such file of weights
+
+
+def test_what_torch_does_not_read_from_a_checkpoint_is_named(tmp_path: Path) -> None:
+    torch.save({"a": np.float64(1)}, tmp_path / "saved")
+    assert not_plain(raised(lambda: torch.load(tmp_path / "saved", weights_only=True))).startswith("numpy.")
+    (tmp_path / "saved").write_bytes(b"no checkpoint")
+    assert not_plain(raised(lambda: torch.load(tmp_path / "saved", weights_only=True))) == ""
 
 
 # gloo
