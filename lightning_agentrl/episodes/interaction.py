@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
 from lightning_agentrl.episodes.contract import contract_error, plain
 from lightning_agentrl.episodes.environment import Answer
@@ -145,7 +147,8 @@ class TurnInteraction(Interaction):
         parsed = parser.parse(text, list(contract.actions), contract.aliases)
         if not isinstance(parsed, ParsedReply):
             raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
-        parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
+        if isinstance(parsed.action, np.generic) or isinstance(parsed.thought, np.generic):
+            parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
         image = await session.image()
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:

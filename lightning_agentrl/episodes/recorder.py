@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
 _FIELDS = [field.name for field in fields(Turn)]
+_VALUES = attrgetter(*_FIELDS)
 
 
 class Recorder:
@@ -134,10 +136,11 @@ class Recorder:
 
 def _plain(turn: Turn) -> Turn:
     """Return a turn in Python's own types: with numpy's, neither a checkpoint nor a turn log could be read."""
-    changed = {name: plain(value) for name in _FIELDS if isinstance(value := getattr(turn, name), np.generic)}
-    if any(isinstance(value, np.generic) for value in turn.metrics.values()):
-        changed["metrics"] = {name: plain(value) for name, value in turn.metrics.items()}
-    return replace(turn, **changed) if changed else turn
+    kinds = {*map(type, _VALUES(turn)), *map(type, turn.metrics.values())}
+    if not any(issubclass(kind, np.generic) for kind in kinds):  # nearly always
+        return turn
+    changed = {name: plain(value) for name, value in zip(_FIELDS, _VALUES(turn), strict=True)}
+    return replace(turn, **changed | {"metrics": {name: plain(value) for name, value in turn.metrics.items()}})
 
 
 def _check(turn: Turn) -> None:
