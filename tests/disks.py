@@ -17,6 +17,7 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a disk")
-    yield folder
-    # lazily, since torch's writer does not close what it could not write
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    try:
+        yield folder
+    finally:  # lazily, since torch's writer does not close what it could not write
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

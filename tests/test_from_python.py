@@ -99,6 +99,8 @@ class NotMade(GAE):
         (RolloutDataModule, {"envs": {"id": "x"}}, r"data.init_args.envs takes a list, got {'id': 'x'}"),
         (RolloutDataModule, {**BANDIT, "num_envs": 4.0}, "data.init_args.num_envs must be a whole number, got 4.0"),
         (RolloutDataModule, {**BANDIT, "seed": "0"}, "data.init_args.seed must be a whole number, got '0'"),
+        (RolloutDataModule, {**BANDIT, "seed": 2**70}, f"data.init_args.seed must be at most {2**32 - 1}, got {2**70}"),
+        (RolloutDataModule, {**BANDIT, "seed": -1}, "data.init_args.seed must be at least 0, got -1"),
         (RolloutDataModule, {**BANDIT, "max_staleness": None}, "max_staleness must be a whole number, got None"),
         (RolloutDataModule, {**BANDIT, "stall_seconds": float("nan")}, "stall_seconds must be at least 0, got nan"),
         (TransformersEngine, {"gather_seconds": float("inf")}, "gather_seconds must be at least 0 and finite, got inf"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import check_reward, plain
+from lightning_agentrl.episodes.contract import LARGEST_REWARD, check_reward, plain
 from lightning_agentrl.episodes.session import Prompt
 from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
@@ -146,6 +146,8 @@ def _plain(turn: Turn) -> Turn:
 def _check(turn: Turn) -> None:
     """Refuse a turn with a reward that is not finite, whoever gave it."""
     for reward in (turn.reward, turn.env_reward, turn.episode_return):
+        if abs(reward) <= LARGEST_REWARD:  # nearly always
+            continue
         check_reward(f"turn {turn.index} of episode {turn.episode} in environment {turn.env}", reward)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -187,14 +188,14 @@ class ChatRenderer:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
         turns, note, places = recollection.turns, recollection.note, places or {}
-        if not (images or tools or own or any(turn.images or turn.messages for turn in turns)):
-            said = [system, note, observation, short_term, *(text for example in examples for text in example)]
+        if not (images or tools or own or (turns and any(turn.images or turn.messages for turn in turns))):
+            said = [system, note, observation, short_term, *actions.values(), *places.values()]
+            said += [text for example in examples for text in example]
             said += [text for turn in turns for text in (turn.observation, turn.thought, turn.action)]
-            said += [*actions.values(), *places.values()]
             if sum(map(len, said)) <= self._most_chars:
                 shown = tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in turns])
                 pairs = tuple(map(tuple, examples)), tuple(actions.items()), tuple(places.items())
-                return self._remembered(system, Recollection(shown, note), observation, short_term, role, *pairs)
+                return self._remembered(system, shown, note, observation, short_term, role, *pairs)
         return self._rendered(
             system, examples, recollection, observation, short_term, actions, images, tools, role, places, own
         )
@@ -202,7 +203,8 @@ class ChatRenderer:
     def _of_texts(
         self,
         system: str,
-        recollection: Recollection,
+        turns: tuple[PastTurn, ...],
+        note: str,
         observation: str,
         short_term: str,
         role: str,
@@ -210,8 +212,9 @@ class ChatRenderer:
         actions: Pairs,
         places: Pairs,
     ) -> RenderedPrompt:
+        past = Recollection(turns, note)
         return self._rendered(
-            system, examples, recollection, observation, short_term, dict(actions), (), (), role, dict(places), ()
+            system, examples, past, observation, short_term, dict(actions), (), (), role, dict(places), ()
         )
 
     def _rendered(
@@ -319,7 +322,7 @@ class ChatRenderer:
         self._check_roles(own, role, later=True)
         messages = self._observed(observation, short_term, "", self._instruction(actions), images, role, own)
         with self._refusing():
-            suffix = self.template.suffix(self._system(system, actions, places), messages, tools=tools)
+            suffix = self.template.suffix(self._system(system, actions, places), messages, tools=self._tools(tools))
         if own and suffix is None and not self.template.rewrites:
             raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
         if suffix is None or self.template.rewrites:
@@ -379,6 +382,18 @@ class ChatRenderer:
         listed = _listed({name: text for name, text in actions if text and text not in system})
         return self._safe("\n".join([system, *(["Actions:"] if listed else []), *listed]).strip())
 
+    def _tools(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Return tools whose names and descriptions cannot pass for special tokens; what is called stays as it was."""
+
+        def harmless(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {self._safe(name): harmless(inner) for name, inner in value.items()}
+            if isinstance(value, list | tuple):
+                return [harmless(inner) for inner in value]
+            return self._safe(value) if isinstance(value, str) else value
+
+        return [harmless(tool) for tool in tools]
+
     def _turns(self, turns: Iterable[PastTurn]) -> list[Message]:
         messages = []
         for turn in turns:
@@ -433,7 +448,7 @@ class ChatRenderer:
 
     def _read(self, messages: list[Message], generate: bool, tools: Sequence[Tool] = ()) -> ModelInput:
         with self._refusing():
-            text = self.template.apply(messages, generate, tools)
+            text = self.template.apply(messages, generate, self._tools(tools))
         return self._with_images(text, messages)
 
     @contextmanager

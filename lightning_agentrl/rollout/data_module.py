@@ -51,6 +51,7 @@ from lightning_agentrl.types.plain_config import from_plain, items_from_plain
 
 T = TypeVar("T")
 Prove = Literal["stop", "warn", "off"]
+LARGEST_SEED = 2**32 - 1  # as of Lightning's seed_everything
 KEYS = "data.init_args"  # where a config has the arguments of a data module
 
 
@@ -135,7 +136,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.faults = from_plain(faults, FaultLimits, f"{KEYS}.faults") or FaultLimits()
         self.stall_seconds = stall_seconds
         if seed is not None:
-            check_whole(seed, f"{KEYS}.seed")
+            check_whole(seed, f"{KEYS}.seed", 0, LARGEST_SEED)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self._begin_anew(sources)
 

@@ -12,8 +12,8 @@ from lightning_agentrl.prompts.memory import Memory
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
 
 
-def check_whole(value: object, key: str, least: int | None = None) -> None:
-    """Refuse what is no whole number, which Python passes on unread, or one that is too small.
+def check_whole(value: object, key: str, least: int | None = None, most: int | None = None) -> None:
+    """Refuse what is no whole number, which Python passes on unread, or one that is too small or too large.
 
     Raises:
         ValueError: with the key to change.
@@ -22,6 +22,8 @@ def check_whole(value: object, key: str, least: int | None = None) -> None:
         raise ValueError(f"{key} must be a whole number, got {value!r}")
     if least is not None and int(value) < least:
         raise ValueError(f"{key} must be at least {least}, got {value}")
+    if most is not None and int(value) > most:
+        raise ValueError(f"{key} must be at most {most}, got {value}")
 
 
 @dataclass(frozen=True)

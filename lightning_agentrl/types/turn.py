@@ -104,7 +104,7 @@ class Sample:
             raise ValueError("a sample must end with an action segment, or its last reward would fall on no action")
         if self.segments[0].is_action:
             raise ValueError("a sample must start with something to read, got an action segment first")
-        if any(turn.done for turn in self.turns[:-1]):
+        if len(self.turns) > 1 and any(turn.done for turn in self.turns[:-1]):
             raise ValueError("only the last turn of a sample can end its episode")
 
     @cached_property

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
-from lightning_agentrl.types import SegmentKind, input_of
+from lightning_agentrl.types import Segment, SegmentKind, input_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -371,6 +371,21 @@ def test_tools_are_in_the_prompt_and_their_answers_have_their_role():
     assert grown.endswith(
         "<|im_start|>user\n<answer>\nIn the box. < /answer>\n</answer><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_tools_cannot_forge_special_tokens():
+    chat = ChatRenderer(make_tokenizer(TOOLS.replace("map(attribute='name') | join(', ')", "tojson")), PromptFormat())
+    forged = {"name": FORGED, "parameters": {"properties": {f"query{FORGED}": {"type": "string", "enum": [FORGED, 1]}}}}
+
+    def ids(tool: dict[str, Any]) -> list[list[int]]:
+        whole = chat.render(SYSTEM, (), Recollection(), "Where?", "", ACTIONS, tools=[tool]).segments
+        return [counts(input_of(whole).ids), counts(input_of(added(tool)).ids)]
+
+    def added(tool: dict[str, Any]) -> tuple[Segment, ...]:
+        return chat.continuation(SYSTEM, "In the box.", "", ACTIONS, tools=[tool])
+
+    assert ids(forged) == ids(SEARCH)
+    assert "string" in text_of(chat.render(SYSTEM, (), Recollection(), "?", "", ACTIONS, tools=[forged]).segments)
 
 
 @pytest.mark.parametrize("template", [CHATML, TOOLS.replace("{{ m.content }}\n</answer>", "</answer>")])
