@@ -54,22 +54,46 @@ class Reader:
         return pack(rows or [NOTHING], self.device, self.share, self.images, feed_tower)
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """Which models read a rollout before training on it, each in a pass of its own."""
+
+    policy: bool
+    values_with_policy: bool  # by a critic that shares the policy's trunk
+    reference: bool
+    values: bool
+
+    @classmethod
+    def of(cls, models: Models, rollout: Rollout, needs: Needs) -> _Passes:
+        """Return those for what is needed and not there yet."""
+        shared = needs.values and models.shared_critic is not None
+        policy = (needs.policy_pass or shared) and rollout.scores.old_logps is None
+        return cls(
+            policy=policy,
+            values_with_policy=policy and shared,
+            reference=needs.ref_logps and models.reference is not None and rollout.scores.ref_logps is None,
+            values=needs.values and models.critic is not None and not (policy and shared),
+        )
+
+
 def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader) -> Rollout:
     """Add what is needed of log-probs of actor and reference, entropy, values and bootstrap values.
 
     Log-probs already there are kept, since the policy that sampled does not change; values are always those
     of the current critic. A critic that shares the actor's trunk is read in the same pass.
     """
-    bootstrap_values = None
-    if _reads_policy(models, rollout, needs):
-        shared = models.shared_critic if needs.values else None
+    passes, bootstrap_values = _Passes.of(models, rollout, needs), None
+    if passes.policy:
+        shared = models.shared_critic if passes.values_with_policy else None
         scores, bootstrap_values = score_policy(models.actor, rollout, reader, shared, needs.sum_pi_squared)
         rollout = rollout.union(scores=scores)
-    if models.reference is not None and needs.ref_logps and rollout.scores.ref_logps is None:
+    if passes.reference:
+        assert models.reference is not None
         shares = reader.share and models.reference.shares_prefixes
         scores, _ = score_policy(models.reference, rollout, replace(reader, share=shares))
         rollout = rollout.union(scores=Scores(ref_logps=scores.old_logps))
-    if models.critic is not None and needs.values and bootstrap_values is None:
+    if passes.values:
+        assert models.critic is not None
         values, bootstrap_values = score_values(models.actor, models.critic, rollout, reader)
         rollout = rollout.union(scores=Scores(values=values))
     if bootstrap_values is not None:
@@ -79,17 +103,9 @@ def score_rollout(models: Models, rollout: Rollout, needs: Needs, reader: Reader
 
 def rows_to_score(models: Models, rollout: Rollout, needs: Needs) -> int:
     """Return how many rows all passes of :func:`score_rollout` read together."""
-    ends = len(bootstrap_rows(rollout)) if needs.values else 0
-    shared = needs.values and models.shared_critic is not None
-    policy = len(rollout) + ends * shared if _reads_policy(models, rollout, needs) else 0
-    reference = len(rollout) if needs.ref_logps and rollout.scores.ref_logps is None else 0
-    values = len(rollout) + ends if needs.values and not (shared and policy) else 0
-    return policy + reference + values
-
-
-def _reads_policy(models: Models, rollout: Rollout, needs: Needs) -> bool:
-    wanted = needs.policy_pass or (needs.values and models.shared_critic is not None)
-    return wanted and rollout.scores.old_logps is None
+    passes = _Passes.of(models, rollout, needs)
+    ends = len(bootstrap_rows(rollout)) if passes.values or passes.values_with_policy else 0
+    return (passes.policy + passes.reference + passes.values) * len(rollout) + ends
 
 
 def action_rows(rollout: Rollout) -> list[Row]:

@@ -1,0 +1,45 @@
+"""Passes of models over a rollout before training on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import pytest
+
+from lightning_agentrl.advantages import GRPO
+from lightning_agentrl.agents import PPOAgent, RolloutCallback
+from lightning_agentrl.agents.scoring import bootstrap_rows
+from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
+from lightning_agentrl.rollout import GroupRollout
+from lightning_agentrl.types import Rollout
+from tests.agents.harness import grouped, make_agent, make_data, make_trainer
+
+
+class Kept(RolloutCallback):
+    def on_rollout(self, trainer: L.Trainer, pl_module: L.LightningModule, rollout: Rollout) -> None:
+        self.rollout = rollout
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"critic": SharedCritic(), "kl_reward": 0.0}, 1),  # one for policy and values
+        ({"critic": SharedCritic(), "kl_reward": 0.1}, 2),
+        ({"critic": SeparateCritic(), "kl_reward": 0.1}, 3),
+        ({"kl_reward": 0.0, "kl_loss": 0.1}, 2),
+        ({"kl_reward": 0.0}, 1),
+    ],
+)
+def test_progress_of_scoring_ends_at_its_total(tiny_folder, tmp_path, settings: dict[str, Any], passes) -> None:
+    if "critic" in settings:
+        agent, data = make_agent(tiny_folder, **settings), make_data()
+    else:
+        agent = PPOAgent(str(tiny_folder), critic=None, advantage=GRPO(), **grouped({"lr_actor": 1e-3, **settings}))
+        data = make_data(groups=GroupRollout(size=2, per_rollout=2, mini_batches=2))
+    told: list[tuple[int, int]] = []
+    agent.clock.listeners.append(lambda stage, done, total: told.append((done, total)) if stage == "score" else None)
+    make_trainer(tmp_path, 1, [kept := Kept()]).fit(agent, data)
+    ends = len(bootstrap_rows(kept.rollout)) if "critic" in settings else 0
+    total = passes * len(kept.rollout) + ends
+    assert told[-1] == (total, total)
