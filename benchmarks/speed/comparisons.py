@@ -12,8 +12,8 @@ LONG_APART = Case(prompt=260, shared=0)
 ROW = Case(prompt=252, shared=200)  # with the reply, rows of 200 shared and 60 own tokens
 ROW_APART = Case(prompt=252, shared=0)
 
-# Sizes of a micro-batch: ours that of the quickstart or of the configs for GPUs; those tried for the others, in tokens,
-# rows and rows
+# Sizes of a micro-batch: ours, that of the quickstart when most lines were measured or of the configs for GPUs; those
+# tried for the others, in tokens, rows and rows
 OUR_TOKENS = {"cpu": 2048, "cuda": 16384}
 SIZES = {
     "cpu": {"plain": (512, 1024, 2048, 4096), "trl_grpo": (4, 8, 16), "episodes": (2, 4, 8, 16)},

@@ -19,8 +19,8 @@ Seconds of one optimizer step on turns with replies of 8 tokens, from the collec
 {model}, all weights trained, {device}. Written by `make benchmarks`.
 
 Both sides train on the same tokens (random ones) with the same given advantages: no critic, no reference, one step per
-rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing. Our micro-batches have the
-size of the {config}, {tokens} tokens; the others have the size that was the fastest of several for them
+rollout, AdamW, clipped gradients, glibc's allocator tuned alike, no gradient checkpointing. Our micro-batches have
+{tokens} tokens, as {config}; the others have the size that was the fastest of several for them
 (`benchmarks/speed/tuned.json`). Both sides run their own training loop. They take steps in turn; a ratio is of two
 steps that follow each other, and above 1 where lightning-agentrl is faster. Prompts are of one length here, so that
 nobody computes padding.
@@ -62,7 +62,7 @@ def markdown(results: Mapping[str, Mapping[str, Any]], packages: Mapping[str, st
     head = INTRODUCTION.format(
         model=some.get("model", NAME),
         device="one GPU" if on_gpu else f"{some['threads']} threads on a CPU",
-        config="configs for GPUs" if on_gpu else "quickstart",
+        config="those of the configs for GPUs" if on_gpu else "the quickstart had then",
         tokens=some["micro_batch"][0],
     )
     head += "\n"
