@@ -1,7 +1,7 @@
 """Sampling with transformers in the trainer's process: no further package, on any device, for small models.
 
 A worker thread samples one batch of replies, which others join as some are done. What prompts that join together have
-in common is computed once, and what all that are sampled begin with is kept until the weights change.
+in common is computed once, and on a CPU what all that are sampled begin with is kept until the weights change.
 """
 
 from __future__ import annotations
