@@ -109,7 +109,7 @@ def read_config(model: str, key: str = KEY) -> PreTrainedConfig:
 
 
 def read_context_length(model: str) -> int:
-    """Return how many tokens a model can read, from its config alone.
+    """Return how many tokens a model can read, from its config alone; of longer rows each would depend on the others.
 
     Raises:
         ConfigError: it does not say so.
@@ -124,7 +124,17 @@ def _context_length(config: PreTrainedConfig, model: str) -> int:
             f"the config of the model '{model}' (family {config.model_type}) does not say how many tokens it can read; "
             f"write max_position_embeddings into its config.json, or choose another model (key {KEY})"
         )
-    return length
+    return min([length, *_lengths_of_one_rotation(config)])
+
+
+def _lengths_of_one_rotation(config: PreTrainedConfig) -> list[int]:
+    """Return the lengths up to which LongRoPE, if the model has it, turns all rows by the same frequencies.
+
+    A longer row would change those of all rows that are read beside it, and of its own keys that were read before.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    of_layers = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return [part["original_max_position_embeddings"] for part in of_layers if part.get("rope_type") == "longrope"]
 
 
 def read_images(model: str) -> FamilyReader | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path
@@ -190,6 +191,29 @@ def test_a_config_that_names_no_context_length_is_refused(family, tmp_path):
     config.max_position_embeddings = 512
     config.save_pretrained(tmp_path)
     assert read_context_length(str(tmp_path)) == 512
+
+
+@pytest.mark.parametrize("named", ["rope_parameters", "rope_scaling"])
+def test_no_row_is_so_long_that_it_turns_the_others_by_other_frequencies(named, tmp_path):
+    """LongRoPE has other frequencies for a pass with a row that is longer than its first rows in pretraining."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    config = CONFIG_MAPPING["phi3"](**SIZES | {"original_max_position_embeddings": 32}, rope_parameters=rope)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    if named == "rope_scaling":  # as published, before transformers 5
+        written = json.loads((tmp_path / "config.json").read_text())
+        del written["rope_parameters"]
+        written |= {"rope_scaling": {"type": "longrope", **{k: rope[k] for k in ("short_factor", "long_factor")}}}
+        (tmp_path / "config.json").write_text(json.dumps(written | {"rope_theta": 1e4}))
+    policy = LanguageModel(load_causal_lm(str(tmp_path))).eval()
+    assert policy.context_length == read_context_length(str(tmp_path)) == 32
+
+    def states_beside(count: int) -> torch.Tensor:
+        with torch.no_grad():
+            return policy.hidden(pack([ROWS[0], text_row(ids(5, count), (count - 1,))]))[:-1]
+
+    alone = policy.hidden(pack(ROWS[:1]))
+    assert torch.allclose(states_beside(policy.context_length), alone, atol=1e-6)
+    assert not torch.allclose(states_beside(policy.context_length + 1), alone, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["gpt2"], indirect=True)
