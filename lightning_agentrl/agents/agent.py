@@ -74,6 +74,7 @@ from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gr
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
 from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
+from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
 from lightning_agentrl.metrics.numbers import over_ranks
@@ -348,7 +349,7 @@ class Agent(L.LightningModule, ABC):
                 self.norm_tokens,
             )
             # Weights stay the same until the step, so autocast may cast them once for all micro-batches.
-            with without_sync(model), self.cached_precision():
+            with without_sync(model), self.cached_precision(), self._random_of_step():
                 metrics, fault, tokens = accumulate_gradients(
                     self.models,
                     rollout,
@@ -688,6 +689,13 @@ class Agent(L.LightningModule, ABC):
         finally:
             self.train()
             self.models.release()
+
+    @contextmanager
+    def _random_of_step(self) -> Iterator[None]:
+        """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(self.datamodule.seed, self.attempts, self.trainer.global_rank))
+            yield
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:

@@ -198,17 +198,21 @@ def test_a_critic_with_a_model_of_its_own_trains_all_of_it(tmp_path, tiny_folder
 
 
 @pytest.mark.slow
-def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder):
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, dropout):
     """Stopped inside the warm-up and after it; other random adapters do not survive the checkpoint."""
 
     def callbacks():
         return [CriticWarmup(rollouts=2, rounds=1, fraction=1.0)]
 
+    def agent():
+        return lora_agent(tiny_folder, lora=LoRA(rank=4, dropout=dropout))
+
     every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fit(tmp_path, lora_agent(tiny_folder), 4, [*callbacks(), every], enable_checkpointing=True).weights[-1]
+    whole = fit(tmp_path, agent(), 4, [*callbacks(), every], enable_checkpointing=True).weights[-1]
     for epoch in (0, 2):
         path = tmp_path / f"epoch={epoch}.ckpt"
-        last = fit(tmp_path, lora_agent(tiny_folder), 4, callbacks(), ckpt_path=path, seed=9).weights[-1]
+        last = fit(tmp_path, agent(), 4, callbacks(), ckpt_path=path, seed=9).weights[-1]
         assert whole.keys() == last.keys()
         for name, weight in whole.items():
             assert torch.equal(last[name], weight), name
