@@ -21,7 +21,8 @@ class MasterWeights:
 
     Args:
         parameters: by name.
-        saved: float32 weights of a checkpoint by name; other masters begin as what the model was loaded with.
+        saved: float32 weights of a checkpoint by name, each taken if the model still has it rounded; other masters
+            begin as what the model has.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], saved: Mapping[str, Tensor]) -> None:
@@ -29,7 +30,9 @@ class MasterWeights:
         self._hooks = list[RemovableHandle]()
         for name, parameter in parameters:
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
-                first = saved.get(name, parameter.detach())
+                first = parameter.detach()
+                if name in saved and _rounded_to(saved[name], first):
+                    first = saved[name]
                 master = nn.Parameter(first.to(parameter.device, torch.float32, copy=True))
                 self._masters[parameter] = master
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._take_gradient))
@@ -75,7 +78,7 @@ class MasterWeights:
         return {
             name: master.detach()
             for name, weight, master in pairs
-            if master is not None and torch.equal(master.detach().to(weight), weight)
+            if master is not None and _rounded_to(master.detach(), weight)
         }
 
     @torch.no_grad()
@@ -93,3 +96,7 @@ class MasterWeights:
     def _round(self, *_: Any) -> None:
         for parameter, master in self._masters.items():
             parameter.copy_(master)
+
+
+def _rounded_to(master: Tensor, weight: Tensor) -> bool:
+    return torch.equal(master.to(weight), weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_agentrl.agents import PPOAgent
+from lightning_agentrl.agents import Optim, PPOAgent
 from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import ConfigError
@@ -91,6 +91,19 @@ def test_masters_begin_as_the_saved_weights():
     assert master.data_ptr() != exact.data_ptr()
     full = torch.nn.Parameter(torch.ones(1))
     assert len(MasterWeights([("weight", full)], {})) == 0
+
+
+def test_weights_that_are_loaded_after_a_checkpoint_are_trained(tmp_path, tiny_folder):
+    """The first step must not put those of the checkpoint in their place."""
+    trainer = make_trainer(tmp_path, 1, precision="bf16-true")
+    trainer.fit(make_agent(tiny_folder, SharedCritic()), make_data())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    agent = PPOAgent.load_from_checkpoint(tmp_path / "one.ckpt", optim=Optim(lr_actor=1e-6))
+    other = {name: 0.5 * weight for name, weight in agent.actor.state_dict().items()}
+    agent.actor.load_state_dict(other)
+    make_trainer(tmp_path, 1, precision="bf16-true").fit(agent, make_data())
+    for name, weight in agent.actor.state_dict().items():
+        assert torch.allclose(weight.float(), other[name].float(), rtol=0.01, atol=0.01), name
 
 
 def test_the_masters_of_the_next_run_take_the_gradients():
