@@ -160,6 +160,7 @@ class Agent(L.LightningModule, ABC):
         critic = from_plain(critic, Critic, f"{KEYS}.critic")
         self.critic = critic or (SeparateCritic() if self.advantage.needs_values else None)
         self.correction = from_plain(correction, OffPolicyCorrection, f"{KEYS}.correction")
+        self._own_correction: OffPolicyCorrection | None = None  # of a run for which none was given
         self.group_filter = from_plain(group_filter, GroupFilter, f"{KEYS}.group_filter")
         self.lora = from_plain(lora, LoRA, f"{KEYS}.lora")
         self.train_tower = train_tower
@@ -492,7 +493,9 @@ class Agent(L.LightningModule, ABC):
                 check_forks(self.advantage, *forks)
                 check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
                 tell_of_kl_in_groups(self.advantage, self.takes_kl_from_rewards, self.group_filter)
-                self.correction = correction_for(self.correction, self.datamodule.max_staleness)
+                given = None if self.correction is self._own_correction else self.correction
+                self.correction = correction_for(given, self.datamodule.max_staleness)
+                self._own_correction = self.correction if given is None else None
             self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
             context_length, data = read_context_length(self.model), self.datamodule
             others = [check_reads_alike(self.tokenizer, *pair, data.longest_turn) for pair in self._further_readers()]

@@ -320,6 +320,15 @@ def test_importance_weights_correct_unless_the_config_says_otherwise(tmp_path, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("given", [None, NoCorrection()])
+def test_what_corrects_turns_of_older_weights_is_not_left_to_the_next_run(tmp_path, tiny_folder, given):
+    agent = make_agent(tiny_folder, correction=given)
+    for staleness in (1, 1, 0):
+        make_trainer(tmp_path, 1).fit(agent, make_data(max_staleness=staleness))
+        assert type(agent.correction) is (TruncatedWeights if staleness and given is None else type(given))
+
+
+@pytest.mark.slow
 def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, tiny_folder):
     texts, plans = [], []
     for bound in (0, 1):
