@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import cast
 
 import lightning as L
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.export import export_policy
-from lightning_agentrl.models.sharding import gathered
+from lightning_agentrl.models.export import export_policy, load_policy, take_weights
+from lightning_agentrl.models.lora import frozen_weights
+from lightning_agentrl.models.sharding import gathered, units
 
 
 class PolicyFolder(L.Callback):
@@ -47,7 +51,24 @@ class PolicyFolder(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         agent = cast(Agent, pl_module)
-        with gathered(agent.actor):
+        # In 16 bits models compute with what is rounded: weights with masters, gathered shares, the base below LoRA.
+        rounds = any((agent.masters, units(agent.actor), agent.lora)) and "bf16" in str(trainer.precision)
+        exact = exact_weights(agent) if rounds else None
+        with gathered(agent.actor) if exact is None else nullcontext():
             if trainer.is_global_zero:
-                export_policy(agent.actor, agent.tokenizer, Path(self.folder))
+                policy = agent.actor
+                if exact is not None:
+                    take_weights(policy := load_policy(agent.model, agent.lora), exact)
+                export_policy(policy, agent.tokenizer, Path(self.folder))
         rank_zero_info(f"the policy is written to {self.folder}")
+
+
+def exact_weights(agent: Agent) -> dict[str, Tensor]:
+    """Return the weights of the policy as a checkpoint holds them, on the first rank; every rank must call it."""
+    actor = agent.actor
+    if units(actor):
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return cast(dict[str, Tensor], get_model_state_dict(actor, options=options))
+    weights = agent.masters.in_place_of(actor.state_dict())
+    frozen = {} if agent.lora is None else frozen_weights(actor)
+    return {name: weight for name, weight in weights.items() if name not in frozen}

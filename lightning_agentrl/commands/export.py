@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import PreTrainedModel
 
 from lightning_agentrl.agents.checkpoint_files import METADATA, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.commands.model_argument import naming_argument
-from lightning_agentrl.models.export import DRAFT, export_policy
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
-from lightning_agentrl.models.lora import LoRA, frozen_weights
+from lightning_agentrl.models.export import DRAFT, export_policy, load_policy, take_weights
+from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.lora import LoRA
 
 PREFIX = "actor."  # of the policy's weights in a checkpoint
 OF_ZERO = Path("checkpoint", "mp_rank_00_model_states.pt")  # in a folder of DeepSpeed: all but the optimizer
@@ -49,9 +47,13 @@ def export_checkpoint(checkpoint: Path, folder: Path, merge: bool | None = None,
     name = model or saved[KEY]["model"]
     with naming_argument("--model"):
         tokenizer = load_tokenizer(name)
-        policy = LanguageModel(_load(name, settings))
+        lora = None if settings is None else LoRA(**settings)
+        if lora is not None:
+            lora.check(name)
+        policy = load_policy(name, lora)
+    weights = saved["state_dict"]
     try:
-        _take_weights(policy, saved["state_dict"])
+        take_weights(policy, {key.removeprefix(PREFIX): weights[key] for key in weights if key.startswith(PREFIX)})
     except RuntimeError as error:
         raise ValueError(f"the weights in '{checkpoint}' do not fit the model '{name}'") from error
     export_policy(policy, tokenizer, folder, merge=merge is not False)
@@ -98,18 +100,3 @@ def _read_folder(checkpoint: Path) -> dict[str, Any]:
         warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")  # one process is enough
         load({"state_dict": weights}, storage_reader=reader)
     return {KEY: saved[KEY], "state_dict": weights}
-
-
-def _load(model: str, settings: dict[str, Any] | None) -> PreTrainedModel:
-    if settings is None:
-        return load_causal_lm(model)
-    lora = LoRA(**settings)
-    lora.check(model)
-    return lora.adapt(load_causal_lm(model), "actor")
-
-
-def _take_weights(policy: LanguageModel, weights: dict[str, Tensor]) -> None:
-    """Load the actor's weights in their dtype; all but the frozen ones have to be there."""
-    own = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
-    policy.to(next(iter(own.values())).dtype)
-    policy.load_state_dict(frozen_weights(policy) | own)

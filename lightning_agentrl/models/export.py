@@ -5,21 +5,40 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from lightning_agentrl.errors.foreign_messages import error_number
-from lightning_agentrl.models.language_model import LanguageModel
-from lightning_agentrl.models.lora import has_adapters, merge_adapters
+from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 WEIGHT_FILES = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 DRAFT = ".draft"  # folder inside that of an export, until the export is whole
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+
+
+def load_policy(model: str, lora: LoRA | None) -> LanguageModel:
+    """Return the policy that a run starts from, with new adapters if it trains any."""
+    base = load_causal_lm(model)
+    return LanguageModel(base if lora is None else lora.adapt(base, "actor"))
+
+
+def take_weights(policy: LanguageModel, weights: Mapping[str, Tensor]) -> None:
+    """Load weights of a policy by name; all but those that LoRA freezes have to be there.
+
+    The policy gets the dtype of the most exact of them. A tower that is not trained has no float32 masters.
+    """
+    policy.to(reduce(torch.promote_types, (weight.dtype for weight in weights.values())))
+    policy.load_state_dict(frozen_weights(policy) | dict(weights))
 
 
 def export_policy(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, folder: Path, merge: bool = True) -> None:

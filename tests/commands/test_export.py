@@ -15,14 +15,16 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lightning_agentrl import cli
+from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.export import export_policy
+from lightning_agentrl.models.export import export_policy, load_policy, take_weights
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
+from lightning_agentrl.models.parts import tower
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.disks import mounted
-from tests.tiny import tiny_model_folder
+from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 IDS = torch.tensor([[1, 5, 9, 33, 70, 12, 8]])
 
@@ -150,6 +152,22 @@ def test_an_export_leaves_nothing_of_earlier_weights_and_of_one_that_was_killed(
         (out / name).write_text("of before")
     export_policy(policy, tokenizer, out)
     assert contents(out) == contents(tmp_path / "clean") | {"notes.txt": b"of before"}
+
+
+def test_a_tower_of_16_bits_takes_no_bits_from_what_is_trained(tmp_path):
+    """It is not trained, has no float32 masters, and comes first among the weights."""
+    folder = tiny_vision_folder(tmp_path / "model", "qwen2_5_vl")
+    policy = LanguageModel(load_causal_lm(str(folder))).bfloat16()
+    for part in tower(policy.lm).values():
+        part.requires_grad_(False)
+    masters = MasterWeights(policy.named_parameters(), {})
+    for master in masters.of(p for p in policy.parameters() if p.requires_grad):
+        master.data += 2.0**-20
+    weights = masters.in_place_of(policy.state_dict())
+    assert next(iter(weights.values())).dtype == torch.bfloat16
+    again = load_policy(str(folder), None)
+    take_weights(again, weights)
+    assert all(torch.equal(weight, weights[name].float()) for name, weight in again.state_dict().items())
 
 
 @pytest.mark.slow
