@@ -317,8 +317,9 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def _needs_now(self) -> Needs:
-        """What is declared; several steps per iteration also need the log-probs from before the first."""
-        return self.needs | Needs(old_logps=self.datamodule.steps_per_iteration > 1 and not self._bypasses)
+        """What is declared; several steps per iteration, or dropout in one, also need the log-probs from before."""
+        drops = self.lora is not None and self.lora.dropout > 0
+        return self.needs | Needs(old_logps=(drops or self.datamodule.steps_per_iteration > 1) and not self._bypasses)
 
     @property
     def _corrects(self) -> bool:

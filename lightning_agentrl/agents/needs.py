@@ -15,7 +15,8 @@ class Needs:
 
     Args:
         old_logps: log-probs and entropy of the sampled tokens before the update. Where an iteration is one optimizer
-            step and nothing needs them earlier, they are those of the step itself, and their pass is left out.
+            step without dropout and nothing needs them earlier, they are those of the step itself, and their pass is
+            left out.
         ref_logps: log-probs under the reference: the frozen initial policy, or another model such as a teacher.
         values: values of the sampled tokens, and of the states where the rollout is cut.
         sum_pi_squared: sum over the vocabulary of squared probabilities, at each sampled token.

@@ -9,6 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_agentrl.advantages import ReinforcePlusPlus
+from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.scoring import score_policy
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
@@ -195,6 +197,16 @@ def test_a_critic_with_a_model_of_its_own_trains_all_of_it(tmp_path, tiny_folder
     assert all(p.requires_grad for p in agent.critic.parameters())
     assert not any(".lora_" in name for name in spy.weights[0] if name.startswith("critic"))
     assert any("lora_B.actor" in name and gradient.any() for name, gradient in spy.gradients[0].items())
+
+
+def test_dropout_in_the_only_step_is_not_taken_for_a_gap_to_the_engine(tmp_path, tiny_folder):
+    """Log-probs from before the step are those without dropout. The adapters add nothing until the second iteration."""
+    lora = LoRA(rank=4, dropout=0.5)
+    agent = PPOAgent(str(tiny_folder), advantage=ReinforcePlusPlus(), kl=KL(reward=0.0), lora=lora, optim=Optim(1e-2))
+    trainer = make_trainer(tmp_path, 2, precision="32-true")
+    trainer.fit(agent, make_data(mini_batch_turns=16, prove="stop"))
+    assert trainer.callback_metrics["mismatch/logp_gap_mean"] < 1e-4
+    assert trainer.callback_metrics["policy/approx_kl"].abs() > 1e-4
 
 
 @pytest.mark.slow
