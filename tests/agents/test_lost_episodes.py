@@ -96,7 +96,7 @@ def test_without_values_only_whole_episodes_and_groups_are_trained_on(in_groups,
             for turn in rollout.turns
             if (turn.group not in broken if in_groups else (turn.env, turn.episode) not in gone)
         ]
-        assert prepared.rollout.turns == kept
+        assert list(prepared.rollout.turns) == kept
         if not in_groups:
             trained = prepared.rollout.advantages[prepared.rollout.action_mask]
             assert torch.allclose(trained.mean(), torch.zeros((), dtype=trained.dtype), atol=1e-6)  # whitened
@@ -113,7 +113,7 @@ def test_a_warm_up_fits_the_critic_to_what_is_lost_only_where_a_value_stands_for
     broken = {turn.group for turn in rollout.turns if (turn.env, turn.episode) in gone}
     assert broken
     kept = [turn for turn in rollout.turns if advantage.needs_values or turn.group not in broken]
-    assert prepared.rollout.turns == kept
+    assert list(prepared.rollout.turns) == kept
 
 
 @pytest.mark.slow  # two processes

@@ -111,7 +111,8 @@ def test_rewards_of_any_size_can_be_drawn_by_weights_and_biases(
     import wandb
 
     shown = logger.experiment.summary["rewards"]
-    wandb.finish()
+    wandb.finish()  # else the next logger in this process goes on with this run
+    wandb.teardown()  # and offline
     assert sum(shown["values"]) == 2
 
 
