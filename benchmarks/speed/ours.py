@@ -103,6 +103,7 @@ class GivenData(L.LightningDataModule):
     phase = "train"
     prove = "off"  # there is no engine
     samples_ahead = False
+    seed = 0
 
     def __init__(self, rollout: Rollout) -> None:
         super().__init__()
