@@ -188,6 +188,7 @@ class ChatRenderer:
             PromptTooLongError: the prompt is over its limit even without any history.
         """
         turns, note, places = recollection.turns, recollection.note, places or {}
+        self._check_roles(own, role, later=bool(turns))
         if not (images or tools or own or (turns and any(turn.images or turn.messages for turn in turns))):
             said = [system, note, observation, short_term, *actions.values(), *places.values()]
             said += [text for example in examples for text in example]
@@ -196,59 +197,45 @@ class ChatRenderer:
                 shown = tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in turns])
                 pairs = tuple(map(tuple, examples)), tuple(actions.items()), tuple(places.items())
                 return self._remembered(system, shown, note, observation, short_term, role, *pairs)
-        return self._rendered(
-            system, examples, recollection, observation, short_term, actions, images, tools, role, places, own
-        )
+        now = Recollection(note=note)
+        parts = self.messages(system, examples, now, observation, short_term, actions, images, role, places, own)
+        return self._fitted(parts, turns, len(images), tools)
 
     def _of_texts(
         self,
         system: str,
-        turns: tuple[PastTurn, ...],
+        past: tuple[PastTurn, ...],
         note: str,
         observation: str,
         short_term: str,
         role: str,
-        examples: Pairs,
+        shown: Pairs,
         actions: Pairs,
         places: Pairs,
     ) -> RenderedPrompt:
-        past = Recollection(turns, note)
-        return self._rendered(
-            system, examples, past, observation, short_term, dict(actions), (), (), role, dict(places), ()
+        now = Recollection(note=note)
+        parts = self.messages(
+            system, shown, now, observation, short_term, dict(actions), role=role, places=dict(places)
         )
+        return self._fitted(parts, past)
 
-    def _rendered(
-        self,
-        system: str,
-        examples: Sequence[tuple[str, str]],
-        recollection: Recollection,
-        observation: str,
-        short_term: str,
-        actions: Mapping[str, str],
-        images: Sequence[ModelInput],
-        tools: Sequence[Tool],
-        role: str,
-        places: Mapping[str, str],
-        own: OwnMessages,
+    def _fitted(
+        self, parts: Mapping[str, list[Message]], past: Sequence[PastTurn], images: int = 0, tools: Sequence[Tool] = ()
     ) -> RenderedPrompt:
-        self._check_roles(own, role, later=bool(recollection.turns))
-        now = Recollection(note=recollection.note)
-        parts = self.messages(system, examples, now, observation, short_term, actions, images, role, places, own)
+        """Return the prompt of these parts, as in :meth:`messages`, with as much of the past as fits."""
         head, current = parts["system"] + parts["examples"], parts["current"]
         prompts: dict[int, ModelInput] = {}
 
         def fits(cuts: int) -> bool:
-            prompts[cuts] = self._read(
-                head + self._turns(recollection.turns[cuts:]) + current, generate=True, tools=tools
-            )
+            prompts[cuts] = self._read(head + self._turns(past[cuts:]) + current, generate=True, tools=tools)
             return self.format.allows(prompts[cuts])
 
-        turns = len(recollection.turns)
+        turns = len(past)
         cuts = 0 if fits(0) else bisect_left(range(turns + 1), True, lo=1, key=fits)
         if cuts > turns:
             if len(prompts[turns]) <= self.format.max_prompt_tokens:
                 raise PromptTooLongError(
-                    f"one observation shows {len(images)} images, over the limit of {self.format.max_images}; raise it "
+                    f"one observation shows {images} images, over the limit of {self.format.max_images}; raise it "
                     "(key data.init_args.prompt.max_images)"
                 )
             raise PromptTooLongError(
