@@ -160,8 +160,8 @@ def _meaning(cls: type, name: str, doc: str | None) -> str:
     text = " ".join((doc or "").split())
     if match := re.fullmatch(r"see :class:`(\w+)`\.?", text):
         bases = [base for base in cls.__mro__ if base.__name__ == match[1]]
-        told = {argument.name: argument.meaning for base in bases for argument in arguments(base)}
-        return told.get(name, text)
+        meanings = {argument.name: argument.meaning for base in bases for argument in arguments(base)}
+        return meanings.get(name, text)
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
     return re.sub(r"\bNone\b", "null", text).rstrip(".")
 

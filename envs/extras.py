@@ -16,5 +16,5 @@ def need(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        told = f"{package} is not installed; install it with pip install 'lightning-agentrl[{extra}]'"
-        raise ValueError(told) from None
+        sentence = f"{package} is not installed; install it with pip install 'lightning-agentrl[{extra}]'"
+        raise ValueError(sentence) from None

@@ -82,8 +82,8 @@ class BabaIsAIEnv(TextEnv):
     def system_prompt(self) -> str:
         """The game, the actions and some hints; the same for all episodes."""
         listed = "\n".join(f"- {name}: {description}" for name, description in self.actions.items())
-        told = _WORDING.system_prompt.format(actions=listed, tips=self.tips)
-        return told if self.observation == "text" else f"{told}\n{_WORDING.texts['picture']}"
+        prompt = _WORDING.system_prompt.format(actions=listed, tips=self.tips)
+        return prompt if self.observation == "text" else f"{prompt}\n{_WORDING.texts['picture']}"
 
     def render(self) -> np.ndarray | None:
         """Return the map as RGB [height, width, 3], uint8; None without `render_mode`."""

@@ -135,16 +135,16 @@ class BabyAIEnv(TextEnv):
         if not mission:
             return ()
         own_target = mission[1]
-        told = []
+        pairs = []
         for target, view, number in words.GO_TO_EXAMPLES:
             if number not in self._names:
                 continue
             if self.mission_in == "system":
-                told.append((view.format(target=own_target), self._names[number]))
+                pairs.append((view.format(target=own_target), self._names[number]))
             else:
                 line = words.MISSION_LINE.format(mission=f"go to the {target}")
-                told.append((f"{line}\n{view.format(target=target)}", self._names[number]))
-        return tuple(told)
+                pairs.append((f"{line}\n{view.format(target=target)}", self._names[number]))
+        return tuple(pairs)
 
     def resolve_action(self, text: str) -> tuple[str, bool]:
         """Return the action that `text` names; what follows "and", "then" or a comma is a remark."""

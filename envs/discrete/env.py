@@ -132,8 +132,8 @@ def _make(game: str, kwargs: dict[str, Any]) -> gymnasium.Env[Any, Any]:
             return found(**kwargs)
         return gymnasium.make(game, disable_env_checker=True, **kwargs)
     except Exception as error:  # a game of others may raise anything
-        told = error if isinstance(error, gymnasium.error.Error | ImportError | TypeError | ValueError) else repr(error)
-        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {told}") from error
+        why = error if isinstance(error, gymnasium.error.Error | ImportError | TypeError | ValueError) else repr(error)
+        raise ValueError(f"The game {game!r} with arguments {kwargs} cannot be made: {why}") from error
 
 
 def _first_action(game: str, space: Any, names: int) -> int:

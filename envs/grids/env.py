@@ -82,9 +82,9 @@ class GridEnv(TextEnv, Generic[W]):
     def system_prompt(self) -> str:
         """The task, the actions, and what symbols or pictures show."""
         says = self._wording.texts
-        told = says["picture"] if self.observation == "image" else self._wording.system_prompt
-        told = told.format(names=", ".join(self.actions))
-        return f"{told} {says['picture_too']}" if self.observation == "both" else told
+        prompt = says["picture"] if self.observation == "image" else self._wording.system_prompt
+        prompt = prompt.format(names=", ".join(self.actions))
+        return f"{prompt} {says['picture_too']}" if self.observation == "both" else prompt
 
     def success(self) -> bool:
         """Return whether the world is solved."""

@@ -167,15 +167,15 @@ class OpenEnv(gymnasium.Env[Any, str]):
         self._no_reward += answer.get("reward") is None
         observation, reward, done, info = self._read(answer)
         at_limit = self._turn == self.max_turns
-        told = _metadata(answer).get("truncated")
-        if done and at_limit and told is None:
+        cut = _metadata(answer).get("truncated")
+        if done and at_limit and cut is None:
             info["metrics"]["doubtful_end"] = 1.0
             warnings.warn(
                 f"the server at {self.url} ended an episode at turn {self._turn} and does not say whether it was cut "
                 "off; give max_turns below its own limit",
                 stacklevel=2,
             )
-        truncated = bool(told) if done else at_limit  # 1 is true
+        truncated = bool(cut) if done else at_limit  # 1 is true
         self._active = not (done or truncated)
         return observation, reward, done and not truncated, truncated, info
 

@@ -133,15 +133,15 @@ class Connection:
         except (ValueError, TypeError, KeyError, RecursionError):
             kind, data = "", None
         if kind == "error" and isinstance(data, dict):
-            code, told = data.get("code"), " ".join(str(data.get("message")).split())
+            code, why = data.get("code"), " ".join(str(data.get("message")).split())
             if code == "CAPACITY_REACHED":
                 raise ServerFullError(
-                    f"the server at {self.url} has no place for another session ({_shown(told)}); its author allows "
+                    f"the server at {self.url} has no place for another session ({_shown(why)}); its author allows "
                     "more with create_app(..., max_concurrent_envs=16) and SUPPORTS_CONCURRENT_SESSIONS = True, or "
                     "play fewer environments at a time"
                 )
             cls = EnvironmentAtServerError if code == "EXECUTION_ERROR" else ServerError
-            raise cls(f"the server at {self.url} answered {code}: {_shown(told)}")
+            raise cls(f"the server at {self.url} answered {code}: {_shown(why)}")
         if kind != wanted or not isinstance(data, dict):
             raise ProtocolError(
                 f"the server at {self.url} answered {_shown(text)} in place of a message of the type {wanted}; this "

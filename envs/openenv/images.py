@@ -52,15 +52,15 @@ def with_images(messages: Any, images: Sequence[NDArray[np.uint8]]) -> list[Any]
     left = list(images)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("the messages in the metadata are not a list of objects")
-    told = []
+    filled = []
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
             content = [{**item, "image": left.pop(0)} if item == _PLACE and left else item for item in content]
-        told.append({**message, "content": content})
+        filled.append({**message, "content": content})
     if left:
         raise ValueError(f"the messages in the metadata have no place for {len(left)} of them")
-    return told
+    return filled
 
 
 def _from_rows(pixels: NDArray[Any]) -> NDArray[np.uint8]:

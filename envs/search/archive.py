@@ -56,10 +56,10 @@ def write_archive(random: np.random.Generator) -> Archive:
     """Return a world whose names are given and whose facts are drawn."""
     data = _data()
     kinds = data["kinds"]
-    told = [
+    lines = [
         (name, kind["page"].format(name=name)) for kind in kinds.values() if "page" in kind for name in kind["names"]
     ]
-    pages = {name: [line] for name, line in told}
+    pages = {name: [line] for name, line in lines}
     facts = []
     for name, relation in data["relations"].items():
         names = kinds[relation["to"]]["names"]

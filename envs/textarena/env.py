@@ -224,9 +224,9 @@ def _ended_invalid(state: Any, seat: int) -> bool:
     return bool(state.game_info.get(seat, {}).get("invalid_move"))
 
 
-def _random_reply(told: Sequence[str], draw: random.Random) -> str:
+def _random_reply(texts: Sequence[str], draw: random.Random) -> str:
     """Reply with one of the bracketed words of the last text that has any, with a number for each placeholder in it."""
-    for text in reversed(told):
+    for text in reversed(texts):
         if words := _BRACKETS.findall(text):
             return _PLACEHOLDER.sub(lambda _: str(draw.randint(1, 3)), draw.choice(words))
     return ""

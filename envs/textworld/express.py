@@ -54,9 +54,9 @@ class TextWorldExpress(TextEnv):
                 raise ValueError(f"it takes no settings {settings!r}")
         except ValueError as error:
             self.close()
-            told = " ".join(str(error).split())
+            why = " ".join(str(error).split())
             raise ValueError(
-                f"{game} of textworld-express cannot be made with params {dict(params or {})}: {told}"
+                f"{game} of textworld-express cannot be made with params {dict(params or {})}: {why}"
             ) from error
         self._seeds = {
             "train": self._game.getValidSeedsTrain,

@@ -14,7 +14,7 @@ from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.trainer_keys import PRECISIONS, check_keys
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection, TruncatedWeights
-from lightning_agentrl.models.bfloat16 import told_of_bfloat16
+from lightning_agentrl.models.bfloat16 import slow_in_bfloat16
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import READERS
 from lightning_agentrl.models.language_model import load_tokenizer, read_config
@@ -66,7 +66,7 @@ def check_trainer(trainer: L.Trainer, steps_per_iteration: int, lora: bool = Fal
 
 def tell_of_slow_precision(trainer: L.Trainer) -> None:
     """Warn where a run on the CPU would be faster in float32."""
-    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := told_of_bfloat16(trainer.precision)):
+    if isinstance(trainer.accelerator, CPUAccelerator) and (slow := slow_in_bfloat16(trainer.precision)):
         rank_zero_warn(slow)
 
 

@@ -67,13 +67,13 @@ class EngineWatch:
             older = max_over_ranks(int(any(turn.policy_version != version for turn in rollout.turns))) > 0
         self._object(self._proof.of_rollout(numbers[GAP], rollout, older))
 
-    def _object(self, told: str) -> None:
+    def _object(self, objection: str) -> None:
         """Stop, or warn, if there is something to tell. Every rank must call it with the same."""
-        if told and self.prove == "stop":
+        if objection and self.prove == "stop":
             with raise_once():
-                raise EngineMismatchError(told)
-        if told:
-            rank_zero_warn(told)
+                raise EngineMismatchError(objection)
+        if objection:
+            rank_zero_warn(objection)
 
 
 def proof_of(

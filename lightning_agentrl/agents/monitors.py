@@ -30,7 +30,7 @@ class Monitors:
     def __init__(self) -> None:
         self._now: set[str] = set()  # logged in this iteration
         self._ever: set[str] = set()  # logged in this run
-        self._told: set[tuple[str, str]] = set()  # who waits for which metric
+        self._announced: set[tuple[str, str]] = set()  # who waits for which metric
 
     def begin_run(self) -> None:
         self._now, self._ever = set(), set()
@@ -61,7 +61,7 @@ class Monitors:
         later = (
             (comes_with_episodes(name) and "rollout/success" not in self._now)
             or name == WINDOW  # there once enough episodes are known
-            or name.startswith("env/")  # whatever environments tell, or only some of them
+            or name.startswith("env/")  # whatever environments report, or only some of them
             or (name.startswith("val/") and not any(other.startswith("val/") for other in self._ever))
             or (phase == "critic_warmup" and name.startswith(_OF_THE_ACTOR))
         )
@@ -70,8 +70,8 @@ class Monitors:
             raise ValueError(
                 f"`{watcher}(monitor={name!r})` could not find the monitored key in the returned metrics: {known}"
             )
-        if (watcher, name) not in self._told:
-            self._told.add((watcher, name))
+        if (watcher, name) not in self._announced:
+            self._announced.add((watcher, name))
             rank_zero_info(f"{watcher} waits for the first value of {name}")
         return None
 

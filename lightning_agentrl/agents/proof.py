@@ -177,7 +177,7 @@ class EngineProof:
         if self.allowed(seen).hold(seen.mean, seen.largest):
             return ""
         own = self._few(sampled)
-        cause = self._told(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
+        cause = self._agreed_cause(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
         return self.sentence(seen, STOOD_STILL if seen.unmoved else cause)
 
     def of_rollout(self, mean: float, rollout: Rollout, older: bool) -> str:
@@ -201,7 +201,7 @@ class EngineProof:
         seen = self._joined(rows, self._evidence(rows, logps, torch.ones_like(logps, dtype=torch.bool)))
         if mean <= self.allowed(seen).mean:
             return ""
-        return self.sentence(seen, self._told(seen, self._whole(rows, logps), {}))
+        return self.sentence(seen, self._agreed_cause(seen, self._whole(rows, logps), {}))
 
     def sentence(self, seen: Evidence, cause: str) -> str:
         return (
@@ -221,13 +221,13 @@ class EngineProof:
         with moved(self.handle.policy, found.number) if found.moves else nullcontext():
             whole = self._whole(own.rows, own.logps)
         if not sent_before:
-            return self._told(found.seen, whole, {})
+            return self._agreed_cause(found.seen, whole, {})
         with self._older(found, lambda name: True):
             older = self._read(found.sampled.rows)[0]
         seen = replace(found.seen, older=torch.cat(all_gather(older)))
-        return self._told(seen, whole, self._by_part(found, own))
+        return self._agreed_cause(seen, whole, self._by_part(found, own))
 
-    def _told(self, seen: Evidence, whole: Distributions, kept: dict[str, float]) -> str:
+    def _agreed_cause(self, seen: Evidence, whole: Distributions, kept: dict[str, float]) -> str:
         return all_gather(likely_cause(seen, self.allowed(seen), whole, kept))[0]
 
     def _by_part(self, found: Round, own: Sampled) -> dict[str, float]:

@@ -106,9 +106,9 @@ def check_changes(saved: Mapping[str, Any], own: Mapping[str, Any], accepted: Se
     for name, change in ({key: c for key, c in changes.items() if key not in refused} | newer).items():
         rank_zero_info(f"differs from the checkpoint: {name} {change}")
     if refused:
-        told = ", ".join(f"{key} {change}" for key, change in refused.items())
+        listed = ", ".join(f"{key} {change}" for key, change in refused.items())
         raise CheckpointError(
-            f"was saved with other settings, which would change the result: {told}",
+            f"was saved with other settings, which would change the result: {listed}",
             "give them as they were, or accept what follows (in Python with agent.resume_with_changes), with "
             f"--resume_with_changes {','.join(refused)}",
         )

@@ -18,7 +18,7 @@ from lightning_agentrl.agents.checkpoint_files import age
 from lightning_agentrl.callbacks.run_checkpoints import RunCheckpoints
 from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.metrics.episodes import EpisodeMetrics, told_by_environments
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -111,10 +111,10 @@ class RunSummary(L.Callback):
         results = cast(Agent, pl_module).play_held_out(data.validation_seeds())
         metrics.update(results)
         numbers = metrics.compute()
-        own = {name: _told(numbers, f"source/{name}/") for name in data.pool.names}
-        by_name = over_ranks(told_by_environments(results), pl_module.device)
+        own = {name: _results(numbers, f"source/{name}/") for name in data.pool.names}
+        by_name = over_ranks(reported_means(results), pl_module.device)
         env = {name: round(value, 4) for name, value in by_name.items()}
-        return _told(numbers) | ({"sources": own} if len(own) > 1 else {}) | ({"env": env} if env else {})
+        return _results(numbers) | ({"sources": own} if len(own) > 1 else {}) | ({"env": env} if env else {})
 
     @rank_zero_only
     def _set_aside(self, path: Path) -> None:
@@ -146,8 +146,8 @@ def _make_room_for(path: Path) -> None:
         raise ValueError(f"RunSummary cannot write '{path}': {why}; give another file (its argument path)")
 
 
-def _told(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
-    """Return what is told of the numbers that begin with a prefix."""
-    told = {key: round(numbers[prefix + key], 4) for key in KEYS if prefix + key in numbers}
-    told |= {key: int(told[key]) for key in ("episodes",) if key in told}
-    return told | ({LOST: int(numbers[prefix + LOST])} if numbers.get(prefix + LOST) else {})
+def _results(numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+    """Return the entries of the summary for the numbers whose names begin with a prefix."""
+    result = {key: round(numbers[prefix + key], 4) for key in KEYS if prefix + key in numbers}
+    result |= {key: int(result[key]) for key in ("episodes",) if key in result}
+    return result | ({LOST: int(numbers[prefix + LOST])} if numbers.get(prefix + LOST) else {})

@@ -179,7 +179,7 @@ def check_leak(probe: Probe, seeds: Sequence[int], best: float) -> None:
         names = set.intersection(*(set(row) for _, row in rows)) if rows else set()
         for name in sorted(names):
             values = [row[name] for _, row in rows]
-            if len(set(values)) < 3 or not (context := _told(rows, name)):
+            if len(set(values)) < 3 or not (context := _common_context(rows, name)):
                 continue
             strict = name.rsplit(".", 1)[-1].strip("_") in SECRETS
             if strict or _wins(probe, seeds, name, best):
@@ -207,7 +207,7 @@ def _plan_stands(one: Play) -> bool:
     return " ".join(plan.split()) in " ".join(text.split())
 
 
-def _told(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> str:
+def _common_context(rows: Sequence[tuple[str, dict[str, str]]], name: str) -> str:
     """Return the characters before a value that are the same in nine of ten texts; empty if there are none."""
     contexts: Counter[str] = Counter()
     for text, row in rows:

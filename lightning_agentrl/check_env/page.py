@@ -17,31 +17,33 @@ _WIDTH, _HEIGHT, _EDGE = 640, 240, 44  # of the curve, in pixels
 _TRAINED, _RANDOM = "#1f8a70", "#8a8f98"
 
 
-def page(told: Certificate) -> str:
+def page(certificate: Certificate) -> str:
     """Return the page."""
-    counts = ", ".join(f"{told.count(severity)} {severity}s" for severity in SEVERITIES)
+    counts = ", ".join(f"{certificate.count(severity)} {severity}s" for severity in SEVERITIES)
+    seconds = certificate.seconds.get("total", 0)
     template = Template(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=_text(told.id),
-        about=_text(f"{_json(told.kwargs)}, agentrl check-env {told.version}, {told.seconds.get('total', 0):.1f} s"),
-        verdict="passed" if told.passed else "error",
-        counts=_text(f"{'Passed' if told.passed else 'Failed'}: {counts}"),
-        body="\n".join(_body(told)),
+        title=_text(certificate.id),
+        about=_text(f"{_json(certificate.kwargs)}, agentrl check-env {certificate.version}, {seconds:.1f} s"),
+        verdict="passed" if certificate.passed else "error",
+        counts=_text(f"{'Passed' if certificate.passed else 'Failed'}: {counts}"),
+        body="\n".join(_body(certificate)),
     )
 
 
-def _body(told: Certificate) -> Iterable[str]:
-    yield from (_finding(finding) for finding in told.findings)
-    if told.train is not None:
-        yield f"<h2>Does a policy climb?</h2><p>{_text(told.train['said'])}</p>"
-        if told.train["curves"]:
-            yield _curve(told.train)
-    yield f"<h2>Figures</h2><table>{''.join(_row(line.partition(': ')[::2]) for line in figures(told.figures))}</table>"
-    if earned := told.figures.get("earned"):
+def _body(certificate: Certificate) -> Iterable[str]:
+    yield from (_finding(finding) for finding in certificate.findings)
+    if certificate.train is not None:
+        yield f"<h2>Does a policy climb?</h2><p>{_text(certificate.train['said'])}</p>"
+        if certificate.train["curves"]:
+            yield _curve(certificate.train)
+    measured = "".join(_row(line.partition(": ")[::2]) for line in figures(certificate.figures))
+    yield f"<h2>Figures</h2><table>{measured}</table>"
+    if earned := certificate.figures.get("earned"):
         rows = [(one["policy"], f"{one['return']:.3g}", f"{one['episodes']} episodes") for one in earned]
         yield f"<h2>What replies earn</h2><table>{''.join(map(_row, rows))}</table>"
-    if told.cut:
-        yield f"<h2>Not looked at</h2><table>{''.join(map(_row, told.cut.items()))}</table>"
+    if certificate.cut:
+        yield f"<h2>Not looked at</h2><table>{''.join(map(_row, certificate.cut.items()))}</table>"
 
 
 def _finding(finding: Mapping[str, Any]) -> str:

@@ -14,21 +14,23 @@ _WIDTH = 110
 _SHOWN_ACTIONS = 6
 
 
-def lines(told: Certificate) -> list[str]:
+def lines(certificate: Certificate) -> list[str]:
     """Return the lines that the terminal shows."""
-    counts = ", ".join(f"{told.count(severity)} {severity}s" for severity in SEVERITIES)
-    env = told.id + (f" {dict(told.kwargs)}" if told.kwargs else "")
-    shown = [f"{on_one_line(env, 300)}: {'passed' if told.passed else 'FAILED'}, {counts}"]
-    for finding in told.findings:
+    counts = ", ".join(f"{certificate.count(severity)} {severity}s" for severity in SEVERITIES)
+    env = certificate.id + (f" {dict(certificate.kwargs)}" if certificate.kwargs else "")
+    shown = [f"{on_one_line(env, 300)}: {'passed' if certificate.passed else 'FAILED'}, {counts}"]
+    for finding in certificate.findings:
         shown += ["", *_finding(finding)]
-    shown += ["", *figures(told.figures)]
-    shown += [f"not looked at: {part} ({why})" for part, why in told.cut.items()]
-    if told.train is not None:
-        shown.append(f"training: {on_one_line(told.train['said'], 300)}")
+    shown += ["", *figures(certificate.figures)]
+    shown += [f"not looked at: {part} ({why})" for part, why in certificate.cut.items()]
+    if certificate.train is not None:
+        shown.append(f"training: {on_one_line(certificate.train['said'], 300)}")
     parts = ", ".join(
-        f"{name} {told.seconds[name]:.1f}" for name in ("import", "resets", "play") if name in told.seconds
+        f"{name} {certificate.seconds[name]:.1f}"
+        for name in ("import", "resets", "play")
+        if name in certificate.seconds
     )
-    shown.append(f"{told.seconds.get('total', 0.0):.1f} s ({parts})")
+    shown.append(f"{certificate.seconds.get('total', 0.0):.1f} s ({parts})")
     return shown
 
 

@@ -120,8 +120,8 @@ def _difference(
             "validation/"
         ):  # the one of them that was stopped in it has it in another folder, or not yet
             return None
-        told = ["there" if z is not None else "not there" for z in (x, y)]
-        return (0, 0), Difference(iteration, name, "", *told)
+        values = ["there" if z is not None else "not there" for z in (x, y)]
+        return (0, 0), Difference(iteration, name, "", *values)
     if name.startswith("weights/"):
         return _weight(x, y, name, iteration, tolerance)
     sizes, (x, y) = (x.size, y.size), (np.atleast_1d(z)[: min(x.size, y.size)] for z in (x, y))
@@ -131,12 +131,12 @@ def _difference(
         gaps = np.abs(x64 - y64) / np.maximum(1.0, np.maximum(np.abs(x64), np.abs(y64)))
         unequal &= ~(gaps <= tolerance)
     if not unequal.any():
-        told = [f"{size} long" for size in sizes]
-        return None if sizes[0] == sizes[1] else ((1 << 60, 0), Difference(iteration, name, "", *told))
+        values = [f"{size} long" for size in sizes]
+        return None if sizes[0] == sizes[1] else ((1 << 60, 0), Difference(iteration, name, "", *values))
     index = int(np.argmax(unequal))
     order, place = _place(a, name.split("/")[1], index)
-    told = ["one text", "another"] if name in _WORDS - {"rollout/token/ids"} else [_shown(x[index]), _shown(y[index])]
-    return order, Difference(iteration, name, place, *told)
+    values = ["one text", "another"] if name in _WORDS - {"rollout/token/ids"} else [_shown(x[index]), _shown(y[index])]
+    return order, Difference(iteration, name, place, *values)
 
 
 def _weight(
@@ -148,8 +148,8 @@ def _weight(
     if tolerance is not None and bool((np.abs(one - other) <= tolerance * np.maximum(1.0, np.abs(one))).all()):
         return None
     _, level, weight = name.split("/", 2)
-    told = [f"{int(z[0]):016x} (sum {_shown(z[1:].view(np.float64)[0])})" for z in (x, y)]
-    return (0, 0), Difference(iteration, f"weights/{level}/checksum", weight, *told)
+    values = [f"{int(z[0]):016x} (sum {_shown(z[1:].view(np.float64)[0])})" for z in (x, y)]
+    return (0, 0), Difference(iteration, f"weights/{level}/checksum", weight, *values)
 
 
 def _place(link: Link, level: str, index: int) -> tuple[tuple[int, int], str]:

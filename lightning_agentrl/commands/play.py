@@ -62,7 +62,7 @@ class Person(Engine):
         """
         prompt, before = request.prompt, self._read
         grown = len(before) if before and prompt.keys[: len(before)] == before.keys else 0
-        print(f"\n--- {self._told(len(prompt), grown)} ---")
+        print(f"\n--- {self._heading(len(prompt), grown)} ---")
         print(shown(self.tokenizer, prompt.behind(grown)))
         if self.session.images:
             print(f"--- what is to be seen now: {self._picture()}")
@@ -84,7 +84,7 @@ class Person(Engine):
         path.write_bytes(png([c.pixels for one in self.session.images for c in one.images if c.pixels is not None]))
         return path
 
-    def _told(self, tokens: int, grown: int) -> str:
+    def _heading(self, tokens: int, grown: int) -> str:
         if grown:
             return f"turn {len(self.session.past)}: {tokens - grown} tokens behind the {grown} that were read before"
         parts = prompt_parts(self.session, self.session.renderer).items()
@@ -195,9 +195,11 @@ class _Play:
         lost = await self.player.play(session, recorder)
         last = recorder.samples()[-1].turns[-1] if recorder.recorded else None
         self.solved.append(last is not None and succeeded(last))
-        told = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
+        result = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
         turns, value = recorder.recorded, last.episode_return if last else 0.0
-        print(f"\n=== {told}: {turns} turns, return {value:g}" + (f", {last.stop.value}" if last and last.stop else ""))
+        print(
+            f"\n=== {result}: {turns} turns, return {value:g}" + (f", {last.stop.value}" if last and last.stop else "")
+        )
         self.make.end(session, 0)
 
 

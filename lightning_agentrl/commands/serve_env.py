@@ -59,7 +59,7 @@ class _Played:
     episode_id: str = ""
     steps: int = 0
     running: bool = False
-    told: Contract | None = None  # what the client knows of the contract
+    known: Contract | None = None  # what the client knows of the contract
 
     async def reply(self, text: str) -> dict[str, Any] | None:
         """Return the answer to a message, None if it is the last one."""
@@ -70,10 +70,10 @@ class _Played:
             if kind == "state":
                 return {"type": "state", "data": {"episode_id": self.episode_id, "step_count": self.steps}}
             answer = await (self._reset(data) if kind == "reset" else self._step(data))
-            told = self._told(answer, kind == "reset")
+            observed = self._observation_data(answer, kind == "reset")
             if answer.images:
-                told["observation"]["images"] = await asyncio.to_thread(_encoded, answer.images)
-            return {"type": "observation", "data": told}
+                observed["observation"]["images"] = await asyncio.to_thread(_encoded, answer.images)
+            return {"type": "observation", "data": observed}
         except (_Refused, EnvError) as error:
             code = error.code if isinstance(error, _Refused) else "EXECUTION_ERROR"
             return {"type": "error", "data": {"message": str(error), "code": code}}
@@ -84,7 +84,7 @@ class _Played:
             raise _Refused("VALIDATION_ERROR", f"reset takes seed and episode_id, not {', '.join(sorted(other))}")
         if seed is not None and (type(seed) is not int or seed < 0):
             raise _Refused("VALIDATION_ERROR", f"seed must be an integer of at least 0, not {seed!r}")
-        self.running, self.steps, self.told = False, 0, None
+        self.running, self.steps, self.known = False, 0, None
         self.episode += 1
         self.episode_id = str(data.get("episode_id") or self.episode)
         answer = await self.worker.reset(Start(0, self.episode, secrets.randbelow(2**31) if seed is None else seed))
@@ -102,7 +102,7 @@ class _Played:
         self.running = not (answer.terminated or answer.truncated)
         return answer
 
-    def _told(self, answer: Answer, first: bool) -> dict[str, Any]:
+    def _observation_data(self, answer: Answer, first: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "truncated": answer.truncated and not answer.terminated,  # where both are said, training takes it as over
             "long_term_text": answer.observation,
@@ -118,12 +118,12 @@ class _Played:
         offered = {
             one.name: getattr(answer.contract, one.name) for one in fields(Contract) if one.name not in _NOT_TOLD
         }
-        metadata |= {name: value for name, value in offered.items() if getattr(self.told, name, ...) != value}
+        metadata |= {name: value for name, value in offered.items() if getattr(self.known, name, ...) != value}
         if answer.messages:
             metadata["own_messages"] = [
                 {"role": role, "content": [_item(part) for part in parts]} for role, parts in answer.messages
             ]
-        self.told = answer.contract
+        self.known = answer.contract
         return {
             "observation": {"text": answer.text, "metadata": metadata},
             "metadata": metadata,
@@ -169,10 +169,10 @@ def environment_app(source: EnvConfig, sessions: int) -> web.Application:
         connected = web.WebSocketResponse(max_msg_size=_MOST_BYTES, heartbeat=_PING_SECONDS)
         await connected.prepare(request)
         if len(sockets) >= sessions:
-            told = f"{sessions} of {sessions} sessions are in use"
+            why = f"{sessions} of {sessions} sessions are in use"
             if left := sum(other.closed for other in sockets):
-                told += f", {left} of them until a call of the environment ends whose client has gone"
-            await connected.send_json({"type": "error", "data": {"message": told, "code": "CAPACITY_REACHED"}})
+                why += f", {left} of them until a call of the environment ends whose client has gone"
+            await connected.send_json({"type": "error", "data": {"message": why, "code": "CAPACITY_REACHED"}})
             await connected.close()
             return connected
         sockets.add(connected)

@@ -146,9 +146,9 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
 
 @lru_cache(maxsize=1024)
 def _our_metric(name: str) -> str | None:
-    """Return what is told under a name of ours; None if an environment may have it."""
-    taken = (told for told in OUR_METRICS if name == told or (told.endswith("/") and name.startswith(told)))
-    return OUR_METRICS.get(next(taken, ""))
+    """Return what we report under a name of ours; None if an environment may have it."""
+    ours = (own for own in OUR_METRICS if name == own or (own.endswith("/") and name.startswith(own)))
+    return OUR_METRICS.get(next(ours, ""))
 
 
 def check_reward(whose: str, reward: float) -> None:
@@ -162,8 +162,8 @@ def check_reward(whose: str, reward: float) -> None:
         EnvError: of kind ``reward``.
     """
     if not abs(reward) <= LARGEST_REWARD:
-        told = f"{whose} gave the reward {as_float(reward):g}; a reward must be finite, {LARGEST_REWARD:g} at most"
-        raise EnvError(REWARD, told)
+        sentence = f"{whose} gave the reward {as_float(reward):g}; a reward must be finite, {LARGEST_REWARD:g} at most"
+        raise EnvError(REWARD, sentence)
 
 
 def as_float(number: SupportsFloat) -> float:

@@ -258,14 +258,14 @@ class Environment:
         shown = given.mended()
         if not isinstance(info, Mapping):
             raise contract_error(f"the environment gave {kind('an info', info)}; it must be a dictionary")
-        told = {name: info[name] for name in _TEXTS if name in info}
-        for name, text in told.items():
+        given_texts = {name: info[name] for name in _TEXTS if name in info}
+        for name, text in given_texts.items():
             if not isinstance(text, str):
                 raise contract_error(f"the environment gave {kind(f'an info[{name!r}]', text)}; it must be text")
         for name in _FLAGS:
             if (flag := info.get(name)) is not None:
                 read_flag(f"info[{name!r}]", flag)
-        texts = {name: well_formed(text) for name, text in told.items()}
+        texts = {name: well_formed(text) for name, text in given_texts.items()}
         parts = {} if shown.messages else texts  # the observation by its duration, where it is not in messages
         self._offered = read_contract(self.env, begun=True, last=self._offered)
         return Answer(
@@ -277,7 +277,7 @@ class Environment:
             truncated=truncated,
             metrics=read_metrics(info),
             info={**info, **texts},
-            mended=texts != told or (shown is not given and shown != given),
+            mended=texts != given_texts or (shown is not given and shown != given),
             images=shown.images,
             messages=shown.messages,
         )
@@ -311,8 +311,8 @@ class NamingErrors:  # made of a generator, it would take four times as long
             return
         if isinstance(error, KeyboardInterrupt) and _interrupts_come_here():
             return
-        told = masked(f"the environment raised {_named(error)}")
-        raise EnvError(type(error).__name__, told, masked(_trace(error))) from None
+        sentence = masked(f"the environment raised {_named(error)}")
+        raise EnvError(type(error).__name__, sentence, masked(_trace(error))) from None
 
 
 def _interrupts_come_here() -> bool:

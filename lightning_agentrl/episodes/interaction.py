@@ -173,9 +173,9 @@ class TurnInteraction(Interaction):
         truncated = stop is not None and stop is not StopReason.ENV_DONE
         cut = truncated or (stop is None and recorder.at_last_turn)
         bootstrap = session.last_state() if cut else None
-        # Where an episode ends at a reply that is not executed, what the environment told last is how it ended.
-        told = session.worker.answer if ask_again and stop is not None else result
-        assert told is not None
+        # Where an episode ends at a reply that is not executed, the answer before it is how it ended.
+        last_answer = session.worker.answer if ask_again and stop is not None else result
+        assert last_answer is not None
         own = {} if session.judge is None or ask_again else {"judge": judged}
         return Turn(
             env=session.index,
@@ -194,13 +194,13 @@ class TurnInteraction(Interaction):
             terminated=result.terminated,
             truncated=truncated,
             stop=stop,
-            success=_success(told),
+            success=_success(last_answer),
             hit_token_cap=not reply.closed,
             history_cuts=prompt.history_cuts,
             policy_version=reply.policy_version,
             env_seconds=result.seconds,
             engine_seconds=engine_seconds,
-            metrics={**told.metrics, **own},
+            metrics={**last_answer.metrics, **own},
             env_errors=session.worker.take_errors() + ((LATE,) if reply.late else ()),
             lost=session.take_lost(),
             asked_again=ask_again,
@@ -229,6 +229,6 @@ class TurnInteraction(Interaction):
         return None if session.fits else StopReason.CONTEXT_LENGTH
 
 
-def _success(told: StepResult | Answer) -> bool | None:
-    success = told.info.get("success")
+def _success(answer: StepResult | Answer) -> bool | None:
+    success = answer.info.get("success")
     return None if success is None else bool(success)

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(?:(?<![\w.])-)?(?:\d+(?:\.\d+)?|(?<![\w.])\.\d+)(?:[eE][
 
 @dataclass(frozen=True)
 class JudgedTurn:
-    """What a judge is told of a turn."""
+    """What a judge is given of a turn."""
 
     task: str  # the rules of the environment
     observation: str

@@ -117,10 +117,10 @@ class RewardModel(Scorer):
             for item, score in zip(batch, self._read(batch), strict=True):
                 item.score = score
         except BaseException as error:  # handed to every thread that waits for this batch
-            told = error if isinstance(error, Exception) else RuntimeError(f"the reward model has raised {error!r}")
+            fault = error if isinstance(error, Exception) else RuntimeError(f"the reward model has raised {error!r}")
             for item in batch:
-                item.error = told
-            if told is not error:
+                item.error = fault
+            if fault is not error:
                 raise
 
     def _encode(self, prompt: str, reply: str) -> _Waiting:

@@ -261,10 +261,10 @@ def vllm_refusal(error: BaseException) -> tuple[str, Literal["cache", "memory", 
     """Return the first sentence of why vLLM does not start, and what there is too little of, as far as it says so."""
     text = one_line(str(error)) or type(error).__name__
     text = re.sub(r"^\d+ validation errors? for \w+ (Value error, )?", "", text)  # what a validator puts before it
-    told = re.split(r" \[type=|\. ", text)[0].rstrip(".")
-    if re.search(r"is larger than the available KV|No available memory for the cache", told):
-        return told, "cache"
-    return told, "memory" if re.search(r"Available memory on node|Free memory on device|out of memory", told) else ""
+    why = re.split(r" \[type=|\. ", text)[0].rstrip(".")
+    if re.search(r"is larger than the available KV|No available memory for the cache", why):
+        return why, "cache"
+    return why, "memory" if re.search(r"Available memory on node|Free memory on device|out of memory", why) else ""
 
 
 # Lightning

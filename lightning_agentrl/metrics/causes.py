@@ -213,8 +213,8 @@ def fitted_temperature(whole: Distributions) -> Explanation:
 
     factor = math.exp(_minimised(left, -2.5, 2.5))
     found, own = whole.temperature * factor, whole.temperature
-    told = f"the engine's log-probs are those of temperature {found:.3g}, the trainer's of {own:g}"
-    return Explanation(told, left(math.log(factor)))
+    sentence = f"the engine's log-probs are those of temperature {found:.3g}, the trainer's of {own:g}"
+    return Explanation(sentence, left(math.log(factor)))
 
 
 def fitted_top_p(whole: Distributions) -> Explanation:

@@ -26,7 +26,7 @@ class EpisodeResult:
     lost: bool = False  # the environment failed
     progression: float = 0.0  # as the environment reports it, else 1 for success
     source: int = 0  # what it was played in, its place in the list of sources
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment told in the last turn
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what the environment reported in the last turn
 
 
 def succeeded(last: Turn) -> bool:
@@ -39,8 +39,8 @@ def succeeded(last: Turn) -> bool:
     return last.episode_return > 0 if last.success is None else last.success
 
 
-def numbers_told(last: Turn) -> dict[str, float]:
-    """Return the numbers that an environment told in the last turn of an episode; NaN and infinities stand for none."""
+def reported_numbers(last: Turn) -> dict[str, float]:
+    """Return the numbers that an environment reported in the last turn of an episode; NaN and infinities are none."""
     return {name: number for name, number in last.metrics.items() if math.isfinite(number)}
 
 
@@ -49,13 +49,13 @@ def summarise(turns: Sequence[Turn], lost: bool = False, source: int = 0) -> Epi
     if not turns:
         return EpisodeResult(success=False, total_reward=0.0, turns=0, valid_turns=0, lost=lost, source=source)
     last = turns[-1]
-    success, valid, numbers = succeeded(last), sum(turn.valid for turn in turns), numbers_told(last)
+    success, valid, numbers = succeeded(last), sum(turn.valid for turn in turns), reported_numbers(last)
     progression = numbers.get("progression", float(success))
     return EpisodeResult(success, last.episode_return, len(turns), valid, lost, progression, source, numbers)
 
 
-def told_by_environments(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
-    """Return the mean of each number that environments told at the end of these episodes; others do not count."""
+def reported_means(results: Sequence[EpisodeResult]) -> dict[str, Mean]:
+    """Return the mean of each number that environments reported at the end of these episodes; others do not count."""
     every = [result.metrics for result in results]
     names = sorted({name for metrics in every for name in metrics})
     return {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from lightning_agentrl.metrics.episodes import numbers_told, succeeded, wilson_interval
+from lightning_agentrl.metrics.episodes import reported_numbers, succeeded, wilson_interval
 from lightning_agentrl.metrics.invalid_replies import InvalidReplies, invalid_replies
 from lightning_agentrl.metrics.thoughts import Thoughts, thoughts
 from lightning_agentrl.types import StopReason, Turn
@@ -147,7 +147,7 @@ def look_at(episodes: Sequence[SeenEpisode]) -> Look:
     failures = Counter(how for one, each in zip(episodes, played, strict=True) if (how := failure(each, one.lost)))
     successes = len(episodes) - failures.total()
     followed = [pair for each in played for pair in pairwise(each) if not pair[0].asked_again]
-    all_numbers = [numbers_told(last) for last in lasts]
+    all_numbers = [reported_numbers(last) for last in lasts]
     names = sorted({name for numbers in all_numbers for name in numbers})
     reported = {name: Average.of([numbers[name] for numbers in all_numbers if name in numbers]) for name in names}
     return Look(

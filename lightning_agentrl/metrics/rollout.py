@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from lightning_agentrl.metrics.episodes import numbers_told, succeeded
+from lightning_agentrl.metrics.episodes import reported_numbers, succeeded
 from lightning_agentrl.metrics.groups import group_numbers
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum
 from lightning_agentrl.types import Rollout, StopReason, Turn
@@ -79,7 +79,7 @@ def _per_episode(lasts: Sequence[Turn]) -> dict[str, Number]:
     """Return metrics of the episodes with these last turns."""
     count = len(lasts)
     reasons = Counter(turn.stop for turn in lasts)
-    each = [numbers_told(turn) for turn in lasts]
+    each = [reported_numbers(turn) for turn in lasts]
     names = sorted({name for numbers in each for name in numbers})
     values_of = {name: [numbers[name] for numbers in each if name in numbers] for name in names}
     return {
@@ -105,5 +105,5 @@ def _environments(turns: Sequence[Turn]) -> dict[str, Number]:
     }
 
 
-# That have no value where no episode ends; besides, there is whatever environments tell.
+# That have no value where no episode ends; besides, there is whatever environments report.
 PER_EPISODE = tuple(name for name, x in _per_episode(()).items() if isinstance(x, Mean))

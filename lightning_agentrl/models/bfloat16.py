@@ -14,7 +14,7 @@ def lacks_bfloat16(cpuinfo: str) -> bool:
     return bool(lists) and not any(NATIVE.intersection(flags) for flags in lists)
 
 
-def told_of_bfloat16(precision: str) -> str | None:
+def slow_in_bfloat16(precision: str) -> str | None:
     """Return a sentence where a precision makes a run on this machine's CPU slower than float32; None elsewhere.
 
     Args:

@@ -36,5 +36,5 @@ async def _uncancelled(part: Part) -> None:
     except asyncio.CancelledError as left:
         if task.cancelling():
             raise
-        told = "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
-        raise RuntimeError(told) from left
+        sentence = "code that runs while episodes are played raised CancelledError, and nobody has cancelled it"
+        raise RuntimeError(sentence) from left

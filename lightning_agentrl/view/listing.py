@@ -30,7 +30,7 @@ def list_runs(root: Path) -> str:
         raise ValueError(f"there is no run below '{root}'")
     rows = sorted((_row(run) for run in runs), reverse=True)
     width = max(len(row[1]) for row in rows)
-    lines = [f"  {path:<{width}}  {started or 'start unknown':<16}  {told}" for started, path, told in rows]
+    lines = [f"  {path:<{width}}  {started or 'start unknown':<16}  {result}" for started, path, result in rows]
     return "\n".join(
         [
             f"runs below {root}:",
@@ -46,17 +46,17 @@ def _row(run: Path) -> tuple[str, str, str]:
     started = str(json_object(run / "run.json").get("started", ""))[:16].replace("T", " ")
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
-    told = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
+    parts = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]
     summary = next(map(json_object, owner_of(run).own([run / "summary.json"])), {})
     results = (summary.get(when) for when in ("before", "after"))
     before, after = (result.get("success") if isinstance(result, dict) else None for result in results)
     if isinstance(before, int | float) and isinstance(after, int | float):
-        told.append(f"held-out success {before:.1%} before, {after:.1%} after")
+        parts.append(f"held-out success {before:.1%} before, {after:.1%} after")
     else:
-        told.append(
+        parts.append(
             "no held-out episodes in its summary" if summary else "no summary: not ended, or without RunSummary"
         )
-    return started, os.path.relpath(run), ", ".join(told)
+    return started, os.path.relpath(run), ", ".join(parts)
 
 
 def last_iteration(run: Path) -> int:

@@ -16,8 +16,8 @@ from lightning_agentrl.agents.recent_episodes import RecentEpisodes
 from lightning_agentrl.metrics.episodes import (
     EpisodeMetrics,
     EpisodeResult,
+    reported_means,
     summarise,
-    told_by_environments,
     wilson_interval,
 )
 from lightning_agentrl.metrics.numbers import Mean
@@ -196,8 +196,8 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
     ends = [{"progression": 1.0, "bumps": 3.0}, {"progression": 0.0}, {}]
     results = [summarise([turn(metrics={"progression": 9.0}), turn(index=1, metrics=end)]) for end in ends]
-    assert told_by_environments(results) == {"bumps": Mean(3.0, 1), "progression": Mean(1.0, 2)}
-    assert told_by_environments([]) == {}
+    assert reported_means(results) == {"bumps": Mean(3.0, 1), "progression": Mean(1.0, 2)}
+    assert reported_means([]) == {}
 
 
 @pytest.mark.parametrize(

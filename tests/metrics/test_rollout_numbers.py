@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_agentrl.metrics.episodes import EpisodeMetrics, succeeded, summarise, told_by_environments
+from lightning_agentrl.metrics.episodes import EpisodeMetrics, reported_means, succeeded, summarise
 from lightning_agentrl.metrics.numbers import Mean, Number, Sum, over_ranks
 from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.types import Rollout, Sample, StopReason
@@ -62,7 +62,7 @@ def test_an_episode_that_tells_nan_or_an_infinity_does_not_count_for_that_number
     assert numbers["env/seconds"] == 3.0
     assert "env/progression" not in numbers
     results = [summarise([one]) for one in turns]
-    assert over_ranks(told_by_environments(results), torch.device("cpu")) == {"seconds": 3.0}
+    assert over_ranks(reported_means(results), torch.device("cpu")) == {"seconds": 3.0}
     metrics = EpisodeMetrics()
     metrics.update(results)
     assert metrics.compute()["progression"] == 1.0  # as of episodes that do not tell it: their success

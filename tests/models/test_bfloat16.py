@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_agentrl.models.bfloat16 import lacks_bfloat16, told_of_bfloat16
+from lightning_agentrl.models.bfloat16 import lacks_bfloat16, slow_in_bfloat16
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ def test_a_processor_lacks_bfloat16_only_if_it_lists_all_else(said: str, lacks: 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_nothing_is_said_where_bfloat16_is_not_used(precision: str) -> None:
-    assert told_of_bfloat16(precision) is None
+    assert slow_in_bfloat16(precision) is None

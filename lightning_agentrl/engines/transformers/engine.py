@@ -166,12 +166,12 @@ class TransformersEngine(Engine):
                 last = self._sample(desk, batch, first)
             self._tell(desk, batch, last)
         except BaseException as error:  # passed to everyone who waits for a reply of this batch
-            told = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
+            fault = error if isinstance(error, Exception) else RuntimeError(_ended_by(error))
             for asked in [*first, *batch.new, *(draft.asked for draft in batch.drafts)]:
                 if not asked.settled:
                     desk.settle(asked)
-                    asked.waiting.tell(told)
-            if told is not error:
+                    asked.waiting.tell(fault)
+            if fault is not error:
                 raise
 
     def _sample(self, desk: Admission, batch: Batch, first: Sequence[Asked]) -> list[Draft]:

@@ -99,7 +99,7 @@ def exchange(state: int, news: News | None) -> list[tuple[int, News | None]]:
     own = torch.tensor([state, news is not None])
     heads = [torch.empty_like(own) for _ in group.ranks]
     dist.all_gather(heads, own, group=group.cpu_group)
-    told: list[Any] = [None] * len(heads)
+    everything: list[Any] = [None] * len(heads)
     if any(bool(has_news) for _, has_news in heads):
-        dist.all_gather_object(told, news, group=group.cpu_group)
-    return [(int(head[0]), of_rank) for head, of_rank in zip(heads, told, strict=True)]
+        dist.all_gather_object(everything, news, group=group.cpu_group)
+    return [(int(head[0]), of_rank) for head, of_rank in zip(heads, everything, strict=True)]

@@ -304,7 +304,7 @@ def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) 
             "vLLM cannot tell how much memory it may take, since another program on this GPU gave some back meanwhile; "
             "start again once no other program starts or ends there"
         )
-    told, short_of = vllm_refusal(error)
+    why, short_of = vllm_refusal(error)
     name = "kv_cache_gb" if on_cpu else "gpu_memory_utilization"
     share = f"{KEY}.{name} (now {getattr(options, name):g})"
     if short_of == "cache":
@@ -313,4 +313,4 @@ def _sentence(error: Exception, options: VLLMOptions, model: str, on_cpu: bool) 
         fix = f"lower {share}, or take a smaller model (model.init_args.model)"
     else:
         fix = "use TransformersEngine (key data.init_args.engine)"
-    return f"vLLM cannot be started with the model '{model}': {told}; {fix}"
+    return f"vLLM cannot be started with the model '{model}': {why}; {fix}"

@@ -126,9 +126,9 @@ class VLLMThread:
                     if output.finished and output.request_id in self._in_flight:
                         reply = self._reply(output)  # while its caller counts as waiting, should this fail
                         self._in_flight.pop(output.request_id).tell(reply)
-        except Ended as told:
-            reason = RuntimeError(str(told))
-            reason.__cause__ = told.__cause__
+        except Ended as ended:
+            reason = RuntimeError(str(ended))
+            reason.__cause__ = ended.__cause__
         except BaseException as error:  # noqa: BLE001 - passed to every caller; unheard, they would wait for ever
             reason = RuntimeError(f"vLLM failed while sampling ({type(error).__name__}: {one_line(str(error))})")
             reason.__cause__ = error

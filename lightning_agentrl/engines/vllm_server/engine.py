@@ -203,8 +203,8 @@ def _raised_on_all() -> Iterator[None]:
         yield
     except ConfigError as error:
         fault = error
-    if told := next(filter(None, all_gather(fault)), None):
-        raise told
+    if first := next(filter(None, all_gather(fault)), None):
+        raise first
 
 
 async def _mind(pool: ServerPool, session: aiohttp.ClientSession) -> None:

@@ -105,12 +105,12 @@ class ServerPool:
         for fault in found:
             if isinstance(fault, BaseException) and not isinstance(fault, Lost):
                 raise fault
-        facts = [told for told in found if isinstance(told, ServerFacts)]
+        facts = [one for one in found if isinstance(one, ServerFacts)]
         if not facts:
             urls = [replica.server.url for replica in self.replicas]
-            told = "; ".join(f"{url}: {lost}" for url, lost in zip(urls, found, strict=True))
+            why = "; ".join(f"{url}: {lost}" for url, lost in zip(urls, found, strict=True))
             raise ConfigError(
-                f"no vLLM server answers ({told}); start one with `agentrl serve` and the model of the run, or "
+                f"no vLLM server answers ({why}); start one with `agentrl serve` and the model of the run, or "
                 f"change {KEY}.urls"
             )
         return facts
@@ -264,8 +264,8 @@ class ServerPool:
             facts = await replica.server.facts()
         except ValueError as error:
             raise ConfigError(f"the server {replica.server.url} {error}") from error
-        if told := complaint(facts, self.sizes, self.max_model_len, self.transfer):
-            raise ConfigError(f"the server {replica.server.url} {told}")
+        if why := complaint(facts, self.sizes, self.max_model_len, self.transfer):
+            raise ConfigError(f"the server {replica.server.url} {why}")
         return facts
 
     async def _admit(self, replica: Replica) -> Exception | None:

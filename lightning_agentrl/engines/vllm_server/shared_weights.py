@@ -29,7 +29,7 @@ class SharedWeights:
     """
 
     def __init__(self, parent: str | None) -> None:
-        self._told = False  # that older versions stay
+        self._warned = False  # that older versions stay
         try:
             if parent is not None:
                 Path(parent).mkdir(parents=True, exist_ok=True)
@@ -73,22 +73,22 @@ class SharedWeights:
         try:
             shutil.rmtree(older)
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 warnings.warn(
                     f"older weights for the servers cannot be removed ({one_line(str(error))}) and take room in "
                     f"{self.folder} ({KEY}.weights_folder); this is tried again at each update, and not told again",
                     stacklevel=2,
                 )
-            self._told = True
+            self._warned = True
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _no_place(folder: object, error: Exception) -> ConfigError:
-    told = one_line(str(error))
+    why = one_line(str(error))
     return ConfigError(
-        f"the weights for the servers cannot be written into {folder} ({told}); change {KEY}.weights_folder"
+        f"the weights for the servers cannot be written into {folder} ({why}); change {KEY}.weights_folder"
     )
 
 

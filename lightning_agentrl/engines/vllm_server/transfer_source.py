@@ -69,8 +69,8 @@ class Calls:
         for asked in list(self._asked):
             asked.cancel()
 
-    def _take(self, step: str, told: dict[str, Any]) -> None:
-        asked = asyncio.run_coroutine_threadsafe(self._tell(step, told), self._loop)
+    def _take(self, step: str, body: dict[str, Any]) -> None:
+        asked = asyncio.run_coroutine_threadsafe(self._tell(step, body), self._loop)
         self._asked.add(asked)
         if self._over:
             asked.cancel()
@@ -79,9 +79,9 @@ class Calls:
         finally:
             self._asked.remove(asked)
 
-    async def _tell(self, step: str, told: dict[str, Any]) -> None:
+    async def _tell(self, step: str, body: dict[str, Any]) -> None:
         try:
-            await self._server.post(f"/{step}", told)
+            await self._server.post(f"/{step}", body)
         except Exception as error:
             if not self.refusal.done():
                 self.refusal.set_result(error)
