@@ -20,7 +20,7 @@ from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import LARGEST_REWARD, Contract, read_contract, read_flag, read_metrics
 from lightning_agentrl.episodes.environment import NamingErrors, Recipe
-from lightning_agentrl.episodes.observation import Observed, read_observation, told_apart
+from lightning_agentrl.episodes.observation import Observed, fingerprint_of, read_observation
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -276,7 +276,7 @@ class Probe:
         own_info = dict(info)
         self._info(own_info, observed.text)
         contract = self._contract()
-        state = told_apart(observed.text, observed.images)
+        state = fingerprint_of(observed.text, observed.images)
         kept = raw if self._calls <= 1 else None
         seen = Seen(observed.text, contract, own_info, reward, terminated, truncated, state, kept)
         self._texts(seen)

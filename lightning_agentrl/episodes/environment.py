@@ -32,7 +32,7 @@ from lightning_agentrl.episodes.contract import (
 )
 from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
 from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
-from lightning_agentrl.episodes.observation import Messages, is_image, kind, read_observation, told_apart
+from lightning_agentrl.episodes.observation import Messages, fingerprint_of, is_image, read_observation, with_type
 from lightning_agentrl.episodes.secrets import filled, masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
@@ -69,7 +69,7 @@ class Answer:
     @property
     def fingerprint(self) -> str:
         """What tells observations apart: all of the text, and a hash of each image."""
-        return told_apart(self.text, self.images)
+        return fingerprint_of(self.text, self.images)
 
 
 @dataclass(frozen=True)
@@ -202,12 +202,12 @@ class Environment:
         with NamingErrors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, float) and not isinstance(reward, SupportsFloat):  # which takes long to ask
-                raise contract_error(f"the environment gave {kind('a reward', reward)}; it must be a number")
+                raise contract_error(f"the environment gave {with_type('a reward', reward)}; it must be a number")
             try:
                 number = as_float(reward)
             except (TypeError, ValueError):  # an array
                 raise contract_error(
-                    f"the environment gave {kind('a reward', reward)}; it must be one number"
+                    f"the environment gave {with_type('a reward', reward)}; it must be one number"
                 ) from None
             check_reward("the environment", number)
             ends = read_flag("terminated", terminated), read_flag("truncated", truncated)
@@ -257,11 +257,11 @@ class Environment:
         given = read_observation(observation)
         shown = given.mended()
         if not isinstance(info, Mapping):
-            raise contract_error(f"the environment gave {kind('an info', info)}; it must be a dictionary")
+            raise contract_error(f"the environment gave {with_type('an info', info)}; it must be a dictionary")
         given_texts = {name: info[name] for name in _TEXTS if name in info}
         for name, text in given_texts.items():
             if not isinstance(text, str):
-                raise contract_error(f"the environment gave {kind(f'an info[{name!r}]', text)}; it must be text")
+                raise contract_error(f"the environment gave {with_type(f'an info[{name!r}]', text)}; it must be text")
         for name in _FLAGS:
             if (flag := info.get(name)) is not None:
                 read_flag(f"info[{name!r}]", flag)
@@ -345,7 +345,7 @@ def _values(call: str, answer: Any) -> tuple[Any, ...]:
     form, count = _FORMS[call]
     if isinstance(answer, tuple) and len(answer) == count:
         return answer
-    got = f"{len(answer)} values" if isinstance(answer, tuple) else kind("a value", answer)
+    got = f"{len(answer)} values" if isinstance(answer, tuple) else with_type("a value", answer)
     raise contract_error(f"the environment's {call} gave {got}; it must give {form}")
 
 

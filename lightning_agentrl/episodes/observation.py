@@ -54,20 +54,20 @@ def read_observation(observation: Any) -> Observed:
         return _of_messages(observation["messages"])
     if not isinstance(observation, Mapping) or not set(observation) <= {"text", "images"}:
         raise contract_error(
-            f"the environment gave {kind('an observation', observation)}; observations must be text, or a dictionary "
-            "of 'text' and 'images', or of 'messages' alone (wrap the environment)"
+            f"the environment gave {with_type('an observation', observation)}; observations must be text, or a "
+            "dictionary of 'text' and 'images', or of 'messages' alone (wrap the environment)"
         )
     text, images = observation.get("text", ""), observation.get("images", ())
     if not isinstance(text, str):
-        raise contract_error(f"the environment gave {kind('the text of an observation', text)}; it must be text")
+        raise contract_error(f"the environment gave {with_type('the text of an observation', text)}; it must be text")
     if not isinstance(images, list | tuple):
         raise contract_error(
-            f"the environment gave {kind('the images of an observation', images)}; they must be a list of arrays"
+            f"the environment gave {with_type('the images of an observation', images)}; they must be a list of arrays"
         )
     return Observed(plain_text(text), tuple(_image(one) for one in images))
 
 
-def told_apart(text: str, images: Sequence[np.ndarray]) -> str:
+def fingerprint_of(text: str, images: Sequence[np.ndarray]) -> str:
     """Return a text that is equal where an observation is equal: its own, and a hash of each image."""
     hashes = (blake2b(f"{one.shape}".encode() + one.tobytes(), digest_size=16).hexdigest() for one in images)
     return "\n".join([text, *(f"image {digest}" for digest in hashes)])
@@ -77,13 +77,13 @@ def is_image(array: np.ndarray) -> bool:
     return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] == 3 and array.size > 0
 
 
-def kind(what: str, value: Any) -> str:
+def with_type(what: str, value: Any) -> str:
     return f"{what} of type {type(value).__name__}"
 
 
 def _image(image: Any) -> np.ndarray:
     if not isinstance(image, np.ndarray):
-        raise contract_error(f"the environment gave {kind('an image', image)}; it must be a numpy array")
+        raise contract_error(f"the environment gave {with_type('an image', image)}; it must be a numpy array")
     if not is_image(image):
         raise contract_error(
             f"the environment gave an image of {image.dtype} {list(image.shape)}; images must be uint8 "
@@ -95,7 +95,7 @@ def _image(image: Any) -> np.ndarray:
 def _of_messages(given: Any) -> Observed:
     if not isinstance(given, list | tuple) or not given:
         raise contract_error(
-            f"the environment gave {kind('messages', given)}; they must be a list of at least one, such as "
+            f"the environment gave {with_type('messages', given)}; they must be a list of at least one, such as "
             "[{'role': 'user', 'content': 'Where to?'}]"
         )
     images: list[np.ndarray] = []
