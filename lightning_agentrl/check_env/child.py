@@ -17,7 +17,7 @@ from lightning_agentrl.check_env.probe import BrokenError, Probe
 from lightning_agentrl.check_env.replay import play_order
 from lightning_agentrl.check_env.stopwatch import Clock, listen_to_alarms
 from lightning_agentrl.check_env.texts import shown
-from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.problem import ConfigError
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen, time_limit
 from lightning_agentrl.check_env.stopwatch import HangError, alarm
-from lightning_agentrl.episodes.environment import NamingErrors
+from lightning_agentrl.episodes.environment import AsEnvErrors
 from lightning_agentrl.episodes.observation import is_image
 from lightning_agentrl.errors.faults import EnvError
 
@@ -125,7 +125,7 @@ def check_after_end(probe: Probe, seed: int, actions: list[str]) -> None:
             seen = seen if seen.over else probe.step(action)
         env = probe.made()
         try:
-            with NamingErrors(), alarm(STEP_SECONDS):
+            with AsEnvErrors(), alarm(STEP_SECONDS):
                 answer: Any = env.step(actions[-1])
         except EnvError as error:  # any refusal will do, but it has to come
             if error.kind == HangError.__name__:

@@ -20,7 +20,7 @@ from lightning_agentrl.check_env.replies import CANARY, HOSTILE
 from lightning_agentrl.check_env.rules import PARTS
 from lightning_agentrl.check_env.stopwatch import Clock
 from lightning_agentrl.check_env.texts import words
-from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.problem import ConfigError, one_line
 
 PLAY_SEEDS, PLAYS = 6, 8  # random episodes of each of some seeds

@@ -19,8 +19,9 @@ from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
 from lightning_agentrl.episodes.contract import LARGEST_REWARD, Contract, read_contract, read_flag, read_metrics
-from lightning_agentrl.episodes.environment import NamingErrors, Recipe
+from lightning_agentrl.episodes.environment import AsEnvErrors
 from lightning_agentrl.episodes.observation import Observed, fingerprint_of, read_observation
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -231,7 +232,7 @@ class Probe:
         before = _generators() if watched else None
         started = now()
         try:
-            with NamingErrors(), alarm(seconds):
+            with AsEnvErrors(), alarm(seconds):
                 return self.run(function)
         except EnvError as error:
             if error.kind == HangError.__name__:
@@ -296,7 +297,7 @@ class Probe:
             return read_contract(env, begun=True)
 
         try:
-            with NamingErrors(), alarm(STEP_SECONDS):
+            with AsEnvErrors(), alarm(STEP_SECONDS):
                 return self.run(read)
         except EnvError as error:
             self._note("contract.attribute", str(error))

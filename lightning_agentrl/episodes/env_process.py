@@ -29,7 +29,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightning_agentrl.episodes.contract import CONTRACT, Contract, contract_error
-from lightning_agentrl.episodes.environment import Answer, Environment, NamingErrors, Recipe
+from lightning_agentrl.episodes.environment import Answer, AsEnvErrors, Environment
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError, Problem, one_line
 
@@ -311,7 +312,7 @@ def _loaded(env_id: str, key: str, order: bytes) -> Recipe:
         recipe = pickle.loads(order)
     except Exception as error:  # whatever modules of the arguments raise
         raise ConfigError(_not_portable(env_id, key, _named(error))) from error
-    with NamingErrors():
+    with AsEnvErrors():
         recipe.load()
     return recipe
 

@@ -9,17 +9,13 @@ import io
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, SupportsFloat
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, load_env_creator, parse_env_id
 
-from lightning_agentrl.episodes.advised import Advised
 from lightning_agentrl.episodes.contract import (
     Contract,
     as_float,
@@ -30,10 +26,9 @@ from lightning_agentrl.episodes.contract import (
     read_metrics,
     well_formed,
 )
-from lightning_agentrl.episodes.make_errors import environment_problem, import_problem
 from lightning_agentrl.episodes.noise import Generator, generators, global_state, reseed, state_of
 from lightning_agentrl.episodes.observation import Messages, fingerprint_of, is_image, read_observation, with_type
-from lightning_agentrl.episodes.secrets import filled, masked
+from lightning_agentrl.episodes.secrets import masked
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 
@@ -43,6 +38,7 @@ _FORMS = {
 }
 _TEXTS = ("long_term_text", "short_term_text", "executed_action")  # of info
 _FLAGS = ("success", "invalid_action")  # of info, None where nothing is said
+_OUR_CALLS = (__name__, "lightning_agentrl.episodes.recipe")  # modules between the trainer and an environment
 
 
 @dataclass(frozen=True)
@@ -70,80 +66,6 @@ class Answer:
     def fingerprint(self) -> str:
         """What tells observations apart: all of the text, and a hash of each image."""
         return fingerprint_of(self.text, self.images)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How an environment is made, in any process.
-
-    Args:
-        id: as ``gymnasium.make`` takes it.
-        kwargs: arguments of the environment.
-        key: the key of the config under which it was given.
-        registered: what the id stands for, in case the other process does not know it.
-        advised: whether its scripted player says before each turn what it would do.
-    """
-
-    id: str
-    kwargs: Mapping[str, Any]
-    key: str
-    registered: EnvSpec | None = None
-    advised: bool = False
-
-    def make(self) -> gymnasium.Env:
-        """Build the environment.
-
-        Raises:
-            ConfigError: gymnasium does not know the id or the arguments; with the key to change.
-        """
-        self._import()
-        with self._as_config_errors():
-            env = gymnasium.make(self.id, disable_env_checker=True, **filled(self.kwargs, f"{self.key}.kwargs"))
-        return Advised(env, self.id) if self.advised else env
-
-    def load(self) -> Callable[..., Any] | None:
-        """Import the environment and return what makes it, a class or a function; None if gymnasium does not know it.
-
-        Raises:
-            ConfigError: it cannot be imported.
-        """
-        if self.registered is not None:
-            gymnasium.registry.setdefault(self.registered.id, self.registered)
-        self._import()
-        with self._as_config_errors():
-            entry = None if self.spec is None else self.spec.entry_point
-            return load_env_creator(entry) if isinstance(entry, str) else entry
-
-    def _import(self) -> None:
-        """Import the module that the id names.
-
-        Raises:
-            ConfigError: it cannot be imported, with the line of it that is at fault.
-        """
-        if module := self.id.rpartition(":")[0]:
-            try:
-                import_module(module)
-            except Exception as error:
-                problem = import_problem(self.id, self.key)
-                raise ConfigError(replace(problem, what=masked(problem.what))) from error
-
-    @property
-    def spec(self) -> EnvSpec | None:
-        """What is registered in this process under the id so far."""
-        with self._as_config_errors():
-            namespace, name, version = parse_env_id(self.id.split(":")[-1])
-            newest = find_highest_version(namespace, name) if version is None else version
-            return gymnasium.registry.get(get_env_id(namespace, name, newest))
-
-    @contextmanager
-    def _as_config_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (gymnasium.error.Error, ModuleNotFoundError, TypeError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            problem = environment_problem(self.id, self.kwargs, error, self.key)
-            raise ConfigError(replace(problem, what=masked(problem.what))) from error
 
 
 class Hosted(Protocol):
@@ -184,7 +106,7 @@ class Environment:
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env]) -> None:
-        with NamingErrors():
+        with AsEnvErrors():
             self.env = make()
             self.contract = self._offered = read_contract(self.env, begun=False)
             _check_code(self.env)
@@ -193,13 +115,13 @@ class Environment:
 
     def reset(self, seed: int) -> Answer:
         """Begin the episode of this seed and return its first answer."""
-        with NamingErrors():
+        with AsEnvErrors():
             observation, info = _values("reset", self.env.reset(seed=seed))
             return self._answer(observation, info)
 
     def step(self, action: str) -> Answer:
         """Take one action and return the answer."""
-        with NamingErrors():
+        with AsEnvErrors():
             observation, reward, terminated, truncated, info = _values("step", self.env.step(action))
             if not isinstance(reward, float) and not isinstance(reward, SupportsFloat):  # which takes long to ask
                 raise contract_error(f"the environment gave {with_type('a reward', reward)}; it must be a number")
@@ -215,7 +137,7 @@ class Environment:
 
     def draw(self) -> bytes:
         """Return a PNG of the environment as it is."""
-        with NamingErrors():
+        with AsEnvErrors():
             frame = np.asarray(self.env.render())
             if not is_image(frame):
                 raise contract_error(
@@ -226,7 +148,7 @@ class Environment:
 
     def renew(self, seed: int) -> None:
         """Let all generators that the environment holds draw from seeds that are made of this one."""
-        with NamingErrors():
+        with AsEnvErrors():
             own: list[Generator] = [self.env.unwrapped.np_random]
             own += [one for one in generators(self.env.unwrapped) if one is not own[0]]
             for one, child in zip(own, np.random.SeedSequence(seed).generate_state(len(own)), strict=True):
@@ -237,7 +159,7 @@ class Environment:
     def drew(self) -> bool:
         """Whether one of them was drawn from since, or one that all share, or there are others now."""
         known = {id(one) for one, _ in self._renewed}
-        with NamingErrors():
+        with AsEnvErrors():
             return (
                 self._global != global_state()
                 or any(state_of(one) != state for one, state in self._renewed)
@@ -245,7 +167,7 @@ class Environment:
             )
 
     def close(self) -> None:
-        with NamingErrors():
+        with AsEnvErrors():
             self.env.close()
 
     def end(self) -> None:
@@ -301,7 +223,7 @@ def _check_code(env: gymnasium.Env) -> None:
         _CHECKED.add(kind)
 
 
-class NamingErrors:  # made of a generator, it would take four times as long
+class AsEnvErrors:  # made of a generator, it would take four times as long
     """A context that makes an EnvError of whatever an environment raises, even of what would end the process."""
 
     def __enter__(self) -> None: ...
@@ -330,7 +252,7 @@ def _trace(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if module != __name__ and not module.startswith("gymnasium."):
+        if module not in _OUR_CALLS and not module.startswith("gymnasium."):
             break
         trace = trace.tb_next
     return "".join(traceback.format_exception(type(error), error, trace))

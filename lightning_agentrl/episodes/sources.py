@@ -17,8 +17,9 @@ import torch
 from lightning_agentrl.episodes.contract import checked_worker
 from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker
-from lightning_agentrl.episodes.environment import Environment, Hosted, Recipe
+from lightning_agentrl.episodes.environment import Environment, Hosted
 from lightning_agentrl.episodes.judge import Judge
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.episodes.wording import Wording

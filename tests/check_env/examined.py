@@ -8,7 +8,7 @@ from typing import Any
 from lightning_agentrl.check_env.exam import Exam, run
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import listen_to_alarms
-from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.episodes.recipe import Recipe
 
 
 def exam_of(env_id: str, seconds: float = 8.0, **kwargs: Any) -> Exam:

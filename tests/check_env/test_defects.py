@@ -10,7 +10,7 @@ import pytest
 
 from lightning_agentrl.check_env.certificate import Certificate, certify
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.episodes.environment import Recipe
+from lightning_agentrl.episodes.recipe import Recipe
 from tests.check_env.defects import ASKED, ELSEWHERE, FOUND, Mine
 from tests.check_env.examined import examined
 

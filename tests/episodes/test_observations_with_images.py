@@ -10,7 +10,8 @@ import pytest
 
 from lightning_agentrl.episodes.env_process import ProcessEnvironment
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
-from lightning_agentrl.episodes.environment import Environment, Recipe
+from lightning_agentrl.episodes.environment import Environment
+from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.models.language_model import load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import WindowMemory
