@@ -62,6 +62,8 @@ class Exam:
     """The working folder and what lies in it, before the first reset."""
     held: int = 0
     """Megabytes after the first reset."""
+    ordered: Sequence[dict[str, Any]] = ()
+    """Episodes for other processes to play again."""
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.seconds)
@@ -222,9 +224,6 @@ class Exam:
         with self.new() as probe:
             probe.makes_as = "instances"
             return replay.play_again(probe, episode, "replay.twice", "played again")
-
-    ordered: Sequence[dict[str, Any]] = ()
-    """Episodes for other processes to play again."""
 
     def hostile(self) -> None:
         """Send every hostile reply as the first one; where resets are dear, one after the other."""

@@ -18,7 +18,15 @@ from gymnasium.wrappers import TimeLimit
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.stopwatch import Clock, HangError, alarm, now
 from lightning_agentrl.check_env.texts import CONTROL, MARKERS, expression, mined, shown, tokens
-from lightning_agentrl.episodes.contract import LARGEST_REWARD, Contract, read_contract, read_flag, read_metrics
+from lightning_agentrl.episodes.contract import (
+    INFO_FLAGS,
+    INFO_TEXTS,
+    LARGEST_REWARD,
+    Contract,
+    read_contract,
+    read_flag,
+    read_metrics,
+)
 from lightning_agentrl.episodes.environment import AsEnvErrors
 from lightning_agentrl.episodes.observation import Observed, fingerprint_of, read_observation
 from lightning_agentrl.episodes.recipe import Recipe
@@ -33,7 +41,6 @@ MAKE_SECONDS, RESET_SECONDS, STEP_SECONDS = 60.0, 20.0, 5.0
 _LONG_REPLY = 1000  # characters
 _WATCHED_CALLS = 400  # first calls of an instance round which generators and infos are compared, which takes time
 _OFFERED = ("available_actions", "admissible_commands", "valid_actions", "legal_actions", "actions")  # lists in info
-_TEXTS = ("long_term_text", "short_term_text", "executed_action")
 
 
 class BrokenError(Exception):
@@ -87,7 +94,7 @@ class Seen:
 
     def same(self) -> tuple[Any, ...]:
         """Return what must be equal when an episode is played again."""
-        texts = tuple(self.info.get(name) for name in ("long_term_text", "short_term_text"))
+        texts = tuple(self.info.get(name) for name in INFO_TEXTS[:2])
         offered = self.contract.system_prompt, tuple(self.contract.actions), self.contract.examples
         return self.state, self.reward, self.terminated, self.truncated, *offered, *texts
 
@@ -335,17 +342,17 @@ class Probe:
     def _info(self, info: dict[str, Any], observation: str) -> None:
         try:
             read_metrics(info)
-            for name in ("success", "invalid_action"):
+            for name in INFO_FLAGS:
                 if info.get(name) is not None:
                     read_flag(f"info[{name!r}]", info[name])
         except EnvError as error:
             self._note("contract.info", str(error))
-            for name in ("success", "invalid_action"):
+            for name in INFO_FLAGS:
                 info.pop(name, None)
-        for name in _TEXTS:
+        for name in INFO_TEXTS:
             if not isinstance(info.get(name, ""), str):
                 self._note("contract.info", f"info[{name!r}] is {_form(info[name])}, not text")
-        parts = [info[name] for name in _TEXTS[:2] if isinstance(info.get(name), str)]
+        parts = [info[name] for name in INFO_TEXTS[:2] if isinstance(info.get(name), str)]
         if any(part not in observation for part in parts):
             self._note("text.hidden", "long_term_text or short_term_text of info is not part of the observation")
         progression = info.get("progression", 0)

@@ -23,6 +23,8 @@ CONTRACT = "contract"  # kind of an error that is wrong input where environments
 REWARD = "reward"  # kind of an error in a number that is trained on
 LARGEST_REWARD = 3.4e38  # what float32 holds
 PLACES = ("mission", "tips")  # attributes that a system text may ask for
+INFO_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # entries of info
+INFO_FLAGS = ("success", "invalid_action")  # the same, None where nothing is said
 # Below env/: names, and beginnings of names.
 OUR_METRICS = {
     "retries": "its errors",

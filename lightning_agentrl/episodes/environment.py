@@ -17,6 +17,8 @@ import gymnasium
 import numpy as np
 
 from lightning_agentrl.episodes.contract import (
+    INFO_FLAGS,
+    INFO_TEXTS,
     Contract,
     as_float,
     check_reward,
@@ -36,8 +38,6 @@ _FORMS = {
     "reset": ("(observation, info)", 2),
     "step": ("(observation, reward, terminated, truncated, info)", 5),
 }
-_TEXTS = ("long_term_text", "short_term_text", "executed_action")  # of info
-_FLAGS = ("success", "invalid_action")  # of info, None where nothing is said
 _OUR_CALLS = (__name__, "lightning_agentrl.episodes.recipe")  # modules between the trainer and an environment
 
 
@@ -180,11 +180,11 @@ class Environment:
         shown = given.mended()
         if not isinstance(info, Mapping):
             raise contract_error(f"the environment gave {with_type('an info', info)}; it must be a dictionary")
-        given_texts = {name: info[name] for name in _TEXTS if name in info}
+        given_texts = {name: info[name] for name in INFO_TEXTS if name in info}
         for name, text in given_texts.items():
             if not isinstance(text, str):
                 raise contract_error(f"the environment gave {with_type(f'an info[{name!r}]', text)}; it must be text")
-        for name in _FLAGS:
+        for name in INFO_FLAGS:
             if (flag := info.get(name)) is not None:
                 read_flag(f"info[{name!r}]", flag)
         texts = {name: well_formed(text) for name, text in given_texts.items()}
