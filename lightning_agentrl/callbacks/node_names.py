@@ -13,6 +13,7 @@ import torch.distributed as dist
 from lightning_agentrl.distributed import all_gather
 from lightning_agentrl.errors import Problem, causes, one_line
 from lightning_agentrl.errors.foreign_messages import LostRank, lost_rank, not_met
+from lightning_agentrl.vllm_worker.address import own_address
 
 PORT = 9  # closed almost everywhere, and a machine that says so is there
 PATIENCE = 3.0  # seconds for its answer
@@ -90,14 +91,6 @@ def lost_problem(lost: LostRank, own: int, others: Mapping[Node, bool]) -> Probl
         what += f", and {' and '.join(map(str, others))} can be reached"
     fix = "it hangs, and its own output says where, or it is slow: then raise trainer.strategy.init_args.timeout"
     return Problem(what, fix=f"{fix}; {go_on}")
-
-
-def own_address(first: str) -> str:
-    """Return the address of this machine on the way to the first node; no packet is sent."""
-    family, kind, _, _, place = socket.getaddrinfo(first, PORT, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as way:
-        way.connect(place)
-        return str(way.getsockname()[0])
 
 
 def is_there(address: str) -> bool:

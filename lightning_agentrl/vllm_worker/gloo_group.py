@@ -61,11 +61,3 @@ def open_store(address: str) -> TCPStore:
 def find_store(address: str, port: int) -> TCPStore:
     """Connect to the store that another process has opened."""
     return dist.TCPStore(address, port, timeout=MEET_TIME)  # type: ignore[attr-defined]
-
-
-def own_address(towards: str) -> str:
-    """Return the address of this machine as seen from another one."""
-    family, kind, protocol, _, there = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as way:
-        way.connect(there)  # sends nothing
-        return str(way.getsockname()[0])

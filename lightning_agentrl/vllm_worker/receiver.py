@@ -17,8 +17,9 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+from lightning_agentrl.vllm_worker.address import own_address
 from lightning_agentrl.vllm_worker.extension import TellsSizes
-from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store, own_address
+from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store
 
 
 class GlooReceiver(NCCLWeightTransferEngine):
