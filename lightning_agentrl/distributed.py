@@ -34,7 +34,7 @@ def rank() -> int:
     return dist.get_rank() if in_group() else 0
 
 
-def ranks() -> int:
+def world_size() -> int:
     """Return the number of processes of the run."""
     return dist.get_world_size() if in_group() else 1
 

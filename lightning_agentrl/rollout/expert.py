@@ -6,7 +6,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import rank, ranks
+from lightning_agentrl.distributed import rank, world_size
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.advised import ADVICE
 from lightning_agentrl.episodes.env_pool import EnvPool
@@ -57,7 +57,7 @@ class Expert(Demonstrations):
                 played[number] = Demonstration(tuple(samples))
 
         try:
-            parts = [partial(play, number) for number in range(rank(), self.episodes, ranks())]
+            parts = [partial(play, number) for number in range(rank(), self.episodes, world_size())]
             loop.run(play_parts(parts, at_a_time, _NoEngine()), data.stopping.look)
         finally:
             loop.stop()

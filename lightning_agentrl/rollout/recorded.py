@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import rank, ranks
+from lightning_agentrl.distributed import rank, world_size
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout.data_module import RolloutDataModule
@@ -67,7 +67,7 @@ class Recorded(Demonstrations):
                 f"none of the {len(episodes)} episodes in the turn log of '{files.folder}' was played from its first "
                 "turn to its end; name a longer run, or another version of it (--recorded)"
             )
-        return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: ranks()]]
+        return [Demonstration(tuple(_samples(own))) for own in whole[rank() :: world_size()]]
 
 
 def check_game(recorded: str, own: Sequence[str], run: str) -> None:

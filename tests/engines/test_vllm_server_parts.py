@@ -105,7 +105,7 @@ def test_ranks_spread_over_the_servers_that_they_prefer(ranks: int, servers: int
 
 def test_each_rank_has_the_servers_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     urls, orders = [f"http://127.0.0.1:{port}" for port in range(1, 5)], []
-    monkeypatch.setattr(server_engine, "ranks", lambda: 4)
+    monkeypatch.setattr(server_engine, "world_size", lambda: 4)
     for rank in range(4):
         monkeypatch.setattr(server_engine, "rank", lambda rank=rank: rank)
         orders.append([server.url for server in VLLMServerEngine(urls)._servers(cast(Any, None))])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lightning_agentrl.distributed import all_gather, ranks
+from lightning_agentrl.distributed import all_gather, world_size
 from lightning_agentrl.engines.vllm.lockstep import News
 from lightning_agentrl.errors import ConfigError
 
@@ -45,7 +45,7 @@ def check_world(size: int) -> None:
     Raises:
         ConfigError: with the key to change.
     """
-    world = ranks()
+    world = world_size()
     if world % size:
         raise ConfigError(
             f"{KEY} {size} needs a multiple of {size} processes, got {world}; change it, or trainer.devices"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from lightning_agentrl.distributed import all_gather, rank, ranks
+from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.engines.base import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.engines.vllm.start import KEY, check_family, check_installed, check_request
 from lightning_agentrl.engines.vllm_server.answers import ServerFacts, Transfer
@@ -191,7 +191,7 @@ class VLLMServerEngine(Engine):
 
     def _servers(self, session: aiohttp.ClientSession) -> list[VLLMServer]:
         """Return the servers, first the one that this rank prefers."""
-        order = preferred(rank(), ranks(), len(self.urls))
+        order = preferred(rank(), world_size(), len(self.urls))
         return [VLLMServer(self.urls[place], session, self.hang_seconds) for place in order]
 
 
