@@ -100,7 +100,7 @@ def read_reply(
     request: SamplingRequest,
     stop_token_ids: Collection[int],
     vocabulary: int,
-    label: str,
+    version: str,
     policy_version: int,
 ) -> Reply:
     """Return the reply in an answer of ``/inference/v1/generate``; an incomplete one must not be trained on.
@@ -110,7 +110,7 @@ def read_reply(
         request: the request.
         stop_token_ids: tokens that end a reply.
         vocabulary: how many tokens the model has.
-        label: version of the weights that must have sampled it.
+        version: of the weights that must have sampled it.
         policy_version: version of the same weights, for the reply.
 
     Raises:
@@ -130,19 +130,19 @@ def read_reply(
         raise ValueError(f"answered in another form than vLLM ({error}); start it with `agentrl serve`") from error
     if reason == "abort":
         raise Lost(f"it aborted a reply after {len(ids)} tokens")
-    if versions and all(version == NO_VERSION or version.startswith(LOADING) for version in versions):
+    if versions and all(found == NO_VERSION or found.startswith(LOADING) for found in versions):
         raise Lost("it was restarted and has its initial weights")
-    if versions - {label} and all(_of_run(label, version) for version in versions):
+    if versions - {version} and all(_of_run(found, version) for found in versions):
         raise Lost("it sampled with older weights")
     if not versions:
         raise ValueError(
             "answered in another form than vLLM (it does not say which weights have sampled a reply); start it with "
             "`agentrl serve`"
         )
-    if versions != {label}:
+    if versions != {version}:
         raise ValueError(
-            f"sampled with weights of the version {', '.join(sorted(versions))}, and not {label}; another run sends it "
-            f"weights too: give each run servers of its own ({KEY}.urls)"
+            f"sampled with weights of the version {', '.join(sorted(versions))}, and not {version}; another run sends "
+            f"it weights too: give each run servers of its own ({KEY}.urls)"
         )
     if not ids or tuple(token for token, _ in content) != ids:
         raise ValueError(
@@ -175,7 +175,7 @@ def read_reply(
     return Reply(ids, logps, closed, policy_version)
 
 
-def _of_run(label: str, version: str) -> bool:
-    """Return whether a version of weights is one that the run of this label has sent, or that a server starts with."""
-    own = label.rpartition("-")[0] + "-"
-    return version == NO_VERSION or version.removeprefix(LOADING).startswith(own)
+def _of_run(found: str, version: str) -> bool:
+    """Return whether weights are of the run that has sent a version, or those that a server starts with."""
+    run = version.rpartition("-")[0] + "-"
+    return found == NO_VERSION or found.removeprefix(LOADING).startswith(run)
