@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from lightning_agentrl.engines import Engine, Reply, SamplingRequest, ask
-from lightning_agentrl.episodes.contract import contract_error, plain
+from lightning_agentrl.episodes.contract import Contract, contract_error, plain
 from lightning_agentrl.episodes.environment import Answer
 from lightning_agentrl.episodes.judge import JudgedTurn
 from lightning_agentrl.episodes.recorder import Recorder
@@ -116,11 +116,11 @@ class TurnInteraction(Interaction):
         started = time.perf_counter()
         request_seed = session.reply_seed(seed)
         number = session.place, session.turns_taken
-        most = self.max_reply_tokens
+        max_tokens = self.max_reply_tokens
         if self.reply_budget is not None:
             left = self.reply_budget - session.reply_tokens  # none where a resumed run has a smaller budget
-            most = min(most, max(left, 1))
-        reply = await ask(engine, SamplingRequest(prompt.input, most, temperature, request_seed, number))
+            max_tokens = min(max_tokens, max(left, 1))
+        reply = await ask(engine, SamplingRequest(prompt.input, max_tokens, temperature, request_seed, number))
         engine_seconds = time.perf_counter() - started
         segment = Segment(SegmentKind.ACTION, ModelInput.of_ids(reply.ids), reply.logps)
         turn = await self._play(session, prompt, reply, segment, engine_seconds, recorder)
@@ -141,14 +141,7 @@ class TurnInteraction(Interaction):
         index = len(session.past) + session.all_unread
         contract, renderer = session.contract, session.renderer
         text = renderer.decode(reply.ids)
-        parser = RawParser() if contract.free_text else self.parser
-        if not contract.actions and isinstance(parser, TolerantParser):
-            raise contract_error("the environment names no actions (attribute `actions`) any more")
-        parsed = parser.parse(text, list(contract.actions), contract.aliases)
-        if not isinstance(parsed, ParsedReply):
-            raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
-        if isinstance(parsed.action, np.generic) or isinstance(parsed.thought, np.generic):
-            parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
+        parsed = self._parsed(text, contract)
         image = await session.image()
         ask_again = parsed.action is None and session.unread < self.ask_again
         if ask_again:
@@ -209,6 +202,23 @@ class TurnInteraction(Interaction):
             seen=tuple(chunk.digest for one in images for chunk in one.images),
             bootstrap=bootstrap,
         )
+
+    def _parsed(self, text: str, contract: Contract) -> ParsedReply:
+        """Return what the text of a reply says, in Python's own types.
+
+        Raises:
+            EnvError: there are no actions that it could name.
+            TypeError: the parser gives something else.
+        """
+        parser = RawParser() if contract.free_text else self.parser
+        if not contract.actions and isinstance(parser, TolerantParser):
+            raise contract_error("the environment names no actions (attribute `actions`) any more")
+        parsed = parser.parse(text, list(contract.actions), contract.aliases)
+        if not isinstance(parsed, ParsedReply):
+            raise TypeError(f"parse of {type(parser).__name__} must return a ParsedReply, got {type(parsed).__name__}")
+        if isinstance(parsed.action, np.generic) or isinstance(parsed.thought, np.generic):
+            parsed = replace(parsed, thought=plain(parsed.thought), action=plain(parsed.action))
+        return parsed
 
     def _reward(self, env_reward: float, valid: bool) -> float:
         if valid:

@@ -28,7 +28,7 @@ class Moment:
     actions: list[str]
     fingerprint: str  # of the observation
     context: tuple[Segment, ...]
-    closed: bool
+    reply_closed: bool
     episode_return: float
     reply_tokens: int
     unread: tuple[int, int]

@@ -118,7 +118,7 @@ class Session:
         self.past: list[PastTurn] = []
         self.context: tuple[Segment, ...] = ()
         self.episode_return = 0.0  # environment rewards of this episode so far
-        self.closed = True  # the last sampled reply ended with the turn-close token
+        self.reply_closed = True  # the last sampled reply ended with the turn-close token
         self.reply_tokens = 0  # of this episode so far
         self.unread = 0  # replies to this observation that could not be read
         self.all_unread = 0  # of this episode
@@ -177,7 +177,7 @@ class Session:
         self.episode += 1
         self.running = False
         self._see(await self.worker.reset(self._start))
-        self.past, self.context, self.closed, self.episode_return = [], (), True, 0.0
+        self.past, self.context, self.reply_closed, self.episode_return = [], (), True, 0.0
         self.reply_tokens = self.all_unread = 0
         self.running = True
 
@@ -238,7 +238,7 @@ class Session:
             actions=self.worker.actions,
             fingerprint=self.worker.answer.fingerprint,
             context=self.context,
-            closed=self.closed,
+            reply_closed=self.reply_closed,
             episode_return=self.episode_return,
             reply_tokens=self.reply_tokens,
             unread=(self.unread, self.all_unread),
@@ -260,7 +260,7 @@ class Session:
         self._see(await self.worker.fork(self._start, actions, moment.fingerprint, seed))
         self.running = True
         self.past, self.context = moment.past[: moment.turns], moment.context
-        self.closed, self.episode_return = moment.closed, moment.episode_return
+        self.reply_closed, self.episode_return = moment.reply_closed, moment.episode_return
         self.reply_tokens = moment.reply_tokens
         self.unread, self.all_unread = moment.unread
 
@@ -338,7 +338,7 @@ class Session:
                 self.observation,
                 short_term,
                 contract.actions,
-                self.closed,
+                self.reply_closed,
                 self.images,
                 contract.tool_schemas,
                 self.role,
@@ -382,7 +382,7 @@ class Session:
     def _grow(self, prompt: Prompt, action: Segment) -> None:
         if self.memory.grows:
             self.context = (*prompt.context, *prompt.new, action)
-            self.closed = action.ids[-1] == self.renderer.template.turn_close_id
+            self.reply_closed = action.ids[-1] == self.renderer.template.turn_close_id
 
     def state_dict(self) -> dict[str, Any]:
         """Return the episode as plain types and tensors; the environment itself as its seed and actions."""
@@ -395,7 +395,7 @@ class Session:
             "past": [past_to_plain(turn, images) for turn in self.past],
             "env_actions": list(self.worker.actions) if self.running else [],
             "context": segments_to_plain(self.context, images),
-            "closed": self.closed,
+            "closed": self.reply_closed,
             "episode_return": self.episode_return,
             "reply_tokens": self.reply_tokens,
             "unread": [self.unread, self.all_unread],
@@ -430,7 +430,7 @@ class Session:
         images = state.get("images", {})
         self.past = [past_from_plain(turn, images) for turn in state["past"]]
         self.context = segments_from_plain(state["context"], images)
-        self.closed = state["closed"]
+        self.reply_closed = state["closed"]
         self.episode_return = state["episode_return"]
         self.reply_tokens = state.get("reply_tokens", 0)
         self.unread, self.all_unread = state.get("unread", (0, 0))
