@@ -23,7 +23,7 @@ from lightning_agentrl.agents.checks import check_trainer
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
-from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.renderer import Observation, Rules
 from lightning_agentrl.prompts.shown import shown
 from tests.engines.servers import ServerProcess
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
@@ -187,8 +187,8 @@ def test_the_published_prompt_is_filled_by_the_environment() -> None:
     contract = read_contract(env, begun=True)
     tokenizer = tiny_tokenizer()
     chat = ChatRenderer(tokenizer, PromptFormat(**data["prompt"] | {"max_prompt_tokens": 2000}))
-    told = contract.system_prompt, contract.examples, Recollection(), observation, "", contract.actions
-    text = shown(tokenizer, chat.render(*told, places=contract.places).segments[0].input)
+    rules = Rules(contract.system_prompt, contract.examples, contract.actions, places=contract.places)
+    text = shown(tokenizer, chat.render(rules, Observation(observation)).segments[0].input)
     assert contract.mission.startswith("go to")
     assert f"Your goal is to {contract.mission}. The following" in text
     listed = "\n".join(f"- {name}: {description}" for name, description in contract.actions.items())

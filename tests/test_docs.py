@@ -34,7 +34,7 @@ from benchmarks import counted_memory
 from docs import reference
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.prompts.memory import Recollection
+from lightning_agentrl.prompts.renderer import Observation, Rules
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
 from tests.inputs import text
@@ -442,10 +442,10 @@ def test_the_example_of_the_concepts_is_rendered_like_that() -> None:
     env: Any = gymnasium.make("agentrl_envs:GuessNumber-v0", highest=5).unwrapped
     renderer = ChatRenderer(tiny_tokenizer(), PromptFormat(think=False, instruction=""))
     observation, _ = env.reset(seed=4)
-    segments = list(renderer.render(env.system_prompt, (), Recollection(), observation, "", env.actions).segments)
+    segments = list(renderer.render(Rules(env.system_prompt, actions=env.actions), Observation(observation)).segments)
     observation, reward, *_ = env.step("3")
     assert (observation, reward) == ("3 is too low.", 0.0)
-    segments += renderer.continuation(env.system_prompt, observation, "", env.actions)
+    segments += renderer.continuation(Rules(env.system_prompt, actions=env.actions), Observation(observation))
     _, reward, terminated, *_ = env.step("4")
     assert reward == 1.0
     assert terminated

@@ -13,9 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks.laboratory.exact import Array
 from benchmarks.laboratory.key_door import ACTIONS, MOVES, State
-from lightning_agentrl.prompts.memory import Recollection
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 
 
 class LastWord(ActionParser):
@@ -31,7 +30,7 @@ def prompts_of(
 ) -> list[tuple[int, ...]]:
     """Return the prompts of observations, as a session of the package renders them without a memory."""
     renderer = ChatRenderer(tokenizer, wording)
-    return [renderer.render("", (), Recollection(), text, "", {}).segments[0].ids for text in texts]
+    return [renderer.render(Rules(), Observation(text)).segments[0].ids for text in texts]
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, states: Sequence[State], wording: PromptFormat) -> Tensor:

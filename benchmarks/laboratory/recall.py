@@ -24,7 +24,7 @@ from benchmarks.laboratory.memories import memory_of
 from benchmarks.laboratory.policy import LastWord
 from benchmarks.laboratory.t_maze import ACTIONS, SIDES, Corridors
 from lightning_agentrl.prompts.memory import Memory, PastTurn
-from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, Rules
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput
@@ -123,7 +123,7 @@ class MazeStart:
 
 def prompt_of(renderer: ChatRenderer, memory: Memory, past: Sequence[PastTurn], text: str) -> tuple[int, ...]:
     """Return the prompt of an observation, as a session of the package renders it."""
-    return renderer.render("", (), memory.recall(past), text, "", {}).segments[0].ids
+    return renderer.render(Rules(), Observation(text), memory.recall(past)).segments[0].ids
 
 
 class ConfusedExpert(Demonstrations):

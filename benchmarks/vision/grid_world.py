@@ -33,8 +33,8 @@ from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
 from lightning_agentrl.models.packing import pack
-from lightning_agentrl.prompts.memory import Recollection, WindowMemory
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.memory import WindowMemory
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, TurnInteraction, ValidationConfig
 from lightning_agentrl.types import ModelInput, Row
 from tests.tiny import tiny_vision_folder
@@ -120,7 +120,7 @@ def warm_start(folder: Path, seed: int) -> float:
     for step in range(steps):
         rows = []
         for picture, best in (next(shown) for _ in range(BATCH)):
-            segments = chat.render("", (), Recollection(), "", "", {}, chat.see([picture])).segments
+            segments = chat.render(Rules(), Observation(images=chat.see([picture]))).segments
             prompt, reply = segments[0].input, replies[draw.choice(best)]
             rows.append(Row(prompt + reply, tuple(range(len(prompt) - 1, len(prompt) + len(reply) - 1))))
         packed = pack(rows, share=False, reader=policy.image_reader)

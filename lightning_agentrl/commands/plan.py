@@ -21,7 +21,7 @@ from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
-from lightning_agentrl.prompts.renderer import ChatRenderer
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
@@ -247,21 +247,12 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
     They add up to the prompt. A part is what the prompt shrinks by without it, since a template may refuse a
     conversation that lacks more.
     """
-    parts = renderer.messages(
-        session.contract.system_prompt,
-        session.contract.examples,
-        session.memory.recall(session.past),
-        session.observation,
-        session.short_term,
-        session.contract.actions,
-        session.images,
-        places=session.contract.places,
-        own=session.messages,
-    )
+    now = Observation(session.observation, session.short_term, session.images, messages=session.messages)
+    parts = renderer.messages(session.rules, now, session.memory.recall(session.past))
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
-        return renderer.count_tokens(system + others, reply_follows=True, tools=session.contract.tool_schemas)
+        return renderer.count_tokens(system + others, reply_follows=True, tools=session.rules.tools)
 
     whole = tokens(parts["system"])
     counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}

@@ -15,8 +15,7 @@ from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, Tra
 from lightning_agentrl.episodes.contract import as_float, check_reward
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
-from lightning_agentrl.prompts.memory import Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, PromptTooLongError, Rules
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.returned import in_words
 
@@ -206,7 +205,7 @@ class ModelJudge(Judge):
             )
             try:
                 task = _middle_cut(turn.task, most)
-                rendered = self._chat.render(task, (), Recollection(), shown, "", {}, images)
+                rendered = self._chat.render(Rules(task), Observation(shown, images=images))
                 return rendered.segments[0].input
             except PromptTooLongError as error:
                 if most < 2 and images:

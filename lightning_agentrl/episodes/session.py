@@ -20,7 +20,7 @@ from lightning_agentrl.episodes.seeds import derive_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptTooLongError, Rules
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
 from lightning_agentrl.types.plain import (
@@ -140,6 +140,12 @@ class Session:
     @property
     def renderer(self) -> ChatRenderer:
         return self._renderer.free_text if self.contract.free_text else self._renderer
+
+    @property
+    def rules(self) -> Rules:
+        """What every prompt says of the environment now."""
+        c = self.contract
+        return Rules(c.system_prompt, c.examples, c.actions, c.tool_schemas, c.places)
 
     @property
     def role(self) -> str:
@@ -330,21 +336,10 @@ class Session:
         return self.last_state() if self.turn_prompt is None else (self.turn_prompt.as_segment(),)
 
     def _rendered(self) -> Prompt:
-        contract = self.contract
         short_term = f"{UNREAD}\n{self.short_term}".strip() if self.unread else self.short_term
+        shown = Observation(self.observation, short_term, self.images, self.role, self.messages)
         if self.context:
-            new = self.renderer.continuation(
-                contract.system_prompt,
-                self.observation,
-                short_term,
-                contract.actions,
-                self.reply_closed,
-                self.images,
-                contract.tool_schemas,
-                self.role,
-                contract.places,
-                self.messages,
-            )
+            new = self.renderer.continuation(self.rules, shown, self.reply_closed)
             return Prompt(self.context, new, history_cuts=0)
         recollection = self.memory.recall(self.past)
         if not isinstance(recollection, Recollection):
@@ -352,19 +347,7 @@ class Session:
                 f"recall of {type(self.memory).__name__} must return a Recollection, got "
                 f"{type(recollection).__name__} (key data.init_args.memory)"
             )
-        rendered = self.renderer.render(
-            contract.system_prompt,
-            contract.examples,
-            recollection,
-            self.observation,
-            short_term,
-            contract.actions,
-            self.images,
-            contract.tool_schemas,
-            self.role,
-            contract.places,
-            self.messages,
-        )
+        rendered = self.renderer.render(self.rules, shown, recollection)
         return Prompt((), rendered.segments, rendered.history_cuts)
 
     def remember(self, turn: PastTurn, prompt: Prompt, action: Segment) -> None:

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2.exceptions import TemplateError
@@ -77,6 +77,59 @@ class PromptFormat:
         """Return whether a prompt is within the limits."""
         few = self.max_images is None or len(prompt.images) <= self.max_images
         return few and len(prompt) <= self.max_prompt_tokens
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an environment says in every prompt.
+
+    Args:
+        system: rules and task. Descriptions of actions that it lacks are listed below it.
+        examples: worked examples: an observation and a reply, an action name or THINK and ACTION lines.
+        actions: names of the allowed actions and their descriptions.
+        tools: functions that may be called, for the chat template.
+        places: texts for the places of the format's system text, by name.
+    """
+
+    system: str = ""
+    examples: Sequence[tuple[str, str]] = ()
+    actions: Mapping[str, str] = field(default_factory=dict)
+    tools: Sequence[Tool] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an environment shows in one turn.
+
+    Args:
+        text: long-term text.
+        short_term: text that is shown now and never again.
+        images: from :meth:`ChatRenderer.see`.
+        role: of the message with it.
+        messages: of the environment's own, which show text and images in its place. Notes and short-term text come at
+            the start of the last one, the instruction at its end.
+    """
+
+    text: str = ""
+    short_term: str = ""
+    images: Sequence[ModelInput] = ()
+    role: str = "user"
+    messages: OwnMessages = ()
+
+
+class _Texts(NamedTuple):
+    """All that a prompt of texts alone is made of, in a form that can be remembered."""
+
+    system: str
+    examples: Pairs
+    actions: Pairs
+    places: Pairs
+    past: tuple[PastTurn, ...]
+    note: str
+    text: str
+    short_term: str
+    role: str
 
 
 @dataclass(frozen=True)
@@ -154,70 +207,54 @@ class ChatRenderer:
         return tuple(self.image_reader.read(image) for image in images) if self.image_reader else ()
 
     def render(
-        self,
-        system: str,
-        examples: Sequence[tuple[str, str]],
-        recollection: Recollection,
-        observation: str,
-        short_term: str,
-        actions: Mapping[str, str],
-        images: Sequence[ModelInput] = (),
-        tools: Sequence[Tool] = (),
-        role: str = "user",
-        places: Mapping[str, str] | None = None,
-        own: OwnMessages = (),
+        self, rules: Rules, observation: Observation, recollection: Recollection | None = None
     ) -> RenderedPrompt:
         """Return the prompt of one turn as one segment.
 
         Args:
-            system: rules of the environment. Descriptions of actions that it lacks are listed below it.
-            examples: worked examples: an observation and a reply, an action name or THINK and ACTION lines.
-            recollection: what the memory shows of the episode.
-            observation: long-term text of the observation.
-            short_term: text that is shown now and never again.
-            actions: names of the allowed actions and their descriptions.
-            images: of the observation, from :meth:`see`.
-            tools: functions that may be called, for the chat template.
-            role: of the message with the observation.
-            places: texts of the environment for the places of the format's system text, by name.
-            own: messages of the environment's own, which show the observation and its images. Notes and short-term text
-                come at the start of the last one, the instruction at its end.
+            rules: what the environment says in every prompt.
+            observation: what it shows now.
+            recollection: what the memory shows of the episode; None: nothing.
 
         Raises:
             RefusedMessagesError: the template does not show messages of these roles.
             PromptTooLongError: the prompt is over its limit even without any history.
         """
-        turns, note, places = recollection.turns, recollection.note, places or {}
-        self._check_roles(own, role, later=bool(turns))
-        if not (images or tools or own or (turns and any(turn.images or turn.messages for turn in turns))):
-            said = [system, note, observation, short_term, *actions.values(), *places.values()]
-            said += [text for example in examples for text in example]
-            said += [text for turn in turns for text in (turn.observation, turn.thought, turn.action)]
-            if sum(map(len, said)) <= self._most_chars:
-                shown = tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in turns])
-                pairs = tuple(map(tuple, examples)), tuple(actions.items()), tuple(places.items())
-                return self._remembered(system, shown, note, observation, short_term, role, *pairs)
-        now = Recollection(note=note)
-        parts = self.messages(system, examples, now, observation, short_term, actions, images, role, places, own)
-        return self._fitted(parts, turns, len(images), tools)
+        recollection = recollection or Recollection()
+        past = recollection.turns
+        self._check_roles(observation, later=bool(past))
+        if (texts := self._as_texts(rules, observation, recollection)) is not None:
+            return self._remembered(texts)
+        parts = self.messages(rules, observation, Recollection(note=recollection.note))
+        return self._fitted(parts, past, len(observation.images), rules.tools)
 
-    def _of_texts(
-        self,
-        system: str,
-        past: tuple[PastTurn, ...],
-        note: str,
-        observation: str,
-        short_term: str,
-        role: str,
-        shown: Pairs,
-        actions: Pairs,
-        places: Pairs,
-    ) -> RenderedPrompt:
-        now = Recollection(note=note)
-        parts = self.messages(
-            system, shown, now, observation, short_term, dict(actions), role=role, places=dict(places)
+    def _as_texts(self, rules: Rules, observation: Observation, recollection: Recollection) -> _Texts | None:
+        """Return what a prompt is made of, if that is texts alone, and few enough of them to be remembered."""
+        past = recollection.turns
+        if observation.images or rules.tools or observation.messages or any(t.images or t.messages for t in past):
+            return None
+        said = [rules.system, recollection.note, observation.text, observation.short_term]
+        said += [*rules.actions.values(), *rules.places.values()]
+        said += [text for example in rules.examples for text in example]
+        said += [text for turn in past for text in (turn.observation, turn.thought, turn.action)]
+        if sum(map(len, said)) > self._most_chars:
+            return None
+        return _Texts(
+            rules.system,
+            tuple([(text, reply) for text, reply in rules.examples]),
+            tuple(rules.actions.items()),
+            tuple(rules.places.items()),
+            tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in past]),
+            recollection.note,
+            observation.text,
+            observation.short_term,
+            observation.role,
         )
-        return self._fitted(parts, past)
+
+    def _of_texts(self, texts: _Texts) -> RenderedPrompt:
+        rules = Rules(texts.system, texts.examples, dict(texts.actions), places=dict(texts.places))
+        observation = Observation(texts.text, texts.short_term, role=texts.role)
+        return self._fitted(self.messages(rules, observation, Recollection(note=texts.note)), texts.past)
 
     def _fitted(
         self, parts: Mapping[str, list[Message]], past: Sequence[PastTurn], images: int = 0, tools: Sequence[Tool] = ()
@@ -246,71 +283,39 @@ class ChatRenderer:
             )
         return RenderedPrompt((Segment(SegmentKind.PROMPT, prompts[cuts]),), cuts)
 
-    def messages(
-        self,
-        system: str,
-        examples: Sequence[tuple[str, str]],
-        recollection: Recollection,
-        observation: str,
-        short_term: str,
-        actions: Mapping[str, str],
-        images: Sequence[ModelInput] = (),
-        role: str = "user",
-        places: Mapping[str, str] | None = None,
-        own: OwnMessages = (),
-    ) -> dict[str, list[Message]]:
+    def messages(self, rules: Rules, observation: Observation, recollection: Recollection) -> dict[str, list[Message]]:
         """Return the messages of one turn by part, in order: ``system``, ``examples``, ``history``, ``current``."""
-        shown = examples if self.format.examples else ()
+        examples = rules.examples if self.format.examples else ()
+        instruction = self._instruction(rules.actions)
         return {
-            "system": self._system(system, actions, places),
-            "examples": self._turns(_shown(text, said, self._whole_replies) for text, said in shown),
+            "system": self._system(rules),
+            "examples": self._turns(_example_turn(text, reply, self._whole_replies) for text, reply in examples),
             "history": self._turns(recollection.turns),
-            "current": self._observed(
-                observation, short_term, recollection.note, self._instruction(actions), images, role, own
-            ),
+            "current": self._observed(observation, recollection.note, instruction),
         }
 
     def count_tokens(self, messages: list[Message], reply_follows: bool, tools: Sequence[Tool] = ()) -> int:
         """Return the number of tokens of a conversation, with the header of the next reply if one follows."""
         return len(self._read(messages, generate=reply_follows, tools=tools))
 
-    def continuation(
-        self,
-        system: str,
-        observation: str,
-        short_term: str,
-        actions: Mapping[str, str],
-        closed: bool = True,
-        images: Sequence[ModelInput] = (),
-        tools: Sequence[Tool] = (),
-        role: str = "user",
-        places: Mapping[str, str] | None = None,
-        own: OwnMessages = (),
-    ) -> tuple[Segment, ...]:
+    def continuation(self, rules: Rules, observation: Observation, closed: bool = True) -> tuple[Segment, ...]:
         """Return what follows a reply in a growing sample: the rest of its turn, the next message, the next header.
 
         Args:
-            system: rules of the environment, as at the start of the episode.
-            observation: long-term text of the observation.
-            short_term: text that belongs to this turn only.
-            actions: names of the allowed actions and their descriptions.
+            rules: as at the start of the episode.
+            observation: what the environment shows now.
             closed: whether the reply ended with the token that closes a turn. Otherwise the close comes first, as glue.
-            images: of the observation, from :meth:`see`.
-            tools: functions that may be called, as at the start of the episode.
-            role: of the message with the observation.
-            places: texts for the places of the system text, as at the start of the episode.
-            own: messages of the environment's own, as in :meth:`render`.
 
         Raises:
             RefusedMessagesError: the template does not show messages of these roles, or rewrites earlier ones where it
                 does.
             ValueError: the template is not append-only.
         """
-        self._check_roles(own, role, later=True)
-        messages = self._observed(observation, short_term, "", self._instruction(actions), images, role, own)
+        self._check_roles(observation, later=True)
+        messages = self._observed(observation, "", self._instruction(rules.actions))
         with self._refusing():
-            suffix = self.template.suffix(self._system(system, actions, places), messages, tools=self._tools(tools))
-        if own and suffix is None and not self.template.rewrites:
+            suffix = self.template.suffix(self._system(rules), messages, tools=self._tools(rules.tools))
+        if observation.messages and suffix is None and not self.template.rewrites:
             raise RefusedMessagesError(f"{self.template.name} rewrites earlier messages where it shows these")
         if suffix is None or self.template.rewrites:
             raise ValueError(f"{self.template.name} is not append-only, a growing sample cannot be built with it")
@@ -355,11 +360,10 @@ class ChatRenderer:
 
     # Messages
 
-    def _system(self, system: str, actions: Mapping[str, str], places: Mapping[str, str] | None) -> list[Message]:
-        places = places or {}
-        chars = len(system) + sum(map(len, actions.values())) + sum(map(len, places.values()))
+    def _system(self, rules: Rules) -> list[Message]:
+        chars = len(rules.system) + sum(map(len, rules.actions.values())) + sum(map(len, rules.places.values()))
         write = self._rules if chars <= REMEMBERED_RULES_CHARS else self._rules_text
-        text = write(system, tuple(actions.items()), tuple(places.items()))
+        text = write(rules.system, tuple(rules.actions.items()), tuple(rules.places.items()))
         return [self.message("system", text)] if text else []
 
     def _rules_text(self, system: str, actions: Pairs, places: Pairs) -> str:
@@ -385,36 +389,34 @@ class ChatRenderer:
         messages = []
         for turn in turns:
             reply = self._safe(self.reply_text(turn.thought, turn.action))
-            observed = self._observed(turn.observation, images=turn.images, role=turn.role, own=turn.messages)
-            messages += [*observed, self.message("assistant", reply)]
+            shown = Observation(turn.observation, images=turn.images, role=turn.role, messages=turn.messages)
+            messages += [*self._observed(shown), self.message("assistant", reply)]
         return messages
 
-    def _observed(
-        self,
-        observation: str,
-        short_term: str = "",
-        note: str = "",
-        instruction: str = "",
-        images: Sequence[ModelInput] = (),
-        role: str = "user",
-        own: OwnMessages = (),
-    ) -> list[Message]:
+    def _observed(self, observation: Observation, note: str = "", instruction: str = "") -> list[Message]:
         """Return the messages of an observation, with what else belongs to its turn in the last one."""
-        if own:
-            return self._own(own, images, self._safe("\n".join(filter(None, (note, short_term)))), instruction)
-        heading = "" if images and not (short_term or observation) else self._heading
-        shown = "\n".join(text for text in (heading, short_term, observation) if text)
+        if observation.messages:
+            above = self._safe("\n".join(filter(None, (note, observation.short_term))))
+            return self._own(observation, above, instruction)
+        blank = not (observation.short_term or observation.text)
+        heading = "" if observation.images and blank else self._heading
+        shown = "\n".join(text for text in (heading, observation.short_term, observation.text) if text)
         text = self._safe(f"{note}\n\n{shown}" if note else shown)
-        return [self.message(role, f"{text}\n\n{instruction}" if instruction else text, images)]
+        whole = f"{text}\n\n{instruction}" if instruction else text
+        return [self.message(observation.role, whole, observation.images)]
 
-    def _check_roles(self, own: OwnMessages, role: str, later: bool) -> None:
-        roles = [role for role, _ in own] or [role]
+    def _check_roles(self, observation: Observation, later: bool) -> None:
+        roles = [role for role, _ in observation.messages] or [observation.role]
         if roles != ["user"]:  # which every template shows
             self.template.check_roles(roles, later)
 
-    def _own(self, own: OwnMessages, images: Sequence[ModelInput], above: str, below: str) -> list[Message]:
-        left = iter(images)
-        messages = [(role, [next(left) if part is None else self._safe(part) for part in parts]) for role, parts in own]
+    def _own(self, observation: Observation, above: str, below: str) -> list[Message]:
+        """Return the environment's own messages, with texts at the start and at the end of the last one."""
+        left = iter(observation.images)
+        messages = [
+            (role, [next(left) if part is None else self._safe(part) for part in parts])
+            for role, parts in observation.messages
+        ]
         last = messages[-1][1]
         last[:0] = [f"{above}\n\n"] if above else []
         last[len(last) :] = [f"\n\n{below}"] if below else []
@@ -469,6 +471,7 @@ def _listed(actions: Mapping[str, str]) -> list[str]:
     return [f"- {name}: {text}" if text else f"- {name}" for name, text in actions.items()]
 
 
-def _shown(observation: str, reply: str, whole: bool) -> PastTurn:
+def _example_turn(observation: str, reply: str, whole: bool) -> PastTurn:
+    """Return a worked example as a turn; its whole reply may be the action."""
     thought, action, _ = ("", reply, 0) if whole else split_reply(reply)
     return PastTurn(observation, thought.strip(), action.strip())

@@ -16,7 +16,7 @@ from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.models.language_model import load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import FullMemory, OwnMessages, PastTurn, Recollection, WindowMemory
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.rollout import EnvConfig
@@ -95,7 +95,13 @@ def test_a_prompt_shows_them_as_they_are(chat: ChatRenderer) -> None:
     """Nothing but notes, short-term text and the instruction is added, to the last one."""
     a, b, c = pictures(chat, 1, 2, 3)
     past = Recollection((PastTurn("", "", "left", images=(a, b), messages=ASKED),), note="a note")
-    prompt = chat.render("Rules.", (), past, "", "soon", {"left": ""}, (c,), own=ANSWERED).segments[0].input
+    prompt = (
+        chat.render(
+            Rules("Rules.", actions={"left": ""}), Observation(short_term="soon", images=(c,), messages=ANSWERED), past
+        )
+        .segments[0]
+        .input
+    )
     image = f"<|vision_start|>[image of {a.images[0].tokens} tokens]<|vision_end|>"
     assert shown(chat.tokenizer, prompt) == (
         "<|im_start|>system\nRules.<|im_end|>\n"
@@ -110,20 +116,27 @@ def test_a_prompt_shows_them_as_they_are(chat: ChatRenderer) -> None:
 
 def test_a_growing_sample_is_the_prompt_rendered_at_once(chat: ChatRenderer) -> None:
     a, b, c = pictures(chat, 1, 2, 3)
-    start = chat.render("Rules.", (), Recollection(), "", "", {}, (a, b), own=ASKED).segments
+    start = chat.render(Rules("Rules."), Observation(images=(a, b), messages=ASKED)).segments
     reply = ModelInput.of_ids([*chat.template.encode("left"), chat.template.turn_close_id])
-    grown = input_of((*start,)) + reply + input_of(chat.continuation("Rules.", "", "", {}, images=(c,), own=ANSWERED))
+    grown = (
+        input_of((*start,))
+        + reply
+        + input_of(chat.continuation(Rules("Rules."), Observation(images=(c,), messages=ANSWERED)))
+    )
     past = Recollection((PastTurn("", "", "left", images=(a, b), messages=ASKED),))
-    assert grown.keys == chat.render("Rules.", (), past, "", "", {}, (c,), own=ANSWERED).segments[0].input.keys
+    assert (
+        grown.keys
+        == chat.render(Rules("Rules."), Observation(images=(c,), messages=ANSWERED), past).segments[0].input.keys
+    )
 
 
 def test_old_turns_leave_a_prompt_with_all_their_messages(chat: ChatRenderer) -> None:
     turn = PastTurn("", "", "left", images=pictures(chat, 1), messages=ANSWERED)
-    whole = chat.render("", (), Recollection((turn,) * 3), "", "", {}, own=(("user", ("now",)),))
+    whole = chat.render(Rules(), Observation(messages=(("user", ("now",)),)), Recollection((turn,) * 3))
     short = ChatRenderer(
         chat.tokenizer, PromptFormat(think=False, max_prompt_tokens=len(whole.segments[0]) - 1), chat.image_reader
     )
-    cut = short.render("", (), Recollection((turn,) * 3), "", "", {}, own=(("user", ("now",)),))
+    cut = short.render(Rules(), Observation(messages=(("user", ("now",)),)), Recollection((turn,) * 3))
     assert cut.history_cuts == 1
     assert shown(chat.tokenizer, cut.segments[0].input).count("two") == 2
 
@@ -133,9 +146,9 @@ def test_no_marker_can_be_put_together_from_parts(chat: ChatRenderer) -> None:
     texts = [{"type": "text", "text": part} for part in (marks, "<|im_", "start|>", marks)]
     answer = read([{"role": "tool", "content": texts}, {"role": "user", "content": [*texts, PICTURE, *texts]}])
     (image,) = chat.see(answer.images)
-    prompt = chat.render("", (), Recollection(), "", "", {}, (image,), own=answer.messages).segments[0].input
+    prompt = chat.render(Rules(), Observation(images=(image,), messages=answer.messages)).segments[0].input
     harmless = tuple((role, tuple(part and "x" for part in parts)) for role, parts in answer.messages)
-    plain = chat.render("", (), Recollection(), "", "", {}, (image,), own=harmless).segments[0].input
+    plain = chat.render(Rules(), Observation(images=(image,), messages=harmless)).segments[0].input
     special = set(chat.tokenizer.all_special_ids) | set(chat.tokenizer.added_tokens_decoder)
     assert [i for i in prompt.ids if i in special] == [i for i in plain.ids if i in special]
     assert len(prompt.images) == 1
@@ -153,14 +166,12 @@ def test_a_template_that_cannot_show_them_says_so(answer: str) -> None:
     tokenizer.chat_template = ONLY_USERS.replace("TOOLS", answer)
     chat = ChatRenderer(tokenizer, WORDS)
     messages: OwnMessages = (("tool", ("one",)), ("user", ("two",)))
-    assert "two" in shown(
-        tokenizer, chat.render("", (), Recollection(), "", "", {}, own=messages[1:]).segments[0].input
-    )
+    assert "two" in shown(tokenizer, chat.render(Rules(), Observation(messages=messages[1:])).segments[0].input)
     for _ in range(2):
         with pytest.raises(RefusedMessagesError, match="messages of the roles tool, user"):
-            chat.render("", (), Recollection(), "", "", {}, own=messages)
+            chat.render(Rules(), Observation(messages=messages))
         with pytest.raises(RefusedMessagesError, match="messages of the roles tool, user"):
-            chat.continuation("", "", "", {}, own=messages)
+            chat.continuation(Rules(), Observation(messages=messages))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -172,7 +183,9 @@ def test_published_templates_show_them_or_say_so(name: str) -> None:
     for roles in (("user",), ("tool",), ("user", "user"), ("tool", "tool", "user"), ("assistant", "user")):
         own: OwnMessages = tuple((role, (f"message {number}",)) for number, role in enumerate(roles))
         try:
-            text = shown(chat.tokenizer, chat.render("Rules.", (), past, "", "", {}, own=own).segments[0].input)
+            text = shown(
+                chat.tokenizer, chat.render(Rules("Rules."), Observation(messages=own), past).segments[0].input
+            )
         except RefusedMessagesError:
             assert roles != ("user",)
             continue
@@ -181,8 +194,8 @@ def test_published_templates_show_them_or_say_so(name: str) -> None:
         assert places == sorted(places)
         if not chat.template.rewrites:
             parts = (
-                chat.render("Rules.", (), Recollection(), "", "", {}, own=first).segments,
-                chat.continuation("Rules.", "", "", {}, own=own),
+                chat.render(Rules("Rules."), Observation(messages=first)).segments,
+                chat.continuation(Rules("Rules."), Observation(messages=own)),
             )
             start, then = (shown(chat.tokenizer, input_of(part)) for part in parts)
             assert f"{start}north{chat.template.turn_close}{then}" == text.replace(" north", "north")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.types import ModelInput, input_of
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
@@ -42,7 +42,9 @@ def digests(read: ModelInput) -> list[str]:
 def test_images_stand_where_their_messages_are(chat: ChatRenderer) -> None:
     old, new, second = chat.see(pictures(0, 1, 2))
     past = Recollection((PastTurn("a door", "", "left", images=(old,)),))
-    (prompt,) = chat.render("Find it.", (), past, "a wall", "", ACTIONS, (new, second)).segments
+    (prompt,) = chat.render(
+        Rules("Find it.", actions=ACTIONS), Observation("a wall", images=(new, second)), past
+    ).segments
     assert digests(prompt.input) == digests(old + new + second)
     text = shown(chat.tokenizer, prompt.input)
     assert (
@@ -61,11 +63,11 @@ def test_a_growing_sample_is_the_prompt_rendered_at_once(folder: Path, system: s
     shown_in_turn = [("a door", (a,)), ("", (b, c)), ("a wall", (a,))]
     space = " " if chat.template.apply([chat.message("assistant", "left")]).count(": left") else ""
     reply = ModelInput.of_ids([*chat.template.encode(f"{space}left"), chat.template.turn_close_id])
-    grown = input_of(chat.render(system, (), Recollection(), "a door", "", {}, (a,)).segments)
+    grown = input_of(chat.render(Rules(system), Observation("a door", images=(a,))).segments)
     for text, images in shown_in_turn[1:]:
-        grown += reply + input_of(chat.continuation(system, text, "", {}, images=images))
+        grown += reply + input_of(chat.continuation(Rules(system), Observation(text, images=images)))
     past = tuple(PastTurn(text, "", "left", images=images) for text, images in shown_in_turn[:-1])
-    whole = chat.render(system, (), Recollection(past), "a wall", "", {}, (a,)).segments[0].input
+    whole = chat.render(Rules(system), Observation("a wall", images=(a,)), Recollection(past)).segments[0].input
     assert shown(chat.tokenizer, grown) == shown(chat.tokenizer, whole)
     assert grown.keys == whole.keys
 
@@ -75,7 +77,9 @@ def test_text_cannot_hold_an_image(chat: ChatRenderer) -> None:
     hostile = " ".join(marks)
     (image,) = chat.see(pictures(0))
     past = Recollection((PastTurn(hostile, hostile, hostile, images=(image,)),), note=hostile)
-    read = chat.render(hostile, [(hostile, hostile)], past, hostile, hostile, {hostile: hostile}, (image,)).segments[0]
+    read = chat.render(
+        Rules(hostile, [(hostile, hostile)], {hostile: hostile}), Observation(hostile, hostile, (image,)), past
+    ).segments[0]
     assert chat.image_reader is not None
     assert digests(read.input) == digests(image + image)
     assert read.ids.count(chat.image_reader.placeholder) == 2 * image.images[0].tokens
@@ -88,7 +92,7 @@ def test_a_placeholder_in_the_users_own_words_is_told(folder: Path) -> None:
     mark = str(tokenizer.convert_ids_to_tokens(reader.placeholder))
     chat = ChatRenderer(tokenizer, PromptFormat(think=False, system=f"Look: {mark}", max_prompt_tokens=2000), reader)
     with pytest.raises(ValueError, match=r"1 images has 2 image placeholders"):
-        chat.render("", (), Recollection(), "", "", ACTIONS, chat.see(pictures(0)))
+        chat.render(Rules(actions=ACTIONS), Observation(images=chat.see(pictures(0))))
 
 
 def test_a_template_without_images_is_refused(folder: Path) -> None:

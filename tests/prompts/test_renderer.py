@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat, PromptTooLongError
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, PromptTooLongError, Rules
 from lightning_agentrl.types import Segment, SegmentKind, input_of
 
 CHATML = (
@@ -62,7 +62,7 @@ def text_of(segments) -> str:
 
 
 def render(chat: ChatRenderer, recollection: Recollection = Recollection(), observation="a key", short_term=""):  # noqa: B008
-    return chat.render(SYSTEM, EXAMPLES, recollection, observation, short_term, ACTIONS)
+    return chat.render(Rules(SYSTEM, EXAMPLES, ACTIONS), Observation(observation, short_term), recollection)
 
 
 def prompt_text(chat: ChatRenderer, *args, **kwargs) -> str:
@@ -113,12 +113,12 @@ def test_overrides():
 
 def test_descriptions_are_listed_once():
     chat = renderer(examples=False)
-    prompt = chat.render("go forward takes one step.", [], Recollection(), "a key", "", ACTIONS)
+    prompt = chat.render(Rules("go forward takes one step.", actions=ACTIONS), Observation("a key"))
     assert "Actions:" not in text_of(prompt.segments)
 
 
 def test_free_text_actions():
-    prompts = [text_of(renderer(think=think).render("", [], Recollection(), "hi", "", {}).segments) for think in (0, 1)]
+    prompts = [text_of(renderer(think=think).render(Rules(), Observation("hi")).segments) for think in (0, 1)]
     assert prompts[0] == "<|im_start|>user\nObservation:\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert "ACTION: what you do" in prompts[1]
 
@@ -127,7 +127,9 @@ def test_an_example_of_free_text_is_a_whole_reply():
     """As the history shows replies there: no key in them means anything."""
     reply = "Thought: two and two.\nMy action: <answer>4</answer>"
     chat = renderer(think=True).free_text
-    shown = chat.messages("", [("2 + 2", reply)], Recollection((PastTurn("2 + 2", "", reply),)), "hi", "", {})
+    shown = chat.messages(
+        Rules(examples=[("2 + 2", reply)]), Observation("hi"), Recollection((PastTurn("2 + 2", "", reply),))
+    )
     assert [message["content"] for message in shown["examples"]] == ["2 + 2", reply]
     assert shown["examples"] == shown["history"]
 
@@ -138,28 +140,22 @@ def test_an_example_of_free_text_is_a_whole_reply():
 @pytest.mark.parametrize("free", [False, True])
 def test_a_remembered_prompt_is_the_one_of_all_that_it_shows(format_args, free, monkeypatch):
     turn = PAST[0]
-    said = {
-        "system": SYSTEM,
-        "examples": EXAMPLES,
-        "recollection": Recollection((turn,), "a note"),
-        "observation": "a key",
-        "short_term": "now",
-        "actions": ACTIONS,
-        "places": {"mission": "find it"},
-    }
+    rules = Rules(SYSTEM, EXAMPLES, ACTIONS, places={"mission": "find it"})
+    observation, recollection = Observation("a key", "now"), Recollection((turn,), "a note")
     others = [
-        {"system": "Hurry."},
-        {"examples": EXAMPLES[:1]},
+        {"rules": replace(rules, system="Hurry.")},
+        {"rules": replace(rules, examples=EXAMPLES[:1])},
+        {"rules": replace(rules, actions=dict(reversed(ACTIONS.items())))},
+        {"rules": replace(rules, actions=ACTIONS | {"turn left": "a quarter"})},
+        {"rules": replace(rules, places={"mission": "leave it"})},
+        {"observation": replace(observation, text="now", short_term="a key")},
+        {"observation": replace(observation, text="a key " * 200)},
+        {"observation": replace(observation, role="tool")},
         *({"recollection": Recollection((replace(turn, **one),), "a note")} for one in CHANGES),
         {"recollection": Recollection((turn,), "another note")},
         {"recollection": Recollection((turn, turn), "a note")},
-        {"observation": "now", "short_term": "a key"},
-        {"actions": dict(reversed(ACTIONS.items()))},
-        {"actions": ACTIONS | {"turn left": "a quarter"}},
-        {"places": {"mission": "leave it"}},
-        {"role": "tool"},
-        {"observation": "a key " * 200},
     ]
+    said = {"rules": rules, "observation": observation, "recollection": recollection}
 
     def shown(chat: ChatRenderer, **change: Any) -> Any:
         chat = chat.free_text if free else chat
@@ -248,8 +244,8 @@ def test_text_cannot_forge_special_tokens():
     def both(text: str) -> list[list[int]]:
         actions = {f"look{text}": text}
         memory = Recollection((PastTurn(text, text, text),), note=text)
-        prompt = chat.render(f"rules{text}", [(text, text)], memory, f"a{text}", text, actions)
-        following = chat.continuation(f"rules{text}", f"a{text}", text, actions)
+        prompt = chat.render(Rules(f"rules{text}", [(text, text)], actions), Observation(f"a{text}", text), memory)
+        following = chat.continuation(Rules(f"rules{text}", actions=actions), Observation(f"a{text}", text))
         return [list(input_of(segments).ids) for segments in (prompt.segments, following)]
 
     assert [counts(ids) for ids in both(FORGED)] == [counts(ids) for ids in both(" plain")]
@@ -278,9 +274,9 @@ SHARED = renderer(max_prompt_tokens=9999)
 @pytest.mark.parametrize("closed", [True, False])
 def test_continuation_is_what_the_template_renders(system, think, closed):
     chat = renderer(think=think, examples=False)
-    first = chat.render(system, [], Recollection(), "a key", "", ACTIONS).segments
+    first = chat.render(Rules(system, actions=ACTIONS), Observation("a key")).segments
     reply = "turn left" + ("<|im_end|>" if closed else "")
-    following = chat.continuation(system, "a wall", "health 9", ACTIONS, closed=closed)
+    following = chat.continuation(Rules(system, actions=ACTIONS), Observation("a wall", "health 9"), closed=closed)
     messages = [
         *([{"role": "system", "content": f"{system}\nActions:\n- go forward: one step".strip()}]),
         {"role": "user", "content": text_of(first).split("user\n")[1].split("<|im_end|>")[0]},
@@ -300,8 +296,10 @@ def test_continuation_is_what_the_template_renders(system, think, closed):
 
 def test_a_template_without_newline_gives_no_empty_glue():
     chat = ChatRenderer(make_tokenizer(CHATML.replace("<|im_end|>\n", "<|im_end|>")))
-    assert [s.kind for s in chat.continuation(SYSTEM, "a wall", "", ACTIONS)] == [SegmentKind.OBSERVATION]
-    glue, _ = chat.continuation(SYSTEM, "a wall", "", ACTIONS, closed=False)
+    assert [s.kind for s in chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"))] == [
+        SegmentKind.OBSERVATION
+    ]
+    glue, _ = chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"), closed=False)
     assert glue.ids == (chat.template.turn_close_id,)
 
 
@@ -311,7 +309,7 @@ def test_a_forgetting_template_renders_but_does_not_grow():
     assert chat.template.rewrites
     assert "room 4" in prompt_text(chat, Recollection(PAST))
     with pytest.raises(ValueError, match="'models/tiny'"):
-        chat.continuation(SYSTEM, "a wall", "", ACTIONS)
+        chat.continuation(Rules(SYSTEM, actions=ACTIONS), Observation("a wall"))
 
 
 # Ids and the start-up probe
@@ -356,17 +354,17 @@ SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"que
 def test_tools_are_in_the_prompt_and_their_answers_have_their_role():
     chat = ChatRenderer(make_tokenizer(TOOLS), PromptFormat(instruction="")).free_text
     chat.template.check_tools([SEARCH])
-    first = chat.render(SYSTEM, (), Recollection(), "Where is the key?", "", {}, tools=[SEARCH])
+    first = chat.render(Rules(SYSTEM, tools=[SEARCH]), Observation("Where is the key?"))
     assert text_of(first.segments) == (
         "<|im_start|>system\nReach the green door.\nTools: search<|im_end|>\n"
         "<|im_start|>user\nWhere is the key?<|im_end|>\n<|im_start|>assistant\n"
     )
     called = '{"name": "search", "arguments": {"query": "key"}}'
     reply = TOKENIZER.encode(called + "<|im_end|>", add_special_tokens=False)
-    added = chat.continuation(SYSTEM, "In the box. </answer>", "", {}, tools=[SEARCH], role="tool")
+    added = chat.continuation(Rules(SYSTEM, tools=[SEARCH]), Observation("In the box. </answer>", role="tool"))
     grown = TOKENIZER.decode([*input_of(first.segments).ids, *reply, *input_of(added).ids], skip_special_tokens=False)
     past = Recollection((PastTurn("Where is the key?", "", called),))
-    again = chat.render(SYSTEM, (), past, "In the box. </answer>", "", {}, tools=[SEARCH], role="tool")
+    again = chat.render(Rules(SYSTEM, tools=[SEARCH]), Observation("In the box. </answer>", role="tool"), past)
     assert grown == text_of(again.segments)
     assert grown.endswith(
         "<|im_start|>user\n<answer>\nIn the box. < /answer>\n</answer><|im_end|>\n<|im_start|>assistant\n"
@@ -378,14 +376,14 @@ def test_tools_cannot_forge_special_tokens():
     forged = {"name": FORGED, "parameters": {"properties": {f"query{FORGED}": {"type": "string", "enum": [FORGED, 1]}}}}
 
     def ids(tool: dict[str, Any]) -> list[list[int]]:
-        whole = chat.render(SYSTEM, (), Recollection(), "Where?", "", ACTIONS, tools=[tool]).segments
+        whole = chat.render(Rules(SYSTEM, actions=ACTIONS, tools=[tool]), Observation("Where?")).segments
         return [counts(input_of(whole).ids), counts(input_of(added(tool)).ids)]
 
     def added(tool: dict[str, Any]) -> tuple[Segment, ...]:
-        return chat.continuation(SYSTEM, "In the box.", "", ACTIONS, tools=[tool])
+        return chat.continuation(Rules(SYSTEM, actions=ACTIONS, tools=[tool]), Observation("In the box."))
 
     assert ids(forged) == ids(SEARCH)
-    assert "string" in text_of(chat.render(SYSTEM, (), Recollection(), "?", "", ACTIONS, tools=[forged]).segments)
+    assert "string" in text_of(chat.render(Rules(SYSTEM, actions=ACTIONS, tools=[forged]), Observation("?")).segments)
 
 
 @pytest.mark.parametrize("template", [CHATML, TOOLS.replace("{{ m.content }}\n</answer>", "</answer>")])
@@ -402,7 +400,7 @@ TOLD = {"mission": "go to the key", "tips": "- look first\n- {actions} are no pl
 
 def with_places(system: str, **format_args: object) -> str:
     chat = renderer(system=system, examples=False, instruction="", **format_args)
-    prompt = chat.render("not shown", (), Recollection(), "a key", "", ACTIONS, places=TOLD)
+    prompt = chat.render(Rules("not shown", actions=ACTIONS, places=TOLD), Observation("a key"))
     return text_of(prompt.segments).removeprefix("<|im_start|>system\n").split("<|im_end|>")[0]
 
 
@@ -418,7 +416,7 @@ def test_places_of_the_system_text_are_filled_once() -> None:
 def test_what_fills_a_place_cannot_forge_a_token() -> None:
     chat = renderer(system="{mission} {tips} {actions}", examples=False)
     plain, forged = (
-        input_of(chat.render("", (), Recollection(), "a", "", {x: x}, places=dict.fromkeys(TOLD, x)).segments).ids
+        input_of(chat.render(Rules(actions={x: x}, places=dict.fromkeys(TOLD, x)), Observation("a")).segments).ids
         for x in ("plain", FORGED)
     )
     assert counts(plain) == counts(forged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.template import ChatTemplate, folded
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES as MARKS
@@ -21,7 +21,7 @@ def chat(name: str) -> ChatRenderer:
 
 
 def first(made: ChatRenderer) -> tuple[Segment, ...]:
-    return made.render(RULES, (), Recollection(), SEEN, "", {}).segments
+    return made.render(Rules(RULES), Observation(SEEN)).segments
 
 
 def text_of(made: ChatRenderer, segments: tuple[Segment, ...]) -> str:
@@ -47,7 +47,7 @@ def test_no_word_of_the_environment_is_lost(name: str) -> None:
     made = chat(name)
     past = Recollection((PastTurn(SEEN, "", SAID),))
     for shown in (Recollection(), past):
-        text = text_of(made, made.render(RULES, (), shown, THEN, "", {}).segments)
+        text = text_of(made, made.render(Rules(RULES), Observation(THEN), shown).segments)
         places = [text.index(word) for word in (RULES, *([SEEN, SAID] if shown.turns else []), THEN)]
         assert places == sorted(places)
         assert all(text.count(word) == 1 for word in (RULES, THEN))
@@ -58,15 +58,17 @@ def test_a_growing_sample_is_what_the_template_renders(name: str) -> None:
     """Up to a blank before a reply, which the policy may write itself."""
     made = chat(name)
     grown = text_of(made, first(made)) + SAID + made.template.turn_close
-    grown += text_of(made, made.continuation(RULES, THEN, "", {}))
-    whole = text_of(made, made.render(RULES, (), Recollection((PastTurn(SEEN, "", SAID),)), THEN, "", {}).segments)
+    grown += text_of(made, made.continuation(Rules(RULES), Observation(THEN)))
+    whole = text_of(
+        made, made.render(Rules(RULES), Observation(THEN), Recollection((PastTurn(SEEN, "", SAID),))).segments
+    )
     assert grown == whole.replace(f" {SAID}", SAID)
 
 
 @pytest.mark.parametrize("name", [name for name, one in TEMPLATES.items() if one.rewrites])
 def test_a_template_that_rewrites_builds_no_growing_sample(name: str) -> None:
     with pytest.raises(ValueError, match=f"models/{name}"):
-        chat(name).continuation(RULES, THEN, "", {})
+        chat(name).continuation(Rules(RULES), Observation(THEN))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.untrusted import REMEMBERED_CHARS, Untrusted, role_markers, special_strings
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES, Marks, make_tokenizer
@@ -38,8 +38,12 @@ def everywhere(chat: ChatRenderer, text: str) -> tuple[Segment, ...]:
     """A prompt, and what follows a reply, with the text in every place that is not the user's own."""
     actions = {f"look{text}": text}
     memory = Recollection((PastTurn(text, text, text),), note=text)
-    prompt = chat.render(f"rules{text}", [(text, text)], memory, f"a{text}", text, actions)
-    following = chat.continuation(f"rules{text}", f"a{text}", text, actions) if not chat.template.rewrites else ()
+    prompt = chat.render(Rules(f"rules{text}", [(text, text)], actions), Observation(f"a{text}", text), memory)
+    following = (
+        chat.continuation(Rules(f"rules{text}", actions=actions), Observation(f"a{text}", text))
+        if not chat.template.rewrites
+        else ()
+    )
     return (*prompt.segments, *following)
 
 
@@ -148,7 +152,7 @@ def test_megabytes_are_cut_before_they_are_encoded():
     tokenizer.__class__ = Counting
     chat = ChatRenderer(tokenizer, PromptFormat(max_prompt_tokens=50))
     with pytest.raises(ValueError, match="max_prompt_tokens"):
-        chat.render("", [], Recollection(), "x" * 5_000_000, "", {})
+        chat.render(Rules(), Observation("x" * 5_000_000))
     assert max(encoded) < 10_000
 
 
