@@ -175,19 +175,11 @@ def _wrong_type(key: str, types: str, given: str) -> Problem:
     return Problem(f"{key} must be {kinds}, got '{given}'", key=key, value=given or None, suggestion=meant)
 
 
-# Memory and disk, vLLM's memory included
+# Memory and disk
 
 _NO_MEMORY = re.compile(r"can't allocate memory|CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED")
 _TRIED = re.compile(r"(?:[Tt]ried|Unable) to allocate (\d+(?:\.\d+)?)\.? (\w+)")
 _FREE = re.compile(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
-
-
-_LOST = re.compile(
-    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
-    r"|Application timeout caused pair closure",
-    re.DOTALL,
-)
-_PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
 
 
 def out_of_memory(error: BaseException) -> tuple[str, str] | None:
@@ -204,6 +196,43 @@ def out_of_memory(error: BaseException) -> tuple[str, str] | None:
     if free := _FREE.search(text):
         facts.append(f"{free[2]} of {free[1]} were free")
     return "GPU" if of_torch or "CUDA" in text or "CUBLAS" in text else "CPU", ", ".join(facts)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Return whether there was no space for a file. torch's archive writer says only that it could not finish."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
+
+
+def error_number(error: BaseException) -> int | None:
+    """Return the number of the system's error that kept safetensors from writing; None if there was none."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None
+
+
+# Checkpoints
+
+
+def not_plain(error: BaseException) -> str:
+    """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
+    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    return found[1] if found else ""
+
+
+def lacks_actor_state(error: BaseException) -> bool:
+    """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
+    return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
+
+
+# Other processes
+
+_LOST = re.compile(
+    r"gloo.*(?:(?P<closed>Connection (?:closed|reset) by peer|Broken pipe)|[Tt]imed out|timeout|No route|unreachable)"
+    r"|Application timeout caused pair closure",
+    re.DOTALL,
+)
+_PEER = re.compile(r"\[([\d.]+|[\da-fA-F:]+:[\da-fA-F:]+)\]:\d+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,28 +262,7 @@ def not_met(error: BaseException) -> bool:
     return type(error).__name__ in ("DistStoreError", "DistNetworkError")  # by name: torch takes seconds to import
 
 
-def disk_full(error: BaseException) -> bool:
-    """Return whether there was no space for a file. torch's archive writer says only that it could not finish."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, RuntimeError) and "inline_container.cc" in str(error)
-
-
-def error_number(error: BaseException) -> int | None:
-    """Return the number of the system's error that kept safetensors from writing; None if there was none."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
-
-
-def not_plain(error: BaseException) -> str:
-    """Return what makes the object in a checkpoint that torch does not read, a class or a function; empty if none."""
-    found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-    return found[1] if found else ""
-
-
-def lacks_actor_state(error: BaseException) -> bool:
-    """Return whether a sharded optimizer lacks the state of the actor, which has none inside the critic warm-up."""
-    return isinstance(error, RuntimeError) and str(error).startswith("Missing optimizer state for parameter 'actor.")
+# vLLM
 
 
 def vllm_refusal(error: BaseException) -> tuple[str, Literal["cache", "memory", ""]]:
