@@ -85,11 +85,11 @@ def sentence(result: tuple[int, str]) -> str:
     code, text = result
     assert code == 2
     assert "Traceback" not in text
-    told = [line for line in text.splitlines() if line.startswith("agentrl: ")]
-    assert len(told) == 1
-    assert text.rstrip().endswith(told[0])
-    check_wording(told[0].removeprefix("agentrl: "))
-    return told[0].removeprefix("agentrl: ")
+    sentences = [line for line in text.splitlines() if line.startswith("agentrl: ")]
+    assert len(sentences) == 1
+    assert text.rstrip().endswith(sentences[0])
+    check_wording(sentences[0].removeprefix("agentrl: "))
+    return sentences[0].removeprefix("agentrl: ")
 
 
 def judged(lines: list[str]) -> tuple[float, float, str]:

@@ -207,9 +207,9 @@ def verify(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
         capsys.readouterr()
         code = run_command(monkeypatch, "verify-engine", "--config", "given.yaml", *arguments)
-        told = capsys.readouterr()
-        print(told.err, file=sys.stderr)  # shown if the test fails
-        return code, told.out.splitlines()
+        printed = capsys.readouterr()
+        print(printed.err, file=sys.stderr)  # shown if the test fails
+        return code, printed.out.splitlines()
 
     return run
 

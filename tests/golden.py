@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("golden") / "sentences.txt"
 _asked: Counter[str] = Counter()
 
 
-def check_wording(told: str) -> None:
+def check_wording(sentence: str) -> None:
     """Compare a sentence with that of the file for the running test, or write it there.
 
     Of tests/test_cli.py: what other tests are told depends on what is installed.
@@ -27,17 +27,17 @@ def check_wording(told: str) -> None:
         return
     _asked[test] += 1
     name = f"{test} {_asked[test]}"
-    known, wording = read(), placeless(told)
+    known, wording = read(), placeless(sentence)
     if os.environ.get("REWRITE_SENTENCES"):
         write(known | {name: wording})
     else:
         assert f"{name}\n{wording}" == f"{name}\n{known.get(name)}"  # if this is meant: make sentences
 
 
-def placeless(told: str) -> str:
+def placeless(sentence: str) -> str:
     """Return a sentence without what depends on the machine and on classes that other tests have defined."""
-    told = re.sub(r"[^\s'\"(]*pytest-of-[^/]+/pytest-[^/]+/(popen-gw\d+/)?[^\s'\"/]+", "TMP", told)
-    return re.sub(r"(known|names are): [^;()]+", r"\1: …", told)
+    sentence = re.sub(r"[^\s'\"(]*pytest-of-[^/]+/pytest-[^/]+/(popen-gw\d+/)?[^\s'\"/]+", "TMP", sentence)
+    return re.sub(r"(known|names are): [^;()]+", r"\1: …", sentence)
 
 
 def read() -> dict[str, str]:

@@ -29,8 +29,8 @@ def why_not() -> str | None:
         with Network("one", "two"):
             return None
     except (subprocess.CalledProcessError, OSError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        return f"network namespaces are not permitted here: {told.strip()}"
+        why = getattr(error, "stderr", None) or str(error)
+        return f"network namespaces are not permitted here: {why.strip()}"
 
 
 class Network:

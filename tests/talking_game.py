@@ -32,8 +32,8 @@ class Talk(Corner):
         looks = [{"type": "text", "text": "Look: "}, *pictures, {"type": "text", "text": seen["text"]}]
         if self.count < self.tools_from:
             return {"messages": [{"role": "user", "content": looks}]}
-        told = [{"role": "tool", "content": "The last one is gone."}, {"role": "tool", "content": looks}]
-        return {"messages": [*told, {"role": "user", "content": "Go on."}]}
+        messages = [{"role": "tool", "content": "The last one is gone."}, {"role": "tool", "content": looks}]
+        return {"messages": [*messages, {"role": "user", "content": "Go on."}]}
 
 
 class Conversation(spaces.Space[Any]):

@@ -103,13 +103,13 @@ def test_imports_go_down():
 def test_the_page_has_all_rooms_in_this_order():
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page[page.index("## Rooms") : page.index("Imports go down this table")]
-    told = [
+    listed = [
         name
         for line in table.splitlines()
         for name in re.findall(r"`(\w+)(?:/|\.py)`", line.split("|")[1:2][0] if "|" in line else "")
     ]
-    assert set(told) - {"envs"} == {name for rooms in ROOMS for name in rooms if name not in ("__main__",)} - {"cli"}
-    levels = [LEVEL[name] for name in told if name in LEVEL and name not in ROOMS[-1]]
+    assert set(listed) - {"envs"} == {name for rooms in ROOMS for name in rooms if name not in ("__main__",)} - {"cli"}
+    levels = [LEVEL[name] for name in listed if name in LEVEL and name not in ROOMS[-1]]
     assert levels == sorted(levels)
 
 

@@ -87,7 +87,7 @@ class NotMade(GAE):
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "told"),
+    ("make", "given", "message"),
     [
         (
             RolloutDataModule,
@@ -116,9 +116,9 @@ class NotMade(GAE):
         (Trainer, {"callbacks": ["RunSumary"]}, "RunSummary?"),
     ],
 )
-def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: dict[str, Any], told: str) -> None:
+def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: dict[str, Any], message: str) -> None:
     """Lightning or a late line of ours would say it in its own words, or not at all."""
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         make(**given)
 
 
@@ -178,7 +178,7 @@ def judged(verdict: Any) -> EnvConfig:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "error", "told"),
+    ("settings", "error", "message"),
     [
         ({"memory": Listed()}, TypeError, "Listed must return a Recollection, got list"),
         ({"interaction": Idle(4)}, ValueError, r"Idle has ended without .*\(key data.init_args.interaction"),
@@ -215,9 +215,9 @@ def judged(verdict: Any) -> EnvConfig:
     ],
 )
 def test_a_part_of_ones_own_that_returns_something_else_is_named(
-    settings: dict[str, Any], error: type[Exception], told: str, tiny_folder: Path, tmp_path: Path
+    settings: dict[str, Any], error: type[Exception], message: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder), make_data(**settings))
 
 
@@ -264,8 +264,8 @@ def test_an_estimator_of_ones_own_that_returns_something_else_is_named(
     make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     agent = make_agent(tiny_folder, advantage=Gives(make))
-    told = rf"^estimate of Gives must return two tensors \[\d+, \d+\].* got {got} \(key model.init_args.advantage\)$"
-    with pytest.raises(TypeError, match=told):
+    message = rf"^estimate of Gives must return two tensors \[\d+, \d+\].* got {got} \(key model.init_args.advantage\)$"
+    with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
@@ -284,8 +284,10 @@ def test_a_loss_of_ones_own_that_returns_something_else_is_named(
     make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
     agent = make_agent(tiny_folder, policy_loss=LossThatGives(make))
-    told = rf"^token_loss of LossThatGives .* one tensor \[\d+, \d+\].* got {got} \(key model.init_args.policy_loss\)$"
-    with pytest.raises(TypeError, match=told):
+    message = (
+        rf"^token_loss of LossThatGives .* one tensor \[\d+, \d+\].* got {got} \(key model.init_args.policy_loss\)$"
+    )
+    with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
@@ -331,8 +333,8 @@ def test_a_method_of_an_agent_that_returns_something_else_is_named(
     tmp_path: Path,
 ) -> None:
     agent = spoiled(method, make)(str(tiny_folder), critic=critic(popart=0.1 if method == "value_loss" else None))
-    told = rf"^{method} of OwnAgent must return one tensor \[\d+, \d+\].* got {got}$"
-    with pytest.raises(TypeError, match=told):
+    message = rf"^{method} of OwnAgent must return one tensor \[\d+, \d+\].* got {got}$"
+    with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(agent, make_data())
 
 
@@ -363,8 +365,8 @@ class TwoColumns(SharedCritic):
 def test_a_critic_of_ones_own_that_returns_something_else_is_named(
     make: Callable[[torch.Tensor], Any], got: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    told = rf"^forward of TwoColumns must return one tensor \[\d+\].* got {got} \(key model\.init_args\.critic\)$"
-    with pytest.raises(TypeError, match=told):
+    message = rf"^forward of TwoColumns must return one tensor \[\d+\].* got {got} \(key model\.init_args\.critic\)$"
+    with pytest.raises(TypeError, match=message):
         make_trainer(tmp_path, 1).fit(make_agent(tiny_folder, TwoColumns(make)), make_data())
 
 

@@ -61,11 +61,11 @@ def test_what_failed_says_why_and_is_tried_again_and_the_others_run(tmp_path: Pa
     silent = part("true", "two")
     hindered = replace(part("echo 1 > $AT/figures", "three"), hindrance=lambda: "needs two GPUs")
     last = part("echo 7 > $AT/figures", "four")
-    told = ran(tmp_path, flaky, silent, hindered, last)
-    assert told["one"] == ("failed", "ZeroDivisionError: division by zero")
-    assert told["two"][0] == "failed"
-    assert told["three"] == ("cannot", "needs two GPUs")
-    assert told["four"] == ("done", "7")
+    outcomes = ran(tmp_path, flaky, silent, hindered, last)
+    assert outcomes["one"] == ("failed", "ZeroDivisionError: division by zero")
+    assert outcomes["two"][0] == "failed"
+    assert outcomes["three"] == ("cannot", "needs two GPUs")
+    assert outcomes["four"] == ("done", "7")
     (tmp_path / "well").touch()
     assert ran(tmp_path, flaky)["one"] == ("done", "5")
 
@@ -77,9 +77,9 @@ def test_a_part_that_takes_too_long_is_ended_with_its_processes(
     monkeypatch.setattr(runner, "LAST_WORDS", 0.2)
     stubborn = part(f"trap '' TERM; sleep 300 & echo $! > {tmp_path}/child; echo half way; wait; wait", minutes=0.005)
     began = time.monotonic()
-    ended, told = ran(tmp_path, stubborn)["one"]
+    ended, why = ran(tmp_path, stubborn)["one"]
     assert ended == "late"
-    assert "half way" in told
+    assert "half way" in why
     assert time.monotonic() - began < 60
     left = part(f"sleep 300 & echo $! > {tmp_path}/other; echo 1 > $AT/figures", "two")
     assert ran(tmp_path, left)["two"] == ("done", "1")
@@ -99,8 +99,8 @@ def test_the_page_has_every_part_and_what_was_told_of_it(tmp_path: Path) -> None
         parts = parts_for(machine, tmp_path)
         every = [p for _, of_heading in parts for p in of_heading]
         assert len({p.name for p in every}) == len(every)
-        told = {"tests": outcome("failed", "1 failed | 3 passed"), "trl": outcome("cannot", "no network")}
-        text = page(machine, {"torch": "2"}, parts, told)
+        outcomes = {"tests": outcome("failed", "1 failed | 3 passed"), "trl": outcome("cannot", "no network")}
+        text = page(machine, {"torch": "2"}, parts, outcomes)
         rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| part ")]
         assert len(rows) == len(every)
         assert all(any(row.startswith(f"| {p.title} | ") for row in rows) for p in every)
@@ -140,7 +140,7 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "count"),
     [
         ("46 passed, 2 skipped in 14.63s\nnanobind: leaked 3 types!", "46 passed, 2 skipped in 14.63s"),
         ("== 1 failed, 45 passed in 62.05s (0:01:02) ==", "1 failed, 45 passed in 62.05s (0:01:02)"),
@@ -148,13 +148,13 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path) -> 
         ("", None),
     ],
 )
-def test_tests_are_counted_whatever_is_said_as_their_process_ends(tmp_path: Path, said: str, told: str | None) -> None:
+def test_tests_are_counted_whatever_is_said_as_their_process_ends(tmp_path: Path, said: str, count: str | None) -> None:
     (tmp_path / "log.txt").write_text(f".....\n{said}\n")
-    if told is None:
+    if count is None:
         with pytest.raises(ValueError, match="nothing passed"):
             count_of_tests(tmp_path, gpu=True)
     else:
-        assert count_of_tests(tmp_path, gpu=True) == told
+        assert count_of_tests(tmp_path, gpu=True) == count
 
 
 @pytest.mark.long
@@ -172,9 +172,9 @@ def test_the_quickest_parts_end_to_end(tmp_path: Path) -> None:
     assert "did not run: needs two GPUs" in text
     assert second.stdout.count(": kept, ") == 2
     log = (tmp_path / "cpu" / "host-reads" / "log.txt").read_text().splitlines()
-    told = json.loads(log[-1])
-    assert told["tokens"] == 64
-    assert 0 < sum(told["reads"].values()) < told["tokens"]  # no token is read alone
+    record = json.loads(log[-1])
+    assert record["tokens"] == 64
+    assert 0 < sum(record["reads"].values()) < record["tokens"]  # no token is read alone
     kept = outcome_of(part("", "host-reads"), tmp_path / "cpu")
     assert kept is not None
     assert kept.ended == "done"

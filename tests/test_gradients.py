@@ -53,9 +53,9 @@ def test_what_is_read_follows_from_the_intervals() -> None:
         return {"ratio": {"low": low, "high": high}, "exact": {"high": cosine_high}}
 
     rows = {"RLOO": row(1, 1, 1), "a": row(0.4, 0.6, 0.9), "b": row(0.4, 1.2, 1.01), "c": row(1.5, 3, 1)}
-    told = reading(rows).replace("\n", " ")
-    assert "*a* has a lower relative variance than RLOO, and *c* a higher one." in told
-    assert told.endswith("Away from the exact direction points *a*.")
+    text = reading(rows).replace("\n", " ")
+    assert "*a* has a lower relative variance than RLOO, and *c* a higher one." in text
+    assert text.endswith("Away from the exact direction points *a*.")
 
 
 def test_the_page_of_the_repository_is_that_of_its_records() -> None:

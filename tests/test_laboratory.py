@@ -401,7 +401,7 @@ def test_a_policy_that_reads_its_past_is_worth_what_its_episodes_are(turning, me
 
 
 @pytest.mark.parametrize(
-    ("memory", "told"),
+    ("memory", "tells"),
     [
         (WindowMemory(1, 0), False),
         (WindowMemory(2, 0), True),
@@ -412,14 +412,14 @@ def test_a_policy_that_reads_its_past_is_worth_what_its_episodes_are(turning, me
     ],
     ids=["short", "long", "thought", "actions", "cleared before", "cleared later"],
 )
-def test_without_thoughts_only_a_prompt_with_the_turn_of_the_sign_tells_anything_of_it(turning, memory, told):
+def test_without_thoughts_only_a_prompt_with_the_turn_of_the_sign_tells_anything_of_it(turning, memory, tells):
     """At the first junction; so half of the episodes end there at least, whatever the weights are."""
     start, folder = replace(turning[0], corridors=1), turning[1]
     table_TA = start.reader(folder, memory).table()
     assert table_TA.sum(1) == pytest.approx(1)
     of_left_A, of_right_A = table_TA.reshape(2, start.rules.turns, -1)[:, -1]
-    assert (of_left_A != pytest.approx(of_right_A)) == told
-    if not told:
+    assert (of_left_A != pytest.approx(of_right_A)) == tells
+    if not tells:
         assert start.success(table_TA) == pytest.approx(of_left_A[:2].sum() / 2)
 
 
@@ -506,9 +506,9 @@ def test_the_expert_of_the_t_maze_is_confused_and_noisy(turning):
     for demonstration in ConfusedExpert(start, 6000).load(None, tokenizer):
         (sample,) = demonstration.samples
         words = tokenizer.decode(sample.segments[0].ids).split()
-        told = [k for k, word in enumerate(words) if word == "place0"]
-        if words[-3] == "place2" and told:
-            right.append(sample.turns[0].action == words[told[-1] + 1])
+        beginnings = [k for k, word in enumerate(words) if word == "place0"]
+        if words[-3] == "place2" and beginnings:
+            right.append(sample.turns[0].action == words[beginnings[-1] + 1])
     share = start.expert_success ** (1 / start.corridors)
     assert len(right) > 500
     assert abs(np.mean(right) - share) < 3 * (share * (1 - share) / len(right)) ** 0.5
@@ -611,23 +611,23 @@ def test_runs_from_before_steadiness_was_noted_still_make_a_page():
     noted = {"iteration_turns": [100, 100], "turns_in_sequence": [10, 20], "collect_seconds": [1.0, 1.0]}
     by_arm = {arm: of_arm[: len(earlier)] for arm, of_arm in keys(cell).items()}
 
-    def told(extra: dict) -> str:
+    def page_with(extra: dict) -> str:
         records = {name: run | extra for of_arm in by_arm.values() for name, run in zip(of_arm, earlier, strict=True)}
         return page(records, {})
 
-    assert cell.title in told({})
-    assert "turns in sequence |" not in told({})
-    assert "| 64 turns | 100 (100 to 100) | 15, at most 20 | 1.2 | 1.0 |" in told(noted)
+    assert cell.title in page_with({})
+    assert "turns in sequence |" not in page_with({})
+    assert "| 64 turns | 100 (100 to 100) | 15, at most 20 | 1.2 | 1.0 |" in page_with(noted)
 
 
 def test_an_estimator_that_has_not_learned_or_not_run_is_told_as_such(tmp_path):
     """By hand: one seed learned after 7 iterations, one has not, and the third is missing."""
     found = [{"curve": [0.1, 0.95], "learned": 7, "seconds": 1.0}, {"curve": [0.2, 0.5], "learned": None, "seconds": 2}]
     records = {every_estimator.key("GRPO", BANDIT, seed): run for seed, run in zip(SEEDS, found, strict=False)}
-    told = every_estimator_report.section(records)
-    assert "| `GRPO` | groups | 7, not (ended at 0.50) | 1.5 |  |  |" in told
-    assert "| `GAE` | turns |  |  |  |  |" in told
-    assert "first iteration\n  has a mean reward of at most 0.20" in told
+    section = every_estimator_report.section(records)
+    assert "| `GRPO` | groups | 7, not (ended at 0.50) | 1.5 |  |  |" in section
+    assert "| `GAE` | turns |  |  |  |  |" in section
+    assert "first iteration\n  has a mean reward of at most 0.20" in section
     every_estimator_report.draw(records, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 

@@ -102,8 +102,8 @@ def test_a_run_with_all_four(folder: Path, config: Config, agentrl: Command) -> 
     data["interaction"]["init_args"]["parser"] = {"class_path": "my_parser.JSONParser"}
     config = changed(config, "trainer.callbacks", [{"class_path": "my_callback.Repetition"}])
     config["trainer"] |= {"max_epochs": 2, "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "devices"}}}
-    code, told = agentrl(config=config)
-    assert code == 0, told
+    code, printed = agentrl(config=config)
+    assert code == 0, printed
     rows = metrics(folder)
     assert [float(row["mismatch/logp_gap_max"]) < 1e-4 for row in rows if "mismatch/logp_gap_max" in row] == [True] * 2
     assert sum("behaviour/repeated" in row for row in rows) == 2

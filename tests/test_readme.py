@@ -50,9 +50,9 @@ def test_the_readme_works(
         ran.append(command[1])
     assert ran == ["fit", "view", "--help", "fit", "fit", "validate", "export", "fit"]
 
-    for told in ("runs/quickstart/summary.json", "runs/quickstart/view.html"):
-        assert (tmp_path / told).is_file()
-        assert told in (ROOT / "README.md").read_text()
+    for file in ("runs/quickstart/summary.json", "runs/quickstart/view.html"):
+        assert (tmp_path / file).is_file()
+        assert file in (ROOT / "README.md").read_text()
     assert "one prompt: " in capsys.readouterr().out
     AutoTokenizer.from_pretrained("my_model")
     assert AutoModelForCausalLM.from_pretrained("my_model").config.model_type == "llama"

@@ -99,9 +99,9 @@ def test_what_it_needs_is_refused_where_it_is_missing(cls: type[AdvantageEstimat
     if not missing:
         cls().estimate(bare)
         return
-    with pytest.raises(ValueError, match=f"{cls.__name__}") as told:
+    with pytest.raises(ValueError, match=f"{cls.__name__}") as error:
         cls().estimate(bare)
-    assert all(name in str(told.value) for name in missing)
+    assert all(name in str(error.value) for name in missing)
 
 
 @of_every_class

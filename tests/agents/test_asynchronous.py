@@ -248,10 +248,10 @@ def test_turns_do_not_age_in_a_warm_up_whose_policy_does_not_move(tmp_path, tiny
     keep, groups = Keep(), GroupRollout(size=2, per_rollout=1, mini_batches=1, ahead=2, ahead_turns=1)
     callbacks = [keep, CriticWarmup(rollouts=1, rounds=5, fraction=1.0)]
     data = make_data(groups=groups, max_staleness=3, num_envs=2)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(tmp_path, 9, callbacks).fit(make_agent(tiny_folder, SeparateCritic()), data)
-    assert not [warning for warning in told if "it is dropped" in str(warning.message)]
+    assert not [warning for warning in caught if "it is dropped" in str(warning.message)]
     assert keep.versions == [0, 5, 6, 7, 8]
     assert min(turn.policy_version for turn in keep.rollouts[2].turns) == 0  # the number stays that of the steps
     ages = [logged["mismatch/staleness_max"] for logged in keep.logged if "mismatch/staleness_max" in logged]
@@ -339,8 +339,8 @@ def test_the_plan_counts_the_engines_copy_and_says_how_old_turns_are(tmp_path, t
         texts.append(plan_text(trainer, agent))
         plans.append(memory_plan(agent, data, step_rows(trainer, data, data.first_prompts())))
         data.teardown("fit")
-    told = "while the previous one trains; turns at most 1 iterations old"
-    assert [told in text for text in texts] == [False, True]
+    message = "while the previous one trains; turns at most 1 iterations old"
+    assert [message in text for text in texts] == [False, True]
     weights = sum(p.nbytes for p in agent.actor.parameters())
     assert (plans[0].engine, plans[1].sampling) == (0, 0)
     assert plans[1].engine == plans[0].sampling + weights

@@ -209,9 +209,9 @@ def test_what_cannot_be_cloned_is_refused_in_a_sentence(folder, tmp_path):
     (short := tmp_path / "short" / "turns").mkdir(parents=True)
     begun = [line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["turn"] < 2]
     (short / log.name).write_text("".join(begun))
-    told = refused(signs(), demonstrations=Recorded(str(short.parent)))
-    assert re.search(r"none of the \d+ episodes", told)
-    assert f"'{short.parent}'" in told
+    message = refused(signs(), demonstrations=Recorded(str(short.parent)))
+    assert re.search(r"none of the \d+ episodes", message)
+    assert f"'{short.parent}'" in message
     other = tiny_model_folder(tmp_path / "other", vocab_words=["up down and so on"] * 20)
     assert "another tokenizer" in refused(signs(), other, demonstrations=Recorded(str(tmp_path / "run")))
 
@@ -249,15 +249,15 @@ def test_models_that_cannot_read_the_rows_of_the_policy_are_refused(folder, tmp_
         return str(caught.value)
 
     for model, wrong in ((other, "another tokenizer"), (short, "reads 60 tokens")):
-        told = refused(PPOAgent(str(folder), critic=SharedCritic(), kl=KL(loss=1.0, reference=str(model))))
-        assert wrong in told
-        assert "model.init_args.kl.reference" in told
-        told = refused(PPOAgent(str(folder), critic=SeparateCritic(str(model))))
-        assert wrong in told
-        assert "model.init_args.critic.init_args.model" in told
-    told = refused(PPOAgent(str(folder), critic=SeparateCritic(str(tmp_path / "nothing"))))
-    assert "no model folder" in told
-    assert "model.init_args.critic.init_args.model" in told
+        message = refused(PPOAgent(str(folder), critic=SharedCritic(), kl=KL(loss=1.0, reference=str(model))))
+        assert wrong in message
+        assert "model.init_args.kl.reference" in message
+        message = refused(PPOAgent(str(folder), critic=SeparateCritic(str(model))))
+        assert wrong in message
+        assert "model.init_args.critic.init_args.model" in message
+    message = refused(PPOAgent(str(folder), critic=SeparateCritic(str(tmp_path / "nothing"))))
+    assert "no model folder" in message
+    assert "model.init_args.critic.init_args.model" in message
 
 
 @pytest.mark.slow

@@ -77,9 +77,9 @@ def test_a_checkpoint_of_one_process_inside_the_warm_up_is_told(tmp_path, exact_
     with pytest.raises(SystemExit) as ended:
         fit(tmp_path / "sharded", exact_folder, "SharedCritic", 1, "--ckpt_path", str(stopped), strategy=sharded)
     assert ended.value.code == 2
-    told = capsys.readouterr().err.splitlines()[-1]
+    printed = capsys.readouterr().err.splitlines()[-1]
     for part in (f"the checkpoint '{stopped}' was written inside", "'auto' or 'ddp'", "(key ckpt_path"):
-        assert part in told
+        assert part in printed
 
 
 @pytest.mark.long

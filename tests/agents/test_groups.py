@@ -192,7 +192,7 @@ def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "warned"),
     [
         ({"kl_reward": 0.001}, True),
         ({"kl_reward": 0.001, "advantage": PassAtK()}, True),
@@ -201,13 +201,13 @@ def test_scores_below_0_are_refused_before_the_run_where_they_have_no_meaning(tm
         ({"kl_reward": 0.001, "advantage": PassAtK(divide_by_std=False)}, False),
     ],
 )
-def test_a_kl_that_counts_as_much_as_a_reward_is_told(tmp_path, tiny_folder, settings, told):
+def test_a_kl_that_counts_as_much_as_a_reward_is_told(tmp_path, tiny_folder, settings, warned):
     agent = agent_of(tiny_folder, **{"advantage": GRPO(), **settings})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with pytest.raises(PlanShown):
             make_trainer(tmp_path, 1, [DryRun()]).fit(agent, group_data())
-    assert any("alone gives advantages of full size" in str(each.message) for each in caught) == told
+    assert any("alone gives advantages of full size" in str(each.message) for each in caught) == warned
 
 
 def test_a_mean_over_groups_without_groups_is_refused(tmp_path, tiny_folder):

@@ -232,7 +232,7 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, dropout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "given", "told"),
+    ("saved", "given", "message"),
     [
         (LoRA(rank=4), None, "has adapters of rank 4 and alpha 8 on all-linear, this run has no adapters"),
         pytest.param(None, LoRA(rank=4), "has no adapters, this run has adapters of rank 4", marks=pytest.mark.slow),
@@ -246,10 +246,10 @@ def test_a_resumed_run_equals_one_run(tmp_path, tiny_folder, dropout):
         ),
     ],
 )
-def test_a_checkpoint_with_other_adapters_is_refused(tmp_path, tiny_folder, saved, given, told):
+def test_a_checkpoint_with_other_adapters_is_refused(tmp_path, tiny_folder, saved, given, message):
     fit(tmp_path, first := lora_agent(tiny_folder, SharedCritic(), lora=saved), 1)
     first.trainer.save_checkpoint(tmp_path / "stop.ckpt")
-    with pytest.raises(ValueError, match=f"{told}.*model.init_args.lora"):
+    with pytest.raises(ValueError, match=f"{message}.*model.init_args.lora"):
         fit(tmp_path, lora_agent(tiny_folder, SharedCritic(), lora=given), 2, ckpt_path=tmp_path / "stop.ckpt")
 
 

@@ -76,10 +76,10 @@ def test_numbers_that_are_of_all_ranks_get_no_advice_to_average_them(
     warning_cache.clear()  # Lightning gives each advice once in a process
     if not filtered:
         monkeypatch.setattr(agent_module, "leave_out_hints", lambda: None)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(tmp_path, 1, limit_val_batches=1.0).fit(make_agent(tiny_folder), make_data())
-    advice = [str(warning.message) for warning in told if "sync_dist" in str(warning.message)]
+    advice = [str(warning.message) for warning in caught if "sync_dist" in str(warning.message)]
     for name in ("policy/loss", "val/success", "time/update_seconds"):
         assert any(f"'{name}'" in text for text in advice) is not filtered
     assert not (filtered and advice)

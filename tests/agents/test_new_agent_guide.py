@@ -67,8 +67,8 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
         "trainer.logger": "{class_path: CSVLogger, init_args: {save_dir: devices}}",
         "trainer.enable_progress_bar": "false",
     }
-    code, told = agentrl("--config", "explore.yaml", *(f"--{key}={value}" for key, value in arguments.items()))
-    assert code == 0, told
+    code, printed = agentrl("--config", "explore.yaml", *(f"--{key}={value}" for key, value in arguments.items()))
+    assert code == 0, printed
     logged = [row for row in metrics(folder) if "exploration/bonus" in row]
     (log,) = folder.rglob("turns/rank0-*.jsonl")
     turns: list[dict[str, Any]] = [json.loads(line) for line in log.open()]
@@ -93,6 +93,6 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
 
 def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:
     given = changed(yaml.safe_load((folder / "explore.yaml").read_text()), "model.init_args.lr_actr", 1e-3)
-    told = sentence(agentrl(config=given))
+    message = sentence(agentrl(config=given))
     for part in ("model.init_args.lr_actr", "CountBonusAgent", "did you mean optim.lr_actor?"):
-        assert part in told
+        assert part in message

@@ -68,14 +68,14 @@ def fit(path, agent, callbacks=(), epochs=2, ckpt_path=None, **trainer):
     watch = Watch()
     settings = {"enable_checkpointing": True, **trainer}
     made = make_trainer(path, epochs, [watch, newest(path), *callbacks], **settings)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made.fit(agent, make_data(), ckpt_path=ckpt_path)
-    return watch, made, [str(one.message) for one in told]
+    return watch, made, [str(one.message) for one in caught]
 
 
-def skipped(told):
-    return [text for text in told if "is skipped" in text]
+def skipped(sentences):
+    return [text for text in sentences if "is skipped" in text]
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def skipped(told):
 )
 def test_a_step_that_is_not_finite_moves_nothing_and_is_named(tmp_path, exact_folder, fault, said, precision):
     agent = faulty(exact_folder, fault, [1], max_tokens_per_micro_batch=100)
-    watch, trainer, told = fit(tmp_path, agent, precision=precision)
+    watch, trainer, caught = fit(tmp_path, agent, precision=precision)
     assert watch.moved == [True, False, True, True]
     assert (agent.attempts, trainer.global_step) == (4, 3)
-    (sentence,) = skipped(told)
+    (sentence,) = skipped(caught)
     assert re.search(said, sentence), sentence
     assert "environment 0" not in sentence or fault == "gradient"  # whose micro-batch may hold others
     assert [(logged["guard/not_finite"], logged["guard/skipped"]) for logged in watch.logged] == [(0.5, 0.5), (0, 0)]
@@ -116,8 +116,8 @@ def test_steps_of_a_run_that_was_stopped_are_not_in_a_row_with_those_of_the_next
     agent = faulty(exact_folder, "loss", [0, 1], max_not_finite=2)
     with pytest.raises(RunStoppedError, match="2 steps in a row"):
         fit(tmp_path, agent, epochs=1)
-    watch, _, told = fit(tmp_path, agent, epochs=1)
-    assert len(skipped(told)) == 1  # attempt 1 once more
+    watch, _, caught = fit(tmp_path, agent, epochs=1)
+    assert len(skipped(caught)) == 1  # attempt 1 once more
     assert watch.moved == [False, True]
 
 
@@ -153,9 +153,9 @@ def test_where_no_turn_has_finite_numbers_the_run_stops(tmp_path, exact_folder):
 @pytest.mark.parametrize(("fault", "said"), [("values", "values"), slow("rewards", "shaped_rewards")])
 def test_a_turn_that_is_scored_with_nan_is_named_and_not_trained_on(tmp_path, exact_folder, fault, said):
     agent = faulty(exact_folder, fault, [2])  # the second rollout
-    watch, trainer, told = fit(tmp_path, agent)
+    watch, trainer, caught = fit(tmp_path, agent)
     assert [logged["guard/turns_left_out"] for logged in watch.logged] == [0, 4]
-    (sentence,) = [text for text in told if "not trained on" in text]
+    (sentence,) = [text for text in caught if "not trained on" in text]
     assert f"{said} of environment 3, " in sentence
     assert {attempt for attempt, env in agent.trained if env == 3} == {0, 1}
     assert {attempt for attempt, env in agent.trained if env == 0} == {0, 1, 2, 3}
@@ -168,8 +168,8 @@ def test_a_turn_that_is_scored_with_nan_is_named_and_not_trained_on(tmp_path, ex
 def test_a_warm_up_goes_on_without_an_episode_that_is_scored_with_nan(tmp_path, exact_folder):
     agent = faulty(exact_folder, "values", [0])
     warmup = CriticWarmup(rollouts=2, rounds=2, fraction=0.5)
-    watch, trainer, told = fit(tmp_path, agent, [warmup], epochs=3)
-    (sentence,) = [text for text in told if "not trained on" in text]
+    watch, trainer, caught = fit(tmp_path, agent, [warmup], epochs=3)
+    (sentence,) = [text for text in caught if "not trained on" in text]
     assert "values of environment 3, " in sentence
     assert watch.logged[0]["guard/turns_left_out"] == 8
     assert trainer.global_step == 6
@@ -235,8 +235,8 @@ def test_what_was_watched_in_a_faulty_step_is_no_fault_of_the_next(tmp_path, exa
 
     monkeypatch.setattr(FaultyAgent, "configure_optimizers", watched)
     agent = faulty(exact_folder, "loss", [0], max_tokens_per_micro_batch=1)
-    _, trainer, told = fit(tmp_path, agent, epochs=1)
-    (sentence,) = skipped(told)
+    _, trainer, caught = fit(tmp_path, agent, epochs=1)
+    (sentence,) = skipped(caught)
     assert "step 1 is skipped" in sentence
     assert (agent.attempts, trainer.global_step) == (2, 1)
 
@@ -317,6 +317,6 @@ def test_a_command_that_stops_says_where_to_go_on_from(tmp_path, exact_folder, c
     with pytest.raises(SystemExit) as stop:
         processes.fit(tmp_path, exact_folder, "SeparateCritic", 1, *FAULTY, "loss", *always)
     assert stop.value.code == 1
-    told = capsys.readouterr().err
-    assert f"the last good checkpoint is '{tmp_path / 'last.ckpt'}'" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert f"the last good checkpoint is '{tmp_path / 'last.ckpt'}'" in printed
+    assert "Traceback" not in printed

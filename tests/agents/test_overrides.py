@@ -21,10 +21,10 @@ def silent(self: Any, *args: Any) -> None:
 
 def announced(method: Any) -> Any:
     @wraps(method)
-    def told(self: Any, *args: Any) -> None:
+    def announcing(self: Any, *args: Any) -> None:
         method(self, *args)
 
-    return told
+    return announcing
 
 
 @pytest.mark.parametrize("hook", HOOKS)

@@ -109,10 +109,10 @@ def withheld(*parts: str) -> Make:
     return lambda lm: PlainEngine(withheld=parts)
 
 
-def sampling(drawn: Any, told: Any = None) -> Make:
+def sampling(drawn: Any, claimed: Any = None) -> Make:
     def make(lm: PreTrainedModel) -> Engine:
         engine = PlainEngine()
-        engine.sampled_from, engine.told = drawn, told
+        engine.sampled_from, engine.claimed_from = drawn, claimed
         return engine
 
     return make
@@ -210,9 +210,9 @@ def test_a_wrong_engine_is_found_with_its_cause(wrong: str) -> None:
     lm = model(kind)
     with proving(make(lm), lm, trained_meanwhile=kind.endswith("ahead")) as proof:
         proof.engine.sync(0)  # as a run does before
-        told = proof.at_start(0)
-    assert "does not sample from the policy" in told
-    assert cause in told.partition("likely ")[2]
+        objection = proof.at_start(0)
+    assert "does not sample from the policy" in objection
+    assert cause in objection.partition("likely ")[2]
 
 
 RIGHT: dict[str, tuple[str, Callable[[], Engine], dict[str, Any]]] = {  # model, engine, settings of the proof
@@ -244,10 +244,10 @@ def test_a_right_engine_goes_on(right: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [bf16_mixed, torch.no_grad], ids=["bf16-mixed", "float32"])
 @pytest.mark.parametrize(
-    ("parts", "told"), [((), ""), (["layers.1.self_attn.q_proj"], "does not sample from the policy")]
+    ("parts", "message"), [((), ""), (["layers.1.self_attn.q_proj"], "does not sample from the policy")]
 )
 def test_a_model_whose_own_rounding_is_large_is_not_taken_for_a_wrong_engine(
-    parts: Sequence[str], told: str, precision: Precision
+    parts: Sequence[str], message: str, precision: Precision
 ) -> None:
     """With an engine in 16 bits; the log-probs of such a model there differ much from those in float32."""
     lm = family("llama", tie_word_embeddings=True, initializer_range=0.5, num_hidden_layers=6)
@@ -256,8 +256,8 @@ def test_a_model_whose_own_rounding_is_large_is_not_taken_for_a_wrong_engine(
         seen = next(proof.rounds(2, 0)).seen
         assert not proof.bounds.hold(seen.mean, seen.largest)
         found = proof.at_start(0)
-    assert told in found
-    assert bool(told) == bool(found)
+    assert message in found
+    assert bool(message) == bool(found)
 
 
 @pytest.mark.parametrize("before", ["highest", "high"])
@@ -283,16 +283,16 @@ class Blind(TransformersEngine):
         return await super().generate(replace(request, prompt=ModelInput(chunks)))
 
 
-@pytest.mark.parametrize(("engine", "told"), [(TransformersEngine, ""), (Blind, "does not sample from the policy")])
-def test_what_an_engine_sees_is_proven(tmp_path: Path, engine: type[Engine], told: str) -> None:
+@pytest.mark.parametrize(("engine", "message"), [(TransformersEngine, ""), (Blind, "does not sample from the policy")])
+def test_what_an_engine_sees_is_proven(tmp_path: Path, engine: type[Engine], message: str) -> None:
     folder = str(tiny_vision_folder(tmp_path, "qwen3_vl"))
     reader = read_images(folder)
     assert reader is not None
     prompts = [text(5, 6) + reader.read(picture(seed)) + text(*range(5, 30)) for seed in range(3)]
     with proving(engine(), load_causal_lm(folder), prompts=prompts) as proof:
         found = proof.at_start(0)
-    assert told in found
-    assert bool(told) == bool(found)
+    assert message in found
+    assert bool(message) == bool(found)
 
 
 def test_parts_are_tensors_kinds_and_modules_each_once() -> None:

@@ -48,11 +48,11 @@ def test_the_command_stops_before_a_step_and_names_what_is_missing(
     steps = []
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: steps.append(1))
     engine = {"class_path": "tests.engines.plain.PlainEngine", "init_args": {"withheld": ["mlp.up_proj"]}}
-    code, told = agentrl(config=changed(config, "data.init_args.engine", engine))
+    code, printed = agentrl(config=changed(config, "data.init_args.engine", engine))
     assert code == 1
-    assert "Traceback" not in told
-    assert "mlp.up_proj" in told.splitlines()[-1]
-    assert "data.init_args.prove" in told.splitlines()[-1]
+    assert "Traceback" not in printed
+    assert "mlp.up_proj" in printed.splitlines()[-1]
+    assert "data.init_args.prove" in printed.splitlines()[-1]
     assert steps == []
 
 
@@ -62,8 +62,8 @@ def test_a_right_run_is_the_same_to_the_bit(tmp_path: Path, tiny_folder: Path, s
     trained = []
     for prove in ("stop", "off"):
         one_by_one = TransformersEngine(max_batch=1)  # what shares a batch would depend on the load
-        agent, steps, told = run(tmp_path, tiny_folder, one_by_one, prove=prove, **settings)
-        assert (steps, told) == (6, "")
+        agent, steps, message = run(tmp_path, tiny_folder, one_by_one, prove=prove, **settings)
+        assert (steps, message) == (6, "")
         trained.append(weights(agent))
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
@@ -85,8 +85,8 @@ def test_an_engine_that_goes_wrong_later_is_found_before_a_step_on_what_it_sampl
     """With rollouts ahead the second update is the first that changes anything, and the engine is asked there."""
     from_update = SENT_FIRST + ("max_staleness" in settings)
     engine = PlainEngine(**fault, from_update=from_update)
-    _, taken, told = run(tmp_path, tiny_folder, engine, **settings)
-    assert "does not sample from the policy" in told
+    _, taken, message = run(tmp_path, tiny_folder, engine, **settings)
+    assert "does not sample from the policy" in message
     assert taken == 2  # the first iteration
 
 
@@ -98,24 +98,24 @@ def test_a_model_that_rounds_much_by_itself_is_trained_unless_the_engine_goes_wr
     """The mean gap of its rollouts is beyond what 16 bits explain of other models."""
     folder = tiny_model_folder(tmp_path / "model", num_hidden_layers=6, initializer_range=0.5)
     engine = PlainEngine(withheld=parts, from_update=SENT_FIRST, dtype="bfloat16")
-    agent, steps, told = run(tmp_path, folder, engine, iterations=2, precision="bf16-mixed")
-    assert ("does not sample from the policy" in told, steps) == (bool(parts), taken)
+    agent, steps, message = run(tmp_path, folder, engine, iterations=2, precision="bf16-mixed")
+    assert ("does not sample from the policy" in message, steps) == (bool(parts), taken)
     assert agent.trainer.logged_metrics["mismatch/logp_gap_mean"] > ROUGH.mean
 
 
 @pytest.mark.slow
 def test_aged_weights_with_steps_of_no_effect_go_on(tmp_path: Path, tiny_folder: Path) -> None:
     engine = PlainEngine(aged=True, from_update=SENT_FIRST)
-    _, steps, told = run(tmp_path, tiny_folder, engine, lr=1e-9)
-    assert (steps, told) == (6, "")
+    _, steps, message = run(tmp_path, tiny_folder, engine, lr=1e-9)
+    assert (steps, message) == (6, "")
 
 
 @pytest.mark.slow
 def test_a_warning_in_place_of_a_stop(tmp_path: Path, tiny_folder: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _, steps, told = run(tmp_path, tiny_folder, PlainEngine(withheld=["model.norm"]), iterations=1, prove="warn")
-    assert (steps, told) == (2, "")
+        _, steps, message = run(tmp_path, tiny_folder, PlainEngine(withheld=["model.norm"]), iterations=1, prove="warn")
+    assert (steps, message) == (2, "")
     said = [str(warning.message) for warning in caught]
     assert any("model.norm.weight is not taken over" in text for text in said), said
 

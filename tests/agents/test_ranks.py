@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.losses import GroupFilter
 from tests.agents import two_ranks
-from tests.agents.two_ranks import ESTIMATORS, FILTERS, STEPS, Told
+from tests.agents.two_ranks import ESTIMATORS, FILTERS, STEPS, Report
 from tests.losses.test_conformance import CORRECTIONS, named
 
 pytestmark = pytest.mark.slow  # two processes
@@ -28,23 +28,23 @@ PREPARED = [
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> list[Told]:
+def two(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> list[Report]:
     """What each of two processes found out."""
     folder = tmp_path_factory.mktemp("ranks")
     multiprocessing.set_forkserver_preload([two_ranks.__name__])  # import torch once, not in each process
     start_processes(two_ranks.run, args=(str(folder), str(exact_folder)), nprocs=2, start_method="forkserver")
-    return [Told(**torch.load(folder / f"{rank}.pt")) for rank in range(2)]
+    return [Report(**torch.load(folder / f"{rank}.pt")) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Told:
+def one(tmp_path_factory: pytest.TempPathFactory, exact_folder: Path) -> Report:
     """What a single process finds out."""
     with mock.patch.dict(os.environ), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return two_ranks.fit(tmp_path_factory.mktemp("rank"), str(exact_folder), devices=1)
 
 
-def test_both_have_a_share_of_the_episodes(one: Told, two: list[Told]) -> None:
+def test_both_have_a_share_of_the_episodes(one: Report, two: list[Report]) -> None:
     """Groups are not divided; episodes differ in length, and so do the shares."""
     first, second = (process.tokens["estimator GRPO"].keys() for process in two)
     assert not first & second
@@ -55,7 +55,7 @@ def test_both_have_a_share_of_the_episodes(one: Told, two: list[Told]) -> None:
     assert len(first) != len(second)
 
 
-def test_everything_there_is_takes_part(one: Told) -> None:
+def test_everything_there_is_takes_part(one: Report) -> None:
     assert set(PREPARED) == one.tokens.keys()
     assert set(STEPS) == one.gradients.keys() == one.numbers.keys() - set(PREPARED)
     filters = {type(group_filter) for group_filter in two_ranks.FILTERS.values()}
@@ -64,7 +64,7 @@ def test_everything_there_is_takes_part(one: Told) -> None:
 
 
 @pytest.mark.parametrize("name", PREPARED)
-def test_tokens_get_from_two_processes_what_they_get_from_one(one: Told, two: list[Told], name: str) -> None:
+def test_tokens_get_from_two_processes_what_they_get_from_one(one: Report, two: list[Report], name: str) -> None:
     got = two[0].tokens[name] | two[1].tokens[name]
     assert got.keys() == one.tokens[name].keys()
     for place, want in one.tokens[name].items():
@@ -73,13 +73,13 @@ def test_tokens_get_from_two_processes_what_they_get_from_one(one: Told, two: li
 
 
 @pytest.mark.parametrize("name", [name for name in (*PREPARED, *STEPS) if "correction" not in name])
-def test_what_is_logged_is_of_both_processes(one: Told, two: list[Told], name: str) -> None:
+def test_what_is_logged_is_of_both_processes(one: Report, two: list[Report], name: str) -> None:
     for process in two:
         assert process.numbers[name] == pytest.approx(one.numbers[name], rel=1e-8, abs=1e-10, nan_ok=True)
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_gradients_of_two_processes_are_those_of_one(one: Told, two: list[Told], name: str) -> None:
+def test_gradients_of_two_processes_are_those_of_one(one: Report, two: list[Report], name: str) -> None:
     """Summed over ranks although each has another number of tokens, rows and groups."""
     want = one.gradients[name]
     assert max(float(gradient.abs().max()) for gradient in want.values()) > 1e-4

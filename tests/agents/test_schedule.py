@@ -149,7 +149,7 @@ def test_skipped_steps_and_the_warm_up_do_not_advance_the_actor_and_a_resumed_ru
     assert_same(read(tmp_path / "whole" / "last.ckpt"), read(tmp_path / "part" / "last.ckpt"))
 
 
-class Told(L.Callback):
+class RatesSeen(L.Callback):
     """Phase and age of the oldest turn, by iteration."""
 
     def __init__(self) -> None:
@@ -168,9 +168,9 @@ def test_a_second_run_warms_up_and_schedules_anew(tmp_path: Path, tiny_folder: P
     agent = make_agent(tiny_folder, schedule=Schedules(Schedule("linear"), Schedule("linear")))
     runs, held = [], []
     for _ in range(2):
-        told = Told()
-        rates = fit(tmp_path, agent, 5, [warmup, told], data={"max_staleness": 1})
-        runs.append((rates, told.of_iterations))
+        rates_seen = RatesSeen()
+        rates = fit(tmp_path, agent, 5, [warmup, rates_seen], data={"max_staleness": 1})
+        runs.append((rates, rates_seen.of_iterations))
         held.append(agent.held_steps)
     assert [phase for phase, _ in runs[0][1]] == ["critic_warmup"] * 2 + ["train"] * 3
     assert runs[0][1][-1][1] == 1.0

@@ -37,9 +37,11 @@ def test_progress_of_scoring_ends_at_its_total(tiny_folder, tmp_path, settings: 
     else:
         agent = PPOAgent(str(tiny_folder), critic=None, advantage=GRPO(), **grouped({"lr_actor": 1e-3, **settings}))
         data = make_data(groups=GroupRollout(size=2, per_rollout=2, mini_batches=2))
-    told: list[tuple[int, int]] = []
-    agent.clock.listeners.append(lambda stage, done, total: told.append((done, total)) if stage == "score" else None)
+    reported: list[tuple[int, int]] = []
+    agent.clock.listeners.append(
+        lambda stage, done, total: reported.append((done, total)) if stage == "score" else None
+    )
     make_trainer(tmp_path, 1, [kept := Kept()]).fit(agent, data)
     ends = len(bootstrap_rows(kept.rollout)) if "critic" in settings else 0
     total = passes * len(kept.rollout) + ends
-    assert told[-1] == (total, total)
+    assert reported[-1] == (total, total)

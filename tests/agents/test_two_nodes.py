@@ -180,9 +180,9 @@ def test_nodes_whose_link_stays_cut_end_and_name_each_other(cluster: Cluster, ex
     print(f"\n{how}: ended with {codes} after {time.monotonic() - began:.0f} s")
     assert all(codes), logs(folder)
     for own, other in (NODES, NODES[::-1]):
-        told = " ".join((folder / f"{own}.txt").read_text(errors="replace").split())
+        output = " ".join((folder / f"{own}.txt").read_text(errors="replace").split())
         name = f"node {NODES.index(other)} ({other}, {cluster.network.address(other)})"
-        assert f"agentrl: {name} does not answer any more" in told, logs(folder)
+        assert f"agentrl: {name} does not answer any more" in output, logs(folder)
 
 
 def test_a_node_that_never_comes_is_told(cluster: Cluster, exact_folder: Path) -> None:
@@ -192,9 +192,9 @@ def test_a_node_that_never_comes_is_told(cluster: Cluster, exact_folder: Path) -
     given = settings(LIMIT, nodes=2)
     alone = cluster.start("node0", made_small(told_commands()["node0"], *given), folder)
     assert alone.wait(LIMIT + ENDS) != 0
-    told = " ".join((folder / "node0.txt").read_text().split())
-    assert "did not meet at node0:29500" in told, logs(folder)
-    assert "trainer.num_nodes" in told
+    output = " ".join((folder / "node0.txt").read_text().split())
+    assert "did not meet at node0:29500" in output, logs(folder)
+    assert "trainer.num_nodes" in output
 
 
 @pytest.mark.vllm

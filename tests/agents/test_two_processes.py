@@ -48,9 +48,9 @@ def test_what_two_processes_refuse_is_told_once_before_weights_are_read(tmp_path
             (tmp_path / name).write_text((exact_folder / name).read_text())
     with pytest.raises(AssertionError) as error:
         fit(tmp_path / "run", tmp_path, "SharedCritic", 2, *arguments, typed=True)
-    told = [line for line in str(error.value).splitlines() if "agentrl: " in line]
-    assert len(told) == 1
-    assert part in told[0]
+    sentences = [line for line in str(error.value).splitlines() if "agentrl: " in line]
+    assert len(sentences) == 1
+    assert part in sentences[0]
 
 
 @pytest.mark.long

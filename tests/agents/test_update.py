@@ -168,18 +168,18 @@ def test_collect_comes_strictly_after_the_update(tmp_path, tiny_folder):
 @pytest.mark.parametrize("critic", [SharedCritic, pytest.param(SeparateCritic, marks=pytest.mark.slow)])
 def test_every_stage_says_how_far_it_is(tmp_path, tiny_folder, critic):
     """Steps up to its total: turns collected, rows scored, rows of all mini-batches trained on."""
-    told: dict[str, list[tuple[int, int]]] = {}
+    reported: dict[str, list[tuple[int, int]]] = {}
     agent = make_agent(tiny_folder, critic=critic(), max_tokens_per_micro_batch=100)
-    agent.clock.listeners.append(lambda stage, done, total: told.setdefault(stage, []).append((done, total)))
+    agent.clock.listeners.append(lambda stage, done, total: reported.setdefault(stage, []).append((done, total)))
     make_trainer(tmp_path, 1, []).fit(agent, make_data())
-    assert told["collect"] == [(done, 16) for done in range(17)]
+    assert reported["collect"] == [(done, 16) for done in range(17)]
     for stage in ("score", "update"):
-        done, totals = zip(*told[stage], strict=True)
+        done, totals = zip(*reported[stage], strict=True)
         assert list(done) == sorted(done)
-        assert len(told[stage]) > 3
+        assert len(reported[stage]) > 3
         assert done[0] == 0
         assert done[-1] == totals[-1]
-    assert told["update"][-1] == (16, 16)
+    assert reported["update"][-1] == (16, 16)
 
 
 @pytest.mark.slow
@@ -224,10 +224,10 @@ def test_it_says_how_much_was_shared_and_padded(tmp_path, tiny_folder, monkeypat
     packs = [pack([rows[i] for i in index], share=share) for index in plan]
     held, computed = sum(len(row.input_ids) for row in rows), sum(packed.tokens for packed in packs)
     padding = sum(int((packed.padding == 0).sum()) for packed in packs if packed.padding is not None)
-    told = {name: float(number) for name, number in trainer.callback_metrics.items()}
-    assert told["time/update_padding"] == pytest.approx(padding / computed)
-    assert told["time/update_shared"] == pytest.approx(1 - (computed - padding) / held)
-    assert told["time/update_shared"] > 0.3 if share else padding > 0
+    logged = {name: float(number) for name, number in trainer.callback_metrics.items()}
+    assert logged["time/update_padding"] == pytest.approx(padding / computed)
+    assert logged["time/update_shared"] == pytest.approx(1 - (computed - padding) / held)
+    assert logged["time/update_shared"] > 0.3 if share else padding > 0
 
 
 def one_step(tmp_path, folder, agent_class=PPOAgent, **kwargs):

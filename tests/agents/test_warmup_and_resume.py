@@ -88,17 +88,17 @@ def test_each_round_trains_on_a_sample_without_replacement_of_all_data(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("least", "told"), [(0.99, 1), (None, 0)])
-def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, tiny_folder, least, told):
+@pytest.mark.parametrize(("least", "warnings_of_it"), [(0.99, 1), (None, 0)])
+def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, tiny_folder, least, warnings_of_it):
     callbacks = [CriticWarmup(rollouts=1, rounds=1, fraction=1.0, min_explained_variance=least)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make_trainer(tmp_path, 2, callbacks).fit(make_agent(tiny_folder), make_data())
-    assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == told
+    assert sum("has not converged as the actor starts" in str(one.message) for one in caught) == warnings_of_it
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "message"),
     [
         ({"max_steps": 4}, "trainer.max_steps is 4: the actor is never trained"),
         pytest.param({"epochs": 9, "max_steps": 4}, "trainer.max_steps is 4", marks=pytest.mark.slow),
@@ -106,14 +106,14 @@ def test_it_says_when_the_critic_has_not_converged_unless_told_not_to(tmp_path, 
         pytest.param({"max_steps": 6}, "", marks=pytest.mark.slow),
     ],
 )
-def test_a_warm_up_that_takes_the_whole_run_is_told(tmp_path, tiny_folder, ends, told):
+def test_a_warm_up_that_takes_the_whole_run_is_told(tmp_path, tiny_folder, ends, message):
     """Two iterations of two steps."""
     trainer = make_trainer(tmp_path, **{"epochs": -1, **ends}, callbacks=[CriticWarmup(2, 2, 0.5)])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(make_agent(tiny_folder), make_data())
     sentences = [str(one.message) for one in caught if "never trained" in str(one.message)]
-    assert [told in sentence for sentence in sentences] == [True] * bool(told)
+    assert [message in sentence for sentence in sentences] == [True] * bool(message)
 
 
 @pytest.mark.parametrize(("rollouts", "fraction"), [(40, 0.11), (0, 0.5), (3, 0.1), (4, 1.5)])

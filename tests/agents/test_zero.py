@@ -44,7 +44,7 @@ def groups(kind):
 def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_does():
     """First nothing, then a warm-up, in which the actor neither moves nor ages; then both."""
     limits = {"actor": 0.5, "critic": 100.0}
-    told = []
+    results = []
     for kind in (torch.optim.AdamW, GroupedAdamW):
         parameters, optimizer = groups(kind)
         torch.manual_seed(1)
@@ -55,8 +55,8 @@ def test_the_optimizer_below_zero_steps_and_clips_each_group_as_the_plain_one_do
             norms.append(step_by_group(optimizer, limits, held, allowed=lambda norms: True, discard=optimizer.step))
             if held:
                 assert not optimizer.state[parameters["actor"]]
-        told.append((parameters, norms))
-    (plain, plain_norms), (grouped, grouped_norms) = told
+        results.append((parameters, norms))
+    (plain, plain_norms), (grouped, grouped_norms) = results
     for a, b in zip(plain_norms, grouped_norms, strict=True):
         assert a == pytest.approx(b, rel=1e-6)
     assert plain_norms[-1]["actor"] > limits["actor"]  # was clipped

@@ -43,7 +43,7 @@ STEPS = {f"mean {mode}": (PPOClip(), mode) for mode in get_args(AggregationMode)
 
 
 @dataclass
-class Told:
+class Report:
     """What a process found out."""
 
     tokens: dict[str, dict[Place, Tensor]] = field(default_factory=dict)  # [K, columns] of its own turns
@@ -60,7 +60,7 @@ class Everything(PPOAgent):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.told = Told()
+        self.report = Report()
         self.step = ""
 
     @property
@@ -71,7 +71,7 @@ class Everything(PPOAgent):
         places = [(sample.turns[0].env, sample.turns[0].index) for sample in rollout.samples]
         table_BAN = torch.stack([x.double() for x in columns_BA], -1)
         rows = zip(places, table_BAN, rollout.action_mask, strict=True)
-        self.told.tokens[name] = {place: row[mask] for place, row, mask in rows}
+        self.report.tokens[name] = {place: row[mask] for place, row, mask in rows}
 
     def score(self, rollout: Rollout) -> Rollout:
         return rollout if rollout.scores.values is not None else super().score(rollout)
@@ -88,7 +88,7 @@ class Everything(PPOAgent):
         for name, group_filter in FILTERS.items():
             kept, numbers = filtered(rollout, group_filter, self.ranks.gather)
             self.tell(f"filter {name}", kept, kept.rewards)
-            self.told.numbers[f"filter {name}"] = over_ranks(numbers, self.device)
+            self.report.numbers[f"filter {name}"] = over_ranks(numbers, self.device)
         for name, cls in ESTIMATORS.items():
             self.advantage = cls()
             for self.correction in (None, REJECTING):
@@ -98,7 +98,7 @@ class Everything(PPOAgent):
                 assert prepared.returns is not None
                 label = f"estimator {name}{'' if self.correction is None else ', rejecting'}"
                 self.tell(label, prepared, prepared.advantages, prepared.returns)
-                self.told.numbers[label] = without_times(whole.metrics)
+                self.report.numbers[label] = without_times(whole.metrics)
         return Prepared(rollout.union(advantages=prepared.advantages, returns=prepared.returns), {})
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> None:
@@ -118,15 +118,15 @@ class Everything(PPOAgent):
         super().training_step(MiniBatch(changed), batch_idx)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.told.gradients[self.step] = {n: p.grad.clone() for n, p in self.named_parameters() if p.grad is not None}
+        self.report.gradients[self.step] = {n: p.grad.clone() for n, p in self.named_parameters() if p.grad is not None}
 
     def log_dict(self, numbers: Any, **how: Any) -> None:
         if "grad_norm/actor" in numbers:
-            self.told.numbers[self.step] = without_times(numbers)
+            self.report.numbers[self.step] = without_times(numbers)
         super().log_dict(numbers, **how)
 
 
-def fit(path: Path, model: str, devices: int) -> Told:
+def fit(path: Path, model: str, devices: int) -> Report:
     """An iteration of four groups of three episodes, and as many steps as there are losses and means."""
     torch.manual_seed(0)
     agent = Everything(
@@ -145,7 +145,7 @@ def fit(path: Path, model: str, devices: int) -> Told:
         interaction=TurnInteraction(4, ByLength(), invalid_penalty=0.0),
     )
     make_trainer(path, 1, devices=devices, strategy="ddp" if devices > 1 else "auto").fit(agent, data)
-    return agent.told
+    return agent.report
 
 
 def run(rank: int, folder: str, model: str) -> None:

@@ -31,10 +31,10 @@ FIRST, SECOND = Node(1, "one", "10.0.0.2"), Node(2, "two", "10.0.0.3")
 def test_nodes_that_are_silent_are_named_and_else_the_one_that_has_ended(
     lost: LostRank, others: dict[Node, bool], named: list[Node]
 ) -> None:
-    told = lost_problem(lost, 0, others)
-    assert [node for node in (FIRST, SECOND) if str(node) in told.what] == named
-    assert ("does not answer" in told.what or "do not answer" in told.what) is not all(others.values())
-    assert "--ckpt_path last" in told.fix
+    problem = lost_problem(lost, 0, others)
+    assert [node for node in (FIRST, SECOND) if str(node) in problem.what] == named
+    assert ("does not answer" in problem.what or "do not answer" in problem.what) is not all(others.values())
+    assert "--ckpt_path last" in problem.fix
 
 
 def test_a_machine_that_refuses_is_there_and_one_that_says_nothing_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +55,6 @@ def test_a_node_that_waits_alone_says_where(agentrl: Command, config: Config, tm
     waiting = changed(changed(config, "trainer.strategy", limit), "trainer.num_nodes", 2)
     here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "LOCAL_RANK": "0"}
     with mock.patch.dict(os.environ, here):
-        told = sentence(agentrl(config=changed(waiting, "trainer.devices", 1)))
-    assert f"127.0.0.1:{port}" in told
-    assert "trainer.num_nodes" in told
+        message = sentence(agentrl(config=changed(waiting, "trainer.devices", 1)))
+    assert f"127.0.0.1:{port}" in message
+    assert "trainer.num_nodes" in message

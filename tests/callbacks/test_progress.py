@@ -128,9 +128,9 @@ def test_a_callback_leaves_the_agent_with_its_trainer(tiny_folder: Path, tmp_pat
     agent = make_agent(tiny_folder)
     (first, old), (second, _) = progress(terminal=False, line_seconds=0.0), progress(terminal=False)
     make_trainer(tmp_path, 1, [first], enable_progress_bar=True).fit(agent, make_data())
-    told = old.getvalue()
+    printed = old.getvalue()
     make_trainer(tmp_path, 1, [second], enable_progress_bar=True).fit(agent, make_data())
-    assert old.getvalue() == told
+    assert old.getvalue() == printed
     assert agent.clock.listeners == []
 
 

@@ -16,14 +16,14 @@ from tests.agents.harness import make_agent, make_data, make_trainer
 def test_the_summary_of_a_second_run_holds_what_was_played_before_that_one_and_its_own_minutes(
     tmp_path: Path, tiny_folder: Path
 ) -> None:
-    summary, told = RunSummary(), []
+    summary, summaries = RunSummary(), []
     summary.load_state_dict({"before": {"episodes": 99}, "minutes": 600.0})  # as of a run that was continued
     for episodes in (4, 8):
         data = make_data(validation=ValidationConfig(episodes=episodes, num_envs=4))
         make_trainer(tmp_path, 1, [summary]).fit(make_agent(tiny_folder), data)
-        told.append(json.loads((tmp_path / "summary.json").read_text()))
-    assert [one["before"]["episodes"] for one in told] == [one["after"]["episodes"] for one in told] == [4, 8]
-    assert all(one["minutes"] < 10 for one in told)
+        summaries.append(json.loads((tmp_path / "summary.json").read_text()))
+    assert [one["before"]["episodes"] for one in summaries] == [one["after"]["episodes"] for one in summaries] == [4, 8]
+    assert all(one["minutes"] < 10 for one in summaries)
 
 
 @pytest.mark.parametrize("taken", ["folder", "parent"])

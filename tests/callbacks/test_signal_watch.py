@@ -168,9 +168,9 @@ def test_a_signal_that_comes_while_a_rank_looks_is_passed_on_in_its_next_look():
     stopping, store = begin(), Late()
     watch = stopping.watch  # type: ignore[attr-defined]
     try:
-        for told in (False, True):
+        for passed_on in (False, True):
             assert not watch._exchange_with(store)
-            assert dist.HashStore.check(store, ["end"]) == told
+            assert dist.HashStore.check(store, ["end"]) == passed_on
         assert store.get("end") == str(int(signal.SIGTERM)).encode()
     finally:
         watch.close()

@@ -107,10 +107,10 @@ def test_the_command_tells_once_what_a_signal_to_its_second_process_did(tmp_path
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 143, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    (told,) = [line for line in done.stderr.splitlines() if "all is saved" in line]
-    assert "stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit --config" in told
+    (last,) = [line for line in done.stderr.splitlines() if "all is saved" in line]
+    assert "stopped after iteration 2: SIGTERM came, all is saved; continue with: agentrl fit --config" in last
     (saved,) = tmp_path.glob("stopped-2.ckpt")
-    assert told.endswith(f"--ckpt_path {saved.name}")
+    assert last.endswith(f"--ckpt_path {saved.name}")
 
 
 @pytest.mark.slow
@@ -219,9 +219,9 @@ def test_a_run_whose_engine_is_gone_is_saved_and_goes_on(
         with pytest.raises(Stopped) as error:
             run(tmp_path, exact_folder, mode, StopOnSignals(), engine_goes)
     assert error.value.code == 128 + signal.SIGTERM
-    told = capsys.readouterr().err
-    assert "no server has been there for 7 s, all is saved" in told
-    assert "SIGTERM" not in told
+    printed = capsys.readouterr().err
+    assert "no server has been there for 7 s, all is saved" in printed
+    assert "SIGTERM" not in printed
     (saved,) = tmp_path.glob("stopped-*.ckpt")
     last = run(tmp_path, exact_folder, mode, start=saved)
     if mode == "windowed":

@@ -205,8 +205,7 @@ def test_what_is_cut_off_begins_with_the_iteration(tmp_path: Path) -> None:
 def test_a_run_cuts_off_its_own_turns_and_those_of_unknown_runs(tmp_path: Path) -> None:
     """Also where another run has logged behind them in the meantime."""
     texts = [
-        f'{{"iteration":1,{told}"a":2}}\n{{"iteration":2,{told}"a":3}}\n'
-        for told in ('"run_id":"ab",', '"run_id":"cd",')
+        f'{{"iteration":1,{run}"a":2}}\n{{"iteration":2,{run}"a":3}}\n' for run in ('"run_id":"ab",', '"run_id":"cd",')
     ]
     for number, text in enumerate(texts):
         (tmp_path / f"rank0-{number:06d}.jsonl").write_text(text)

@@ -17,13 +17,13 @@ def test_errors_are_the_exit_code_and_files_hold_them(
 ) -> None:
     files = ["--json", str(tmp_path / "told.json"), "--html", str(tmp_path / "told.html"), "--seconds", "5", "--train"]
     assert run_command(monkeypatch, "check-env", QUESTION, "--kwargs", '{"defect": "wrong answer"}', *files) == 1
-    told = json.loads((tmp_path / "told.json").read_text())
-    found = {one["check"]: one for one in told["findings"]}
+    record = json.loads((tmp_path / "told.json").read_text())
+    found = {one["check"]: one for one in record["findings"]}
     assert found["oracle.max"]["openenv"] == "semantic.oracle_max"
-    assert not told["passed"]
-    assert told["kwargs"] == {"defect": "wrong answer"}
-    assert told["cut"] == {}
-    assert told["train"]["said"] == "not tried: there are errors to mend first"
+    assert not record["passed"]
+    assert record["kwargs"] == {"defect": "wrong answer"}
+    assert record["cut"] == {}
+    assert record["train"]["said"] == "not tried: there are errors to mend first"
     assert "oracle.max" in (tmp_path / "told.html").read_text()
     assert "oracle.max" in capsys.readouterr().out
 

@@ -91,12 +91,12 @@ def test_another_hash_seed_is_told_from_another_process(hashed: Certificate) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", ELSEWHERE)
 def test_what_ends_or_holds_up_the_process_is_found(defect: str) -> None:
-    told = certify(MINE, {"defect": defect}, seconds=10.0)
-    found = {one["check"]: one for one in told.findings}
+    certificate = certify(MINE, {"defect": defect}, seconds=10.0)
+    found = {one["check"]: one for one in certificate.findings}
     assert ELSEWHERE[defect] in found
     if defect == "dies":
         assert found["died"]["actions"] == ["'a' * 20000"]
-        assert told.cut["closing"] == "not reached"
+        assert certificate.cut["closing"] == "not reached"
 
 
 def test_evidence_can_be_repeated() -> None:

@@ -87,24 +87,24 @@ def test_every_instance_is_closed() -> None:
 def test_a_process_that_an_environment_forks_holds_nothing_up(what: str) -> None:
     """It holds the pipe of the exam open."""
     started = time.monotonic()
-    told = certify(ODD, {"what": what}, seconds=10.0, cap=60.0)
-    assert told.passed
-    assert told.cut == {}
+    certificate = certify(ODD, {"what": what}, seconds=10.0, cap=60.0)
+    assert certificate.passed
+    assert certificate.cut == {}
     assert time.monotonic() - started < 50.0
-    left = [one["said"] for one in told.findings if one["check"] == "left.threads"]
+    left = [one["said"] for one in certificate.findings if one["check"] == "left.threads"]
     assert bool(left) == (what == "helper that stays")
 
 
 @pytest.mark.slow
 def test_bytes_that_are_no_text_hold_nothing_up() -> None:
-    told = certify(ODD, {"what": "errors in other bytes"}, seconds=10.0, cap=60.0)
-    assert told.passed
-    assert "closing" not in told.cut
+    certificate = certify(ODD, {"what": "errors in other bytes"}, seconds=10.0, cap=60.0)
+    assert certificate.passed
+    assert "closing" not in certificate.cut
 
 
 @pytest.mark.slow
 def test_an_environment_of_one_instance_is_a_warning_and_is_compared_with_fresh_processes() -> None:
-    told = certify(ODD, {"what": "one at a time"}, seconds=10.0, cap=60.0)
-    assert [one["check"] for one in told.findings if one["severity"] != "notice"] == ["instances"]
-    assert "fresh processes" in told.cut["replays"]
-    assert told.ordered
+    certificate = certify(ODD, {"what": "one at a time"}, seconds=10.0, cap=60.0)
+    assert [one["check"] for one in certificate.findings if one["severity"] != "notice"] == ["instances"]
+    assert "fresh processes" in certificate.cut["replays"]
+    assert certificate.ordered

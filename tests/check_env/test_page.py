@@ -42,13 +42,13 @@ class Tags(HTMLParser):
 
 
 def test_no_text_becomes_markup() -> None:
-    told = page(certificate())
+    shown = page(certificate())
     tags = Tags()
-    tags.feed(told)
+    tags.feed(shown)
     assert not tags.found & {"script", "img", "iframe"}
     assert not [name for name in tags.attributes if name.startswith("on")]
-    assert "default-src 'none'" in told
-    assert told.encode()
+    assert "default-src 'none'" in shown
+    assert shown.encode()
     assert "svg" in tags.found
 
 

@@ -84,10 +84,10 @@ def test_invalid_replies_are_counted_as_random_ones_are(monkeypatch: pytest.Monk
 @pytest.mark.slow
 def test_a_game_with_missions_is_trained_on() -> None:
     env = "agentrl_envs:BabyAIText-GoToObjS4-v0"
-    told = certify(env, {}, seconds=3.0)
-    assert told.texts is not None
-    returns = told.texts.pop("returns")
-    texts = Texts(**told.texts)
+    certificate = certify(env, {}, seconds=3.0)
+    assert certificate.texts is not None
+    returns = certificate.texts.pop("returns")
+    texts = Texts(**certificate.texts)
     assert texts.system == "{mission}"
     assert texts.longest < 40  # words: the mission and the view, and none of the rules
     found = train(env, {}, texts, returns, iterations=1)

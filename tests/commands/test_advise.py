@@ -173,8 +173,8 @@ def test_wrong_input_is_told_in_a_sentence(config: Config, agentrl: Command, tmp
     ):
         assert part in sentence(agentrl(*arguments, config=config, command="advise"))
     broken = changed(config, "data.init_args.env", {"id": ENDLESS, "kwargs": {"broken": True}, "retries": 0})
-    told = sentence(agentrl("--episodes", "4", config=broken, command="advise"))
-    assert "all 4 episodes were lost to faults of the environment" in told
+    message = sentence(agentrl("--episodes", "4", config=broken, command="advise"))
+    assert "all 4 episodes were lost to faults of the environment" in message
 
 
 def test_the_quick_critic_reads_the_last_token_before_each_reply() -> None:

@@ -125,8 +125,8 @@ def test_the_turns_that_are_furthest_off_come_first():
 
 @pytest.mark.slow
 def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
-    code, told = agentrl(config=changed(three_iterations(config), "trainer.default_root_dir", "run"))
-    assert code == 0, told
+    code, printed = agentrl(config=changed(three_iterations(config), "trainer.default_root_dir", "run"))
+    assert code == 0, printed
     (saved,) = Path("run").rglob("config.yaml")
     assert "accelerator: cpu" in saved.read_text()
     saved.write_text(saved.read_text().replace("accelerator: cpu", "accelerator: gpu"))  # trained on another machine
@@ -136,8 +136,8 @@ def test_a_run_is_audited_and_stays_as_it_was(agentrl: Command, config: Config):
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
     before = sums()
-    code, told = agentrl("run", "--branches", "2", command="audit-critic")
-    assert (code, sums()) == (0, before), told
+    code, printed = agentrl("run", "--branches", "2", command="audit-critic")
+    assert (code, sums()) == (0, before), printed
     page = Path("run/audit.html").read_text()
     assert "8 of 8 turns, 2 branches each" in page
     assert "DualDiscountGAE (of the run)" in page
@@ -159,24 +159,26 @@ def test_a_run_with_a_warm_up_and_checkpoints_of_its_own_is_audited_in_the_middl
         {"class_path": "RunCheckpoints", "init_args": {"keep": 3}},
         {"class_path": "RunSummary"},
     ]
-    code, told = agentrl(config=config)
-    assert code == 0, told
-    code, told = agentrl(config=config, command="validate")
-    assert code == 0, told  # the newest version below the folder is now that of a validation
+    code, printed = agentrl(config=config)
+    assert code == 0, printed
+    code, printed = agentrl(config=config, command="validate")
+    assert code == 0, printed  # the newest version below the folder is now that of a validation
     saved = {path.stem: path for path in Path("run").rglob("iteration-*.ckpt")}
     assert len(saved) == 3
     for name, path in saved.items():  # of the first two, the warm-up would go on with turns that it has
         page = f"{name}.html"
-        code, told = agentrl("run", "--branches", "2", "--checkpoint", str(path), "--out", page, command="audit-critic")
-        assert code == 0, told
+        code, printed = agentrl(
+            "run", "--branches", "2", "--checkpoint", str(path), "--out", page, command="audit-critic"
+        )
+        assert code == 0, printed
         assert "8 of 8 turns, 2 branches each" in Path(page).read_text()
-    code, told = agentrl("--ckpt_path", "last", config=changed(config, "trainer.max_epochs", 4))
-    assert code == 0, told
+    code, printed = agentrl("--ckpt_path", "last", config=changed(config, "trainer.max_epochs", 4))
+    assert code == 0, printed
     Path("elsewhere").mkdir()
     Path("run").rename("elsewhere/run")
     monkeypatch.chdir("elsewhere")  # where the config's `ckpt_path: last` finds nothing
-    code, told = agentrl("run", "--branches", "2", "--out", "newest.html", command="audit-critic")
-    assert code == 0, told
+    code, printed = agentrl("run", "--branches", "2", "--out", "newest.html", command="audit-critic")
+    assert code == 0, printed
     assert "Audit of run/lightning_logs/version_2" in Path("newest.html").read_text()
     assert {path.name for path in Path().iterdir()} == {"run", "newest.html"}
 

@@ -41,9 +41,9 @@ from tests.cli import Write
 )
 def test_a_broken_file_is_told_with_its_line(text: str, parts: list[str], write: Write) -> None:
     write(a=text)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         check_file(Path("a.yaml"))
-    shown = told.value.problem.sentence(places_of(told.value.problem, []))
+    shown = error.value.problem.sentence(places_of(error.value.problem, []))
     for part in parts:
         assert part in shown
 

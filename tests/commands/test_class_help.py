@@ -29,9 +29,9 @@ def test_the_help_of_a_class_needs_no_config(
     asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(monkeypatch, "fit", *asked.split()) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in HELPS[asked]:
-        assert part in told
+        assert part in printed
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_the_help_of_a_class_needs_no_config(
     ],
 )
 def test_help_that_does_not_exist_is_told_in_one_sentence(asked: str, parts: list[str], agentrl: Command) -> None:
-    told = sentence(agentrl(*asked.split()))
+    message = sentence(agentrl(*asked.split()))
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 def test_help_of_all_keys_still_comes_from_the_parser(

@@ -279,14 +279,14 @@ def test_wrong_input_is_told_in_one_sentence_with_its_line(
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))  # of "logger without a login"
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     key, value, parts = WRONG[case]
-    told = sentence(agentrl(config=changed(config, key, value)))
+    message = sentence(agentrl(config=changed(config, key, value)))
     for part in parts:
-        assert part in told
-    lines = [int(number) for number in re.findall(r"given\.yaml, line (\d+)", told)]
+        assert part in message
+    lines = [int(number) for number in re.findall(r"given\.yaml, line (\d+)", message)]
     given = (tmp_path / "given.yaml").read_text().splitlines()
     assert lines
     for line in lines:
-        assert given[line - 1].strip(" -").split(":")[0] in told  # the line is that of a key that the sentence names
+        assert given[line - 1].strip(" -").split(":")[0] in message  # the line is that of a key that the sentence names
 
 
 GROUPS = {"groups": {"size": 1, "per_rollout": 4}, "turns_per_env": 8, "mini_batch_turns": 128}  # their defaults
@@ -333,9 +333,9 @@ def test_what_an_estimator_needs_and_cannot_get_is_told_before_a_model_is_loaded
     given = changed(config, "model.init_args.advantage", {"class_path": advantage})
     for key, value in changes.items():
         given = changed(given, key if "." in key else f"data.init_args.{key}", value)
-    told = sentence(agentrl(config=given))
+    message = sentence(agentrl(config=given))
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -351,10 +351,10 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
     key: str, value: str, part: str, config: Config, agentrl: Command
 ) -> None:
     config = changed(config, "trainer.callbacks", [{"class_path": "StageProgress"}])
-    told = sentence(agentrl(config=changed(config, key, value)))
-    assert part in told
+    message = sentence(agentrl(config=changed(config, key, value)))
+    assert part in message
     # Of fsdp, Lightning names another argument with its value.
-    assert (f"(key {key}; " in told) == (value != "fsdp")
+    assert (f"(key {key}; " in message) == (value != "fsdp")
 
 
 @pytest.mark.parametrize(
@@ -380,18 +380,18 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
 def test_wrong_arguments_are_told_in_one_sentence(
     arguments: list[str], parts: list[str], config: Config, agentrl: Command
 ) -> None:
-    told = sentence(agentrl(*arguments, config=config))
+    message = sentence(agentrl(*arguments, config=config))
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> None:
-    told = sentence(agentrl(command="fti"))
+    message = sentence(agentrl(command="fti"))
     for part in ("'fti'", "fit?"):
-        assert part in told
-    told = sentence(agentrl())
+        assert part in message
+    message = sentence(agentrl())
     for part in ("data", "model", "--config"):
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,9 @@ def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> N
 )
 def test_a_broken_config_file_is_named(text: str, parts: list[str], tmp_path: Path, agentrl: Command) -> None:
     (tmp_path / "broken.yaml").write_text(text)
-    told = sentence(agentrl("--config", "broken.yaml"))
+    message = sentence(agentrl("--config", "broken.yaml"))
     for part in ["broken.yaml", *parts]:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.slow
@@ -418,12 +418,12 @@ def test_of_two_config_files_the_one_with_the_fault_is_named(config: Config, tmp
     (tmp_path / "wrong.yaml").write_text("model:\n  class_path: PPOAgent\n  init_args:\n    lr_actr: 1\n")
     (tmp_path / "right.yaml").write_text(yaml.safe_dump(config))
     for files in (["wrong.yaml", "right.yaml"], ["right.yaml", "wrong.yaml"]):
-        told = sentence(agentrl("--config", files[0], "--config", files[1]))
-        assert "(key model.init_args.lr_actr; wrong.yaml, line 4)" in told
+        message = sentence(agentrl("--config", files[0], "--config", files[1]))
+        assert "(key model.init_args.lr_actr; wrong.yaml, line 4)" in message
     (tmp_path / "wrong.yaml").write_text("model:\n  init_args:\n    optim: {lr_actor: 1}\n")
-    told = sentence(agentrl("--config", "wrong.yaml", "--config", "right.yaml"))
+    message = sentence(agentrl("--config", "wrong.yaml", "--config", "right.yaml"))
     for part in ("model", "class_path", "(wrong.yaml, line 1)"):
-        assert part in told
+        assert part in message
     assert agentrl("--config", "right.yaml", "--config", "wrong.yaml")[0] == 0
 
 
@@ -457,10 +457,10 @@ def test_a_wrong_item_of_a_list_of_sources_is_told_with_its_place(case: str, con
     item, parts = WRONG_ITEMS[case]
     data = config["data"]["init_args"]
     data["envs"] = [data.pop("env"), item]
-    told = sentence(agentrl(config=config))
+    message = sentence(agentrl(config=config))
     for part in parts:
-        assert part in told
-    assert "given.yaml, line" in told
+        assert part in message
+    assert "given.yaml, line" in message
 
 
 @pytest.mark.parametrize(
@@ -478,9 +478,9 @@ def test_an_option_that_would_fall_on_one_of_several_sources_is_refused(
 ) -> None:
     data = config["data"]["init_args"]
     data["envs"] = [data.pop("env"), {"id": "agentrl_envs:GuessNumber-v0"}]
-    told = sentence(agentrl(*arguments, config=config))
+    message = sentence(agentrl(*arguments, config=config))
     for part in [*parts, "data.init_args.envs"]:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.slow
@@ -505,9 +505,9 @@ def test_the_checkpoint_of_another_model_is_told(config: Config, tmp_path: Path,
     assert agentrl(config=config)[0] == 0
     config = changed(changed(config, "ckpt_path", str(tmp_path / "here.ckpt")), "trainer.max_epochs", 2)
     config = changed(config, "model.init_args.critic", {"class_path": "SeparateCritic"})
-    told = sentence(agentrl(config=config))
+    message = sentence(agentrl(config=config))
     for part in ("here.ckpt'", "critic.backbone", "model.init_args.critic", "line 1"):
-        assert part in told
+        assert part in message
 
 
 def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_read(
@@ -515,8 +515,8 @@ def test_a_model_folder_without_a_chat_template_is_told_before_the_weights_are_r
 ) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # no weights at all
         (tmp_path / name).write_text((tiny_folder / name).read_text())
-    told = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
-    assert "chat_template.jinja" in told
+    message = sentence(agentrl(config=changed(config, "model.init_args.model", str(tmp_path))))
+    assert "chat_template.jinja" in message
 
 
 def test_the_installed_command_answers() -> None:

@@ -85,10 +85,10 @@ def test_running_out_of_memory_says_in_which_stage(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     monkeypatch.setattr(owner, name, full)
-    told = sentence(agentrl(config=config, command=command))
-    assert told.startswith("out of memory on the GPU in stage ")
+    message = sentence(agentrl(config=config, command=command))
+    assert message.startswith("out of memory on the GPU in stage ")
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 class Labyrinth(gymnasium.Env[str, str]):
@@ -132,9 +132,9 @@ gymnasium.register(id="Labyrinth-v0", entry_point=Labyrinth)
 def test_an_environment_with_wrong_answers_is_told(
     fault: str, parts: list[str], config: Config, agentrl: Command
 ) -> None:
-    told = sentence(agentrl(config=changed(config, "data.init_args.env", labyrinth(fault))))
+    message = sentence(agentrl(config=changed(config, "data.init_args.env", labyrinth(fault))))
     for part in parts:
-        assert part in told
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -180,8 +180,8 @@ def test_a_process_that_ends_is_told_in_one_sentence(config: Config, agentrl: Co
     code, text = agentrl(config=changed(config, "data.init_args.env", env))
     assert code == 1
     assert "Traceback" not in text
-    told = r"agentrl: environment \d+ lost an episode.*: the environment's process ended in step with exit code 3 .*"
-    assert re.fullmatch(told, text.splitlines()[-1])
+    message = r"agentrl: environment \d+ lost an episode.*: the environment's process ended in step with exit code 3 .*"
+    assert re.fullmatch(message, text.splitlines()[-1])
 
 
 def labyrinth(fault: str) -> Config:
@@ -285,13 +285,13 @@ def test_a_run_leaves_no_secret_behind(
     config = changed(config, "trainer.enable_checkpointing", True)
     config = changed(config, "trainer.callbacks", [{"class_path": "TurnLog"}])
     env = ("--data.init_args.env.id=Guarded-v0", "--data.init_args.env.kwargs={api_key: '${GUARD_KEY}'}")
-    code, told = agentrl(*env, config=config)
+    code, printed = agentrl(*env, config=config)
     assert code == 0
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {"config.yaml", "run.json"} <= {path.name for path in files}
     assert {".ckpt", ".jsonl"} <= {path.suffix for path in files}
     assert not [path for path, content in files.items() if SECRET.encode() in content]
-    assert SECRET not in told
+    assert SECRET not in printed
     record = next(path for path in files if path.name == "run.json")
     assert "${GUARD_KEY}" in json.loads(record.read_text())["command"]
 
@@ -300,10 +300,10 @@ def test_a_secret_in_the_config_is_refused_before_anything_is_written(
     config: Config, agentrl: Command, tmp_path: Path
 ) -> None:
     env = {"id": "Guarded-v0", "kwargs": {"api_key": SECRET}}
-    told = sentence(agentrl(config=changed(config, "data.init_args.env", env)))
-    assert "api_key" in told
-    assert "${API_KEY}" in told
-    assert SECRET not in told
+    message = sentence(agentrl(config=changed(config, "data.init_args.env", env)))
+    assert "api_key" in message
+    assert "${API_KEY}" in message
+    assert SECRET not in message
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml"}
 
 

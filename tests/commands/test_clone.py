@@ -25,8 +25,8 @@ def signs(config: Config) -> Config:
 def test_the_folder_is_the_model_of_another_run(signs: Config, tmp_path: Path, agentrl: Command) -> None:
     given = ("--out", "cloned", "--steps", "5", "--episodes", "6", "--lr", "0.01")
     assert agentrl(*given, config=signs, command="clone")[0] == 0
-    told = json.loads((tmp_path / "cloned" / "summary.json").read_text())
-    assert told["before"]["episodes"] == told["after"]["episodes"] == 2
+    record = json.loads((tmp_path / "cloned" / "summary.json").read_text())
+    assert record["before"]["episodes"] == record["after"]["episodes"] == 2
     cloned = changed(signs, "model.init_args.model", str(tmp_path / "cloned"))
     assert agentrl("--dry-run", config=cloned)[0] == 0
     assert "not an empty folder" in sentence(agentrl(*given, config=signs, command="clone"))
@@ -61,8 +61,8 @@ def test_the_config_of_a_run_is_taken(signs: Config, agentrl: Command) -> None:
     """It holds keys of `fit` that cloning has no use for."""
     saved = signs | {"ckpt_path": "last", "weights_only": None, "verbose": True}
     assert "--out" in sentence(agentrl(config=saved, command="clone"))
-    code, told = agentrl("--out", "x", "--steps", "1", "--episodes", "4", "--quiet", config=saved, command="clone")
-    assert code == 0, told
+    code, printed = agentrl("--out", "x", "--steps", "1", "--episodes", "4", "--quiet", config=saved, command="clone")
+    assert code == 0, printed
     assert "not to another command" in sentence(agentrl("--out", "y", "--dry-run", config=saved, command="clone"))
 
 
@@ -71,15 +71,15 @@ def test_a_recorded_run_of_another_game_is_refused_unless_it_is_wanted(signs: Co
     recorded = changed(signs, "trainer.callbacks", [{"class_path": "TurnLog"}])
     recorded = changed(recorded, "trainer.default_root_dir", "recorded")
     recorded = changed(recorded, "data.init_args.turns_per_env", 4)
-    code, told = agentrl(config=changed(recorded, "data.init_args.env.kwargs", {"fault": ""}))
-    assert code == 0, told
+    code, message = agentrl(config=changed(recorded, "data.init_args.env.kwargs", {"fault": ""}))
+    assert code == 0, message
     given = ("--recorded", "recorded", "--steps", "1")
     other = changed(signs, "data.init_args.env.kwargs", {"fault": "jumps"})
-    told = sentence(agentrl("--out", "x", *given, config=other, command="clone"))
-    assert "the run 'recorded' played tests.signs:Signs-v0 with {'fault': ''}, and the config has" in told
-    assert "(--other_game true)" in told
-    code, told = agentrl("--out", "y", *given, "--other_game", "true", "--quiet", config=other, command="clone")
-    assert code == 0, told
+    message = sentence(agentrl("--out", "x", *given, config=other, command="clone"))
+    assert "the run 'recorded' played tests.signs:Signs-v0 with {'fault': ''}, and the config has" in message
+    assert "(--other_game true)" in message
+    code, message = agentrl("--out", "y", *given, "--other_game", "true", "--quiet", config=other, command="clone")
+    assert code == 0, message
 
 
 @pytest.mark.parametrize("recorded", ["", "A with {}", "A with {} (share 1) and B with {'x': 'a and b'} (share 0.5)"])

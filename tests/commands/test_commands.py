@@ -66,19 +66,19 @@ def test_commands_with_the_config_of_a_run_say_what_they_are(
 
 
 def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
-    code, _, told = agentrl("view", str(tmp_path / "nowhere"))
+    code, _, printed = agentrl("view", str(tmp_path / "nowhere"))
     assert code == 2
-    assert told.count("\n") == 1
-    assert "nowhere" in told
-    code, _, told = agentrl("view", str(tmp_path))
+    assert printed.count("\n") == 1
+    assert "nowhere" in printed
+    code, _, printed = agentrl("view", str(tmp_path))
     assert code == 2
-    assert "TurnLog" in told
-    code, _, told = agentrl("view")
+    assert "TurnLog" in printed
+    code, _, printed = agentrl("view")
     assert code == 2
-    assert "run" in told
-    code, _, told = agentrl("view", str(tmp_path), "--output", "x.html")
+    assert "run" in printed
+    code, _, printed = agentrl("view", str(tmp_path), "--output", "x.html")
     assert code == 2
-    assert "--output" in told
+    assert "--output" in printed
 
 
 def test_runs_are_listed_and_two_are_compared(
@@ -93,15 +93,15 @@ def test_runs_are_listed_and_two_are_compared(
     code, shown, _ = agentrl("view", str(one), str(other))
     assert (code, shown) == (0, f"written to {one / 'compare.html'}\n")
     for wrong in (("--serve", "--out", "x.html"), ("--port", "8000"), ("--serve", "--port", "70000")):
-        code, _, told = agentrl("view", str(one), *wrong)
+        code, _, printed = agentrl("view", str(one), *wrong)
         assert code == 2
-        assert wrong[-2] in told
+        assert wrong[-2] in printed
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr("lightning_agentrl.commands.view.PORT", taken.getsockname()[1])
-        code, _, told = agentrl("view", str(one), "--serve")
-        assert f"port {taken.getsockname()[1]} is taken" in told
+        code, _, printed = agentrl("view", str(one), "--serve")
+        assert f"port {taken.getsockname()[1]} is taken" in printed
     assert code == 2
-    assert "--port" in told
+    assert "--port" in printed
 
 
 @pytest.mark.slow
@@ -135,9 +135,9 @@ def test_a_page_of_the_last_iterations(
     assert len(turns) == 16
     assert notes == ["Only the last 2 iterations of the log are shown."]
     assert agentrl("view", str(tmp_path), "--last", "2")[0] == 0
-    code, _, told = agentrl("view", str(tmp_path), "--last", "0")
+    code, _, printed = agentrl("view", str(tmp_path), "--last", "0")
     assert code == 2
-    assert "argument --last" in told
+    assert "argument --last" in printed
 
 
 def test_a_dry_run_belongs_to_fit(
@@ -148,12 +148,12 @@ def test_a_dry_run_belongs_to_fit(
 ) -> None:
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
-    code, _, told = agentrl("validate", "--config", "given.yaml", "--dry-run")
+    code, _, printed = agentrl("validate", "--config", "given.yaml", "--dry-run")
     assert code == 2
-    assert "give --dry-run to fit" in told
-    code, _, told = agentrl("fit", "--config", "given.yaml", "--trainer.fast_dev_run", "true")
+    assert "give --dry-run to fit" in printed
+    code, _, printed = agentrl("fit", "--config", "given.yaml", "--trainer.fast_dev_run", "true")
     assert code == 2
-    assert "--trainer.max_epochs 1" in told
+    assert "--trainer.max_epochs 1" in printed
 
 
 @pytest.mark.slow

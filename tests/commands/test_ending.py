@@ -122,11 +122,11 @@ def test_a_run_whose_reader_has_gone_says_where_it_was_stopped(
     unread: TextIO, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdout", unread)
-    code, told = agentrl(config=changed(config, "trainer.enable_progress_bar", True))
+    code, printed = agentrl(config=changed(config, "trainer.enable_progress_bar", True))
     assert code == 141
-    (line,) = (line for line in told.splitlines() if line.startswith("agentrl: "))
+    (line,) = (line for line in printed.splitlines() if line.startswith("agentrl: "))
     assert "stopped after iteration 0" in line
-    assert "Traceback" not in told
+    assert "Traceback" not in printed
 
 
 def test_another_broken_pipe_keeps_its_traceback() -> None:

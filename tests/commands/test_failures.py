@@ -70,15 +70,15 @@ def test_the_stage_in_which_memory_ran_out_tells_which_keys_to_lower(
     (tmp_path / "hungry.py").write_text(HUNGRY)
     monkeypatch.syspath_prepend(tmp_path)
     value: Any = {"class_path": f"hungry.{name}"} if key == PARSER else f"hungry.{name}"
-    told = sentence(agentrl(config=changed(config, key, value)))
-    assert f"out of memory on the CPU in stage {stage} (tried to allocate 1048576.0 GiB)" in told
-    assert lower in told
+    message = sentence(agentrl(config=changed(config, key, value)))
+    assert f"out of memory on the CPU in stage {stage} (tried to allocate 1048576.0 GiB)" in message
+    assert lower in message
 
 
 def test_memory_that_ran_out_in_no_stage_names_the_keys_of_all() -> None:
-    told = str(explained(MemoryError()))
-    assert told.startswith("out of memory on the CPU; while collecting, lower")
-    assert "in training, lower" in told
+    message = str(explained(MemoryError()))
+    assert message.startswith("out of memory on the CPU; while collecting, lower")
+    assert "in training, lower" in message
 
 
 def test_memory_that_an_environment_took_is_not_ours() -> None:
@@ -99,8 +99,8 @@ def test_a_model_whose_weights_are_damaged_is_named(
     damaged = Path(shutil.copytree(tiny_folder, tmp_path / "damaged"))
     weights = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    told = sentence(agentrl(config=changed(config, "model.init_args.model", str(damaged))))
-    assert told.startswith(f"the model '{damaged}' cannot be loaded (key model.init_args.model)")
+    message = sentence(agentrl(config=changed(config, "model.init_args.model", str(damaged))))
+    assert message.startswith(f"the model '{damaged}' cannot be loaded (key model.init_args.model)")
 
 
 # Disk
@@ -119,10 +119,10 @@ def test_a_full_disk_says_which_checkpoint_was_not_saved_and_what_to_change(
     agentrl: Command,
 ) -> None:
     saving = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": str(small_disk), "filename": "here"}}
-    told = sentence(agentrl(config=changed(config, "trainer.callbacks", [saving])))
+    message = sentence(agentrl(config=changed(config, "trainer.callbacks", [saving])))
     for part in ("the disk is full (0.0 GiB free)", f"'{small_disk}/here.ckpt'", "every_n_epochs", "lower keep"):
-        assert part in told
-    assert told.endswith("there is no checkpoint yet")
+        assert part in message
+    assert message.endswith("there is no checkpoint yet")
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_a_full_disk_is_told_by_whatever_writes(write: Callable[..., None], smal
 def test_a_log_on_a_full_disk_is_no_checkpoint() -> None:
     with pytest.raises(OSError, match="No space left") as caught:
         Path("/dev/full").write_text("a line of a log")
-    told = str(explained(caught.value))
-    assert "the disk is full" in told
-    assert "save_top_k" not in told
+    message = str(explained(caught.value))
+    assert "the disk is full" in message
+    assert "save_top_k" not in message
 
 
 # Checkpoints
@@ -181,8 +181,8 @@ def test_a_file_that_is_no_checkpoint_is_told(
         ("here", "has weights only, so training cannot continue from it"),
     ):
         path = tmp_path / f"{name}.ckpt"
-        told = sentence(agentrl(config=changed(changed(config, "ckpt_path", str(path)), "trainer.max_epochs", 2)))
-        assert told.startswith(f"the checkpoint '{path}' {reason} (key ckpt_path; ")
+        message = sentence(agentrl(config=changed(changed(config, "ckpt_path", str(path)), "trainer.max_epochs", 2)))
+        assert message.startswith(f"the checkpoint '{path}' {reason} (key ckpt_path; ")
 
 
 def test_weights_of_another_model_are_counted() -> None:

@@ -115,23 +115,23 @@ def test_a_mixed_run_is_looked_at_source_by_source(
     write = inspect.build_report
     monkeypatch.setattr(inspect, "build_report", lambda *given: (shown.extend(given), write(*given))[1])
     assert run_command(monkeypatch, "inspect", "--config", "given.yaml", "--episodes", "6") == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     _, _, turns, _, notes, _ = shown
     firsts = [each["reply"] for each in turns if each["observation"] == turns[0]["observation"]]
     assert len(set(firsts)) > 1  # sampled, at the temperature of training
     assert notes == []  # nothing was lost
     most = config["data"]["init_args"]["interaction"]["init_args"]["max_reply_tokens"]
     limits = [r"prompt .* of 500$", rf"reply .* of {most}$"]
-    assert [len(re.findall(limit, told, re.M)) for limit in limits] == [2, 2]
+    assert [len(re.findall(limit, printed, re.M)) for limit in limits] == [2, 2]
     assert {path.name for path in tmp_path.iterdir()} == {"given.yaml", "inspect.html"}  # nothing else is written
     page = (tmp_path / "inspect.html").read_text()
     for source in ("GuessNumber-v0", "Bandit-v0"):
-        assert source in told
+        assert source in printed
         assert source in page
-    counts = re.findall(r"success .* of (\d+)$", told, re.M)
+    counts = re.findall(r"success .* of (\d+)$", printed, re.M)
     assert sum(map(int, counts)) == 6
     assert len(counts) == 2
-    assert told.count("valid actions") >= 2
+    assert printed.count("valid actions") >= 2
     assert 'id="text-0"' in page  # the episodes, turn by turn
 
 

@@ -77,7 +77,7 @@ def test_a_run_continues_the_newest_and_validates_the_best(tmp_path: Path, confi
     assert agentrl(config=config)[0] == 0
     again = ("--trainer.max_epochs", "2", "--ckpt_path", "last", "--trainer.logger.init_args.name", "other")
     assert agentrl(*again, config=config)[0] == 0
-    told = json.loads((tmp_path / "runs/logs/other/version_0/run.json").read_text())
-    assert told["continues"].endswith("lightning_logs/version_0/checkpoints/last.ckpt")
+    record = json.loads((tmp_path / "runs/logs/other/version_0/run.json").read_text())
+    assert record["continues"].endswith("lightning_logs/version_0/checkpoints/last.ckpt")
     for command in ("validate", "inspect"):
         assert agentrl("--ckpt_path", "best", config=config, command=command)[0] == 0

@@ -30,9 +30,9 @@ def test_shipped_configs_are_found_by_name_and_own_files_come_first(
 
 
 def test_a_config_that_is_not_shipped_is_told_with_the_closest(agentrl: Command) -> None:
-    told = sentence(agentrl("--config", "quikstart"))
+    message = sentence(agentrl("--config", "quikstart"))
     for part in ("'quikstart'", "--config quickstart?"):
-        assert part in told
+        assert part in message
 
 
 def test_a_new_project_is_not_written_over_anything(tmp_path: Path, agentrl: Command) -> None:

@@ -78,16 +78,16 @@ def test_our_client_plays_their_server(theirs):
     for seed in (7, 8):
         assert env.reset(seed=seed)[0] == f"seed {seed}"
         assert env.unwrapped.free_text
-        told = [env.step(said) for said in ("one", "nan", "none", "x" * 5_000_000)]
-        assert [answer[0][:6] for answer in told] == ["1: one", "2: nan", "3: non", "4: xxx"]
-        assert len(told[-1][0]) == 5_000_003
-        assert [(reward, info["metrics"]["no_reward"]) for _, reward, *_, info in told] == [
+        answers = [env.step(said) for said in ("one", "nan", "none", "x" * 5_000_000)]
+        assert [answer[0][:6] for answer in answers] == ["1: one", "2: nan", "3: non", "4: xxx"]
+        assert len(answers[-1][0]) == 5_000_003
+        assert [(reward, info["metrics"]["no_reward"]) for _, reward, *_, info in answers] == [
             (0.5, 0),
             (0.0, 1),
             (0.0, 2),
             (0.5, 2),
         ]
-        assert [answer[2:4] for answer in told] == [(False, False)] * 3 + [(True, False)]
+        assert [answer[2:4] for answer in answers] == [(False, False)] * 3 + [(True, False)]
 
     second = gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True)
     with pytest.raises(ValueError, match="max_concurrent_envs"):

@@ -141,15 +141,15 @@ def test_the_state_of_an_optimizer_that_goes_on_is_not_of_the_program(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "plays"),
     [
         ({}, "128 before the run, after every 3 epochs and after it; 640 in all"),
         ({"check_val_every_n_epoch": 1000}, "128 before the run and after it; 256 in all"),
     ],
 )
-def test_the_plays_around_a_run_are_told(settings: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_the_plays_around_a_run_are_told(settings: dict[str, Any], plays: str, tmp_path: Path) -> None:
     settings = {"check_val_every_n_epoch": 3, "limit_val_batches": 1.0, **settings}
-    assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], **settings), 128, 10) == told
+    assert held_out_plays(make_trainer(tmp_path, 10, [RunSummary()], **settings), 128, 10) == plays
     assert held_out_plays(make_trainer(tmp_path, 10), 128, 10) == "none"
 
 

@@ -43,8 +43,8 @@ def play(
         monkeypatch.setattr(sys, "stdin", None if typed is None else io.StringIO(typed))
         capsys.readouterr()
         code = run_command(monkeypatch, "play", *arguments, *given)
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -137,9 +137,9 @@ def test_wrong_input_is_told_in_a_sentence(arguments: list[str], part: str, play
 def test_a_missing_model_is_told_with_what_named_it(play: Play, config: Config) -> None:
     assert "argument --model" in play("1\n", GUESS, model=Path("/nowhere"))[2]
     config = changed(config, "model.init_args.model", "/nowhere")
-    told = play("1\n", GUESS, config=config)[2]
-    assert "key model.init_args.model" in told
-    assert "--model" not in told
+    message = play("1\n", GUESS, config=config)[2]
+    assert "key model.init_args.model" in message
+    assert "--model" not in message
 
 
 def test_what_is_to_be_seen_is_written_to_a_file(play: Play, tmp_path: Path) -> None:

@@ -152,17 +152,17 @@ def test_what_was_altered_is_found(
 ) -> None:
     """Twenty alterations: of five kinds, in every iteration and environment."""
     other = fit(tiny_folder, tmp_path / "altered", what, env, turn)
-    told = bisect_runs(untouched, other, 1e-5)[1].removeprefix("first difference: ")
+    difference = bisect_runs(untouched, other, 1e-5)[1].removeprefix("first difference: ")
     iteration = turn // TURNS + 1
     if what == "weight bit":
-        assert told.startswith(f"iteration {iteration}, weights: checksum of ")
+        assert difference.startswith(f"iteration {iteration}, weights: checksum of ")
         return
     link = read_link(link_path(untouched / "chain", iteration, 0))
     mine = [i for i, e in enumerate(link["rollout/turn/env"]) if e == env]
     at = mine[turn % TURNS]
     place = f"environment {env}, episode {link['rollout/turn/episode'][at]}, turn {link['rollout/turn/index'][at]}"
     field = {"token": "ids", "seed": "ids", "version": "policy_version", "reward": "reward"}[what]
-    assert told.startswith(f"iteration {iteration}, rollout: {field} of {place}"), told
+    assert difference.startswith(f"iteration {iteration}, rollout: {field} of {place}"), difference
 
 
 @pytest.mark.slow
@@ -260,8 +260,8 @@ def test_a_replay_keeps_rates_that_fall_until_the_end_of_the_run(
 
 @pytest.mark.parametrize("tolerance", ["-1", ".nan"])
 def test_a_tolerance_that_no_gap_is_within_is_refused(agentrl: Command, tmp_path: Path, tolerance: str) -> None:
-    told = sentence(agentrl(str(tmp_path), str(tmp_path), f"--tolerance={tolerance}", command="bisect"))
-    assert f"--tolerance must be at least 0, got {tolerance.lstrip('.')}" in told
+    message = sentence(agentrl(str(tmp_path), str(tmp_path), f"--tolerance={tolerance}", command="bisect"))
+    assert f"--tolerance must be at least 0, got {tolerance.lstrip('.')}" in message
 
 
 def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command, tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_chains_without_a_common_iteration_are_told_with_theirs(agentrl: Command
         (tmp_path / name / "chain").mkdir(parents=True)
         for iteration in iterations:
             link_path(tmp_path / name / "chain", iteration, 0).touch()
-    told = sentence(agentrl(str(tmp_path / "one"), str(tmp_path / "other"), command="bisect"))
-    assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", told)
+    message = sentence(agentrl(str(tmp_path / "one"), str(tmp_path / "other"), command="bisect"))
+    assert re.search(r"one' \(3 to 4\) and '.*other' \(1 to 2\)", message)
 
 
 def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: Path) -> None:
@@ -279,12 +279,12 @@ def test_the_version_that_has_an_iteration_is_named(agentrl: Command, tmp_path: 
         (version / "chain").mkdir(parents=True)
         for iteration in iterations:
             link_path(version / "chain", iteration, 0).touch()
-    told = sentence(agentrl(str(tmp_path / "run"), "--iteration", "2", command="replay"))
-    assert told.endswith(
+    message = sentence(agentrl(str(tmp_path / "run"), "--iteration", "2", command="replay"))
+    assert message.endswith(
         f"version_2' has iterations 4 to 5, not 2; name the version that has it: '{versions[0]}', '{versions[1]}'"
     )
-    told = sentence(agentrl(str(versions[0]), "--iteration", "4", command="replay"))
-    assert told.endswith(f"version_0' has iterations 1 to 2, not 4; name the version that has it: '{versions[2]}'")
+    message = sentence(agentrl(str(versions[0]), "--iteration", "4", command="replay"))
+    assert message.endswith(f"version_0' has iterations 1 to 2, not 4; name the version that has it: '{versions[2]}'")
     assert sentence(agentrl(str(tmp_path / "run"), "--iteration", "9", command="replay")).endswith("4 to 5, not 9")
 
 
@@ -370,9 +370,9 @@ def test_a_damaged_checkpoint_hides_no_whole_one(tmp_path: Path) -> None:
     (tmp_path / "third.ckpt").write_bytes(newest.read_bytes()[:-100])
     (tmp_path / "other.ckpt").write_bytes(random.Random(0).randbytes(3000))
     torch.save({"weights": 1}, tmp_path / "foreign.ckpt")
-    with pytest.warns(UserWarning, match="is damaged or no checkpoint") as told:
+    with pytest.warns(UserWarning, match="is damaged or no checkpoint") as caught:
         assert checkpoint_before(tmp_path, None) == (newest, 4)
-    assert len(told) == 3
+    assert len(caught) == 3
 
 
 def test_checkpoints_and_beginnings_of_runs_below_are_not_those_of_a_run(tmp_path: Path) -> None:
@@ -414,11 +414,11 @@ def test_checkpoints_of_sharded_runs_are_folders(tmp_path: Path) -> None:
     (tmp_path / "damaged.ckpt" / OF_ZERO).write_bytes((of_zero / OF_ZERO).read_bytes()[:-100])
     (tmp_path / "empty.ckpt").mkdir()
     (tmp_path / "last.ckpt").symlink_to(of_zero)
-    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or no checkpoint") as told:
+    with pytest.warns(UserWarning, match=r"(damaged|empty)\.ckpt' is damaged or no checkpoint") as caught:
         assert [checkpoint_before(tmp_path, i) for i in (None, 3, 2)] == [
             *((of_zero, 3), (sharded, 2), (tmp_path / "file.ckpt", 1)),
         ]
-    left_out = [str(one.message).split("'")[1] for one in told if "is left out" in str(one.message)]
+    left_out = [str(one.message).split("'")[1] for one in caught if "is left out" in str(one.message)]
     assert sorted(left_out) == sorted([str(tmp_path / name) for name in ("damaged.ckpt", "empty.ckpt")] * 3)
     run = continued(tmp_path / "next", sharded)
     assert checkpoint_before(run, 3) == (sharded, 2)

@@ -148,8 +148,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_what_cannot_be_served_is_told_in_one_sentence(wrong: str, agentrl: Command) -> None:
-    arguments, told = REFUSED[wrong]
-    assert told in sentence(agentrl(*arguments, command="serve-env"))
+    arguments, message = REFUSED[wrong]
+    assert message in sentence(agentrl(*arguments, command="serve-env"))
 
 
 def test_a_port_that_is_taken_is_told(agentrl: Command) -> None:
@@ -352,6 +352,6 @@ WRONG_URLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG_URLS)
 def test_a_run_with_a_wrong_url_ends_in_one_sentence(wrong: str, agentrl: Command, config: Config) -> None:
-    url, told = WRONG_URLS[wrong]
+    url, message = WRONG_URLS[wrong]
     env = {"id": "agentrl_envs:OpenEnv-v0", "kwargs": {"url": url}}
-    assert told in sentence(agentrl(config=changed(config, "data.init_args.env", env)))
+    assert message in sentence(agentrl(config=changed(config, "data.init_args.env", env)))

@@ -54,13 +54,13 @@ def main(folder: str) -> None:
     policy = LanguageModel(load_causal_lm(folder)).train()
     engine = VLLMEngine(kv_cache_gb=0.05)
     engine.start(PolicyHandle(policy, (CLOSE,), nullcontext, max_model_len=LONGEST))
-    told = []
+    of_versions = []
     asked = prompts(policy)
     for version in range(3):
         engine.sync(version)
         with engine.collecting():
             replies = serve(engine, [SamplingRequest(one, 8, 1.0, k) for k, one in enumerate(asked.values())])
-        told.append(
+        of_versions.append(
             {
                 name: {"gap": gap(policy, prompt, reply), "ids": list(reply.ids)}
                 for (name, prompt), reply in zip(asked.items(), replies, strict=True)
@@ -68,7 +68,7 @@ def main(folder: str) -> None:
         )
         move(policy, seed=version, share=0.1)
     engine.stop()
-    print(json.dumps(told))
+    print(json.dumps(of_versions))
 
 
 if __name__ == "__main__":

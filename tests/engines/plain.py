@@ -44,7 +44,7 @@ class PlainEngine(Engine):
         self.withheld, self.aged, self.from_update, self.swap_experts = withheld, aged, from_update, swap_experts
         self.dtype = dtype
         self.sampled_from: Logits = as_is
-        self.told: Logits | None = None  # None: what is sampled from
+        self.claimed_from: Logits | None = None  # None: what is sampled from
         self.other_head: Tensor | None = None  # a copy of the head that no update reaches
         self.updates = 0
         self._waiting: list[tuple[SamplingRequest, asyncio.Future[Reply]]] = []
@@ -97,8 +97,8 @@ class PlainEngine(Engine):
                 log_pi = (logits.double() / asked[i].temperature).log_softmax(-1)
                 drawn = self.sampled_from(log_pi, rows[i]).log_softmax(-1)
                 token = int(torch.multinomial(drawn.exp(), 1, generator=random[i]))
-                told = drawn if self.told is None else self.told(log_pi, rows[i]).log_softmax(-1)
-                logps[i].append(float(told[token]))
+                claimed = drawn if self.claimed_from is None else self.claimed_from(log_pi, rows[i]).log_softmax(-1)
+                logps[i].append(float(claimed[token]))
                 rows[i].append(token)
         for i, (request, reply) in enumerate(waiting):
             ids = tuple(rows[i][len(request.prompt) :])

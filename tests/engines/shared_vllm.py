@@ -31,17 +31,17 @@ def adapted(policy: LanguageModel) -> LanguageModel:
 
 def updates(engine: VLLMEngine, policy: LanguageModel, share: slice = slice(None)) -> list[list[dict[str, Any]]]:
     """Replies to a share of the mixed requests under several weights, and their gap to the trainer."""
-    told = []
+    of_versions = []
     for version in range(VERSIONS):
         engine.sync(version)
         with engine.collecting():
             replies = serve(engine, MIXED[share])
-        told.append([plain(reply) for reply in replies])
-        for asked, reply, line in zip(MIXED[share], replies, told[-1], strict=True):
+        of_versions.append([plain(reply) for reply in replies])
+        for asked, reply, line in zip(MIXED[share], replies, of_versions[-1], strict=True):
             own = trained_logps(policy, asked, reply)
             line["gap"] = max(abs(a - b) for a, b in zip(reply.logps, own, strict=True))
         move(policy, seed=version, share=0.1)
-    return told
+    return of_versions
 
 
 def plain(reply: Reply) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def run(rank: int, folder: str, model: str, world: int, size: int) -> None:
     work = Work(rank, model, size)
     for kind in [work.all_kinds, work.dies] if world == size else [work.other_groups]:
         kind()
-        Path(folder, f"{rank}.json").write_text(json.dumps(work.told))
+        Path(folder, f"{rank}.json").write_text(json.dumps(work.report))
     os._exit(0)  # gloo aborts a process that ends after another one of its group has died
 
 
@@ -95,7 +95,7 @@ class Work:
 
     def __init__(self, rank: int, model: str, size: int) -> None:
         self.rank, self.model, self.size = rank, Path(model), size
-        self.told: dict[str, Any] = {}
+        self.report: dict[str, Any] = {}
 
     def start(self, lora: bool = False) -> tuple[VLLMEngine, LanguageModel]:
         policy = policy_of(self.model)
@@ -105,38 +105,38 @@ class Work:
         return engine, policy
 
     def all_kinds(self) -> None:
-        self.told["three"] = error_of(VLLMEngine(tensor_parallel=3).check)
+        self.report["three"] = error_of(VLLMEngine(tensor_parallel=3).check)
         odd = policy_of(self.model)
         odd.lm.config.num_attention_heads = 3
-        self.told["heads"] = error_of(lambda: VLLMEngine(tensor_parallel=2).start(handle_of(odd)))
+        self.report["heads"] = error_of(lambda: VLLMEngine(tensor_parallel=2).start(handle_of(odd)))
         engine, policy = self.start()
-        self.told["parts"] = engine._thread.call(parts)
-        self.told["updates"] = updates(engine, policy, slice(self.rank, None, self.size))
+        self.report["parts"] = engine._thread.call(parts)
+        self.report["updates"] = updates(engine, policy, slice(self.rank, None, self.size))
         exchanges = counted(engine)
-        self.told["episodes"] = self.collect(engine, lambda: asyncio.run(episodes(engine, self.rank)))
+        self.report["episodes"] = self.collect(engine, lambda: asyncio.run(episodes(engine, self.rank)))
         exchanges.clear()
         self.collect(engine, lambda: asyncio.run(take_back(engine)) if self.rank else None)
-        self.told["taken back after"] = len(exchanges)
+        self.report["taken back after"] = len(exchanges)
         exchanges.clear()
         self.collect(engine, lambda: time.sleep(0.5))
-        self.told["idle"] = len(exchanges)
-        self.told["outside"] = error_of(lambda: serve(engine, MIXED[:1]))
-        self.told["within"] = error_of(lambda: self.collect(engine, lambda: engine.sync(9)))
+        self.report["idle"] = len(exchanges)
+        self.report["outside"] = error_of(lambda: serve(engine, MIXED[:1]))
+        self.report["within"] = error_of(lambda: self.collect(engine, lambda: engine.sync(9)))
         dist.barrier()
         engine.stop()
         engine, policy = self.start(lora=True)
-        self.told["adapters"] = updates(engine, policy, slice(self.rank, None, self.size))
-        self.told["fails"] = error_of(lambda: self.collect(engine, lambda: self.fails(engine)))
-        self.told["after"] = error_of(lambda: engine.sync(9))
+        self.report["adapters"] = updates(engine, policy, slice(self.rank, None, self.size))
+        self.report["fails"] = error_of(lambda: self.collect(engine, lambda: self.fails(engine)))
+        self.report["after"] = error_of(lambda: engine.sync(9))
         dist.barrier()
         engine.stop()
 
     def other_groups(self) -> None:
         """One group stays longer than the other, which has nothing more to do."""
         engine, policy = self.start()
-        self.told["updates"] = updates(engine, policy, slice(self.rank, None, dist.get_world_size()))
+        self.report["updates"] = updates(engine, policy, slice(self.rank, None, dist.get_world_size()))
         if self.rank < self.size:
-            self.told["episodes"] = self.collect(engine, lambda: asyncio.run(episodes(engine, self.rank)))
+            self.report["episodes"] = self.collect(engine, lambda: asyncio.run(episodes(engine, self.rank)))
         dist.barrier()
         engine.stop()
 
@@ -151,7 +151,7 @@ class Work:
             time.sleep(0.5)  # not inside a step, which would wait for the dead
             serve(engine, MIXED)
 
-        self.told["dies"] = error_of(lambda: self.collect(engine, play))
+        self.report["dies"] = error_of(lambda: self.collect(engine, play))
 
     def collect(self, engine: VLLMEngine, do: Callable[[], Any]) -> Any:
         with engine.collecting():

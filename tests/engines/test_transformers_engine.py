@@ -356,8 +356,8 @@ def test_an_error_of_one_that_joins_reaches_it_too(engine):
         bad = engine.generate(request(PREFIX, seed=2**70))  # which no generator takes
         return await asyncio.wait_for(asyncio.gather(*running, bad, return_exceptions=True), timeout=60)
 
-    *_, told = asyncio.run(with_a_bad_one())
-    assert isinstance(told, RuntimeError | ValueError | OverflowError)
+    *_, outcome = asyncio.run(with_a_bad_one())
+    assert isinstance(outcome, RuntimeError | ValueError | OverflowError)
     assert_same(serve(engine, [good]), expected)
 
 
@@ -522,14 +522,14 @@ def test_whoever_waits_is_told_that_sampling_has_ended(engine, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (StopIteration("no next one"), "StopIteration: no next one"),
         (SystemExit(3), "sampling has ended: SystemExit: 3"),
         (ValueError("wrong"), "wrong"),
     ],
 )
-def test_whatever_a_model_raises_is_told_to_all_who_wait(engine, policy, error, told):
+def test_whatever_a_model_raises_is_told_to_all_who_wait(engine, policy, error, message):
     def fails(*_: object) -> None:
         raise error
 
@@ -541,4 +541,4 @@ def test_whatever_a_model_raises_is_told_to_all_who_wait(engine, policy, error, 
     outcomes = asyncio.run(all_told())
     handle.remove()
     assert len(outcomes) == len(MIXED)
-    assert all(isinstance(one, Exception) and told in str(one) for one in outcomes)
+    assert all(isinstance(one, Exception) and message in str(one) for one in outcomes)

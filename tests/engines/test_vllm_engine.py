@@ -201,7 +201,7 @@ def test_weights_do_not_change_while_replies_are_sampled(engine):
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         (
             request(random_ids(1, LONGEST), max_tokens=1),
@@ -214,8 +214,8 @@ def test_weights_do_not_change_while_replies_are_sampled(engine):
         (request(random_ids(1, 3), temperature=2.5), r"got 2.5"),
     ],
 )
-def test_requests_that_vllm_would_change_are_refused(engine, asked, told):
-    with pytest.raises(ValueError, match=told):
+def test_requests_that_vllm_would_change_are_refused(engine, asked, message):
+    with pytest.raises(ValueError, match=message):
         serve(engine, [asked])
     assert serve(engine, [MIXED[0]])
 

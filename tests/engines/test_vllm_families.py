@@ -21,9 +21,9 @@ pytestmark = pytest.mark.vllm
 
 @pytest.mark.parametrize("case", IN_CI)
 def test_log_probs_are_those_of_transformers(case: str, tmp_path: Path) -> None:
-    told = measure(case, tmp_path)
-    assert set(told) == {"sent", "folder"}
-    assert not verdict(told), told
+    measured = measure(case, tmp_path)
+    assert set(measured) == {"sent", "folder"}
+    assert not verdict(measured), measured
 
 
 @pytest.mark.long

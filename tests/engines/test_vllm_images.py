@@ -34,9 +34,9 @@ def test_logps_of_replies_to_images_are_the_trainers(family, tmp_path):
     assert ran.returncode == 0, ran.stderr[-4000:]
     versions = json.loads(ran.stdout.splitlines()[-1])
     assert len(versions) == 3
-    for version, told in enumerate(versions):
-        for name, reply in told.items():
+    for version, replies in enumerate(versions):
+        for name, reply in replies.items():
             assert reply["gap"] < 2e-4, f"{name}, weights {version}"
-    seen = [[reply["ids"] for reply in told.values()] for told in versions]
+    seen = [[reply["ids"] for reply in replies.values()] for replies in versions]
     assert seen[0] != seen[1] != seen[2]
     assert versions[0]["image"]["ids"] != versions[0]["equal ids, another image"]["ids"]

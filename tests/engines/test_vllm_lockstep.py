@@ -111,15 +111,15 @@ def test_every_rank_makes_the_steps_of_all_and_hands_out_its_own_replies() -> No
         return await asyncio.gather(*(play(rank, 100 * rank.rank + 10 * i, turns) for i in range(count)))
 
     def work(rank: Rank) -> list[Any]:
-        told = []
+        replies = []
         for _ in range(2):
             with rank.thread.collecting():
-                told.append(asyncio.run(episodes(rank)))
-        return told
+                replies.append(asyncio.run(episodes(rank)))
+        return replies
 
-    ranks, told = on_ranks(work, 3)
+    ranks, replies = on_ranks(work, 3)
     own = [[tuple(range(10 * i + t, 10 * i + 2 * t + 2)) for t in range(5)] for i in range(3)]
-    assert told == [[own] * 2, [[[(100, 101)]]] * 2, [[]] * 2]
+    assert replies == [[own] * 2, [[[(100, 101)]]] * 2, [[]] * 2]
     assert ranks[0].engine.steps == ranks[1].engine.steps == ranks[2].engine.steps
     assert len(ranks[0].engine.steps) < 3 * 20 * 2  # together, not one after the other
     assert any({name[0] for name, _ in step} == {"0", "1"} for step in ranks[0].engine.steps)
@@ -136,8 +136,8 @@ def test_a_request_that_is_taken_back_is_so_on_all_ranks() -> None:
         with rank.thread.collecting():
             asyncio.run(give_up() if rank.rank == 1 else asyncio.sleep(0))
 
-    ranks, told = on_ranks(work)
-    assert told == [None, None]
+    ranks, found = on_ranks(work)
+    assert found == [None, None]
     assert [rank.engine.said for rank in ranks] == [{}, {}]
 
 
@@ -197,8 +197,8 @@ def test_an_engine_that_fails_is_told_to_its_callers(error: BaseException) -> No
         with rank.thread.collecting():
             asyncio.run(asyncio.wait_for(rank.reply(1), timeout=60))
 
-    for told in on_ranks(work)[1]:
-        assert str(told) == f"vLLM failed while sampling ({type(error).__name__}: a bug)"
+    for outcome in on_ranks(work)[1]:
+        assert str(outcome) == f"vLLM failed while sampling ({type(error).__name__}: a bug)"
 
 
 def test_what_ends_a_call_between_two_collections_is_raised_where_it_was_made() -> None:

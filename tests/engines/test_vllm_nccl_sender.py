@@ -66,14 +66,14 @@ class Server:
         self.answers.set()
         self.cancelled = False
 
-    def init_weight_transfer_engine(self, told: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, body: dict[str, Any]) -> None:
         self.steps.append("init")
 
     def start_weight_update(self) -> None:
         self.steps.append("start")
 
-    def update_weights(self, told: dict[str, Any]) -> None:
-        self.steps.append(" ".join(told["names"]))
+    def update_weights(self, body: dict[str, Any]) -> None:
+        self.steps.append(" ".join(body["names"]))
         assert self.answers.wait(PATIENCE)
         if self.cancelled:
             raise RuntimeError("cancelled")

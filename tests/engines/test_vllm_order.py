@@ -48,8 +48,8 @@ class Recorder:
         for name, weight in kwargs["weights_iterator"]:
             layer = name.split(".layers.")[1].split(".")[0] if ".layers." in name else "rest"
             whole = sum(not isinstance(p, DTensor) for p in of_layers)
-            if self.seen[-1] != (told := f"{layer}, {whole} whole"):
-                self.seen.append(told)
+            if self.seen[-1] != (step := f"{layer}, {whole} whole"):
+                self.seen.append(step)
             self.got[name] = weight.clone()
 
     def reset_prefix_cache(self) -> bool:
@@ -145,8 +145,8 @@ def test_the_base_below_adapters_is_kept_since_it_is_not_sent_again(
 def handle_on(device: str) -> PolicyHandle:
     """As much of one as is read, since no model can be put on a GPU that is not there."""
     lm = SimpleNamespace(name_or_path="model", device=torch.device(device))
-    told = {"window": 100, "computes_in": torch.bfloat16, "trained_meanwhile": False}
-    return cast(PolicyHandle, SimpleNamespace(policy=SimpleNamespace(lm=lm, image_reader=None), **told))
+    settings = {"window": 100, "computes_in": torch.bfloat16, "trained_meanwhile": False}
+    return cast(PolicyHandle, SimpleNamespace(policy=SimpleNamespace(lm=lm, image_reader=None), **settings))
 
 
 def test_a_gpu_begins_with_what_can_go_wrong_least_and_one_key_switches_each_on() -> None:

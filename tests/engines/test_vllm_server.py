@@ -172,12 +172,12 @@ def test_a_server_that_was_not_started_by_our_command_is_refused(
 
 
 def test_requests_that_would_be_changed_or_end_a_server_are_refused(engine: VLLMServerEngine) -> None:
-    for asked, told in (
+    for asked, message in (
         (request(random_ids(1, 400), max_tokens=1), r"prompt of 400 tokens and a reply of up to 1 .*max_prompt_tokens"),
         (request(random_ids(1, 3), temperature=2.5), "temperature 0, or 0.01 to 2, got 2.5"),
         (request((5, 9999)), "ids outside the"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             serve(engine, [asked])
     assert serve(engine, [MIXED[0]])
 
@@ -250,8 +250,8 @@ def test_those_who_wait_are_told_when_the_engine_is_stopped(engine: VLLMServerEn
         return await asyncio.gather(waiting, return_exceptions=True)
 
     with standing_still(pair):
-        (told,) = asyncio.run(stop())
-    assert str(told) == "the engine was stopped"
+        (outcome,) = asyncio.run(stop())
+    assert str(outcome) == "the engine was stopped"
 
 
 def test_a_server_that_was_started_again_gets_the_weights_before_it_is_used(

@@ -161,8 +161,8 @@ def test_no_turn_is_lost_or_doubled_and_nobody_waits_long(
             mend(server)
     waits = [seconds - usual for seconds in faults.seconds]
     with capsys.disabled():
-        told = " and ".join(f"{waited:.1f}" for waited in waits)
-        print(f"\n{signum.name} {part} {stage}: {told} s more than {usual:.1f} s, patience {HANG_SECONDS:g} s")
+        listed = " and ".join(f"{waited:.1f}" for waited in waits)
+        print(f"\n{signum.name} {part} {stage}: {listed} s more than {usual:.1f} s, patience {HANG_SECONDS:g} s")
     assert faults.struck == list(pair)
     assert disturbed == stories
     assert max(waits) <= 2 * HANG_SECONDS

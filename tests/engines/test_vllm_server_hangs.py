@@ -44,10 +44,10 @@ def play(test: Test, count: int = 2, patience: float = PATIENCE, wait_seconds: f
             await until(lambda: all(replica.used for replica in pool.replicas))
             await asyncio.wait_for(test(pool, servers), FOREVER)
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         asyncio.run(run())
-    return [str(warning.message) for warning in told]
+    return [str(warning.message) for warning in caught]
 
 
 @asynccontextmanager
@@ -107,8 +107,8 @@ def test_requests_of_a_server_that_hangs_go_to_another_one(
         check(await asyncio.gather(*(pool.ask(asking(seed)) for seed in range(8))), 1)
         assert len(first.begun) == begun  # it is not asked any more
 
-    told = play(test)
-    assert sum(f"{names[0]} is not used" in line for line in told) == 1
+    warned = play(test)
+    assert sum(f"{names[0]} is not used" in line for line in warned) == 1
 
 
 @pytest.mark.slow
@@ -155,8 +155,8 @@ def test_one_whose_engine_answers_but_that_never_ends_a_reply_is_dropped(monkeyp
         servers[0].never.clear()
         await until(lambda: pool.replicas[0].used)
 
-    told = play(test)
-    assert any("its engine answers" in line for line in told)
+    warned = play(test)
+    assert any("its engine answers" in line for line in warned)
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again(st
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (lambda reply: web.Response(text=json.dumps(reply) * 2), "other than JSON"),
         (lambda reply: web.Response(text="[" * 100_000), "other than JSON"),
@@ -204,10 +204,10 @@ def test_the_page_of_a_proxy_in_any_encoding_is_no_answer_and_asked_for_again(st
     ],
     ids=["twice", "nested", "long", "two", "text"],
 )
-def test_an_answer_that_is_no_reply_ends_the_run_and_names_the_server(answer: Any, told: str) -> None:
+def test_an_answer_that_is_no_reply_ends_the_run_and_names_the_server(answer: Any, message: str) -> None:
     async def test(pool: ServerPool, servers: list[SmallServer]) -> None:
         servers[0].answer = answer
-        with pytest.raises(ValueError, match=f"{servers[0].url} .*{told}"):
+        with pytest.raises(ValueError, match=f"{servers[0].url} .*{message}"):
             await pool.ask(asking(0))
 
     play(test, count=1)
@@ -224,8 +224,8 @@ def test_the_only_server_is_waited_for() -> None:
         servers[0].engine_running.set()
         check([await asked], 1)
 
-    told = play(test, count=1)
-    assert sum("no vLLM server is left" in line and "wait_seconds" in line for line in told) == 1
+    warned = play(test, count=1)
+    assert sum("no vLLM server is left" in line and "wait_seconds" in line for line in warned) == 1
 
 
 @pytest.mark.slow

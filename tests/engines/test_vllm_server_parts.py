@@ -152,7 +152,7 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"token_ids": []}, "0 ids and log-probs of 3"),
         ({"token_ids": None}, "0 ids"),
@@ -185,16 +185,16 @@ def with_logps(*logps: Any, ids: tuple[Any, ...] = (4, 7, 8)) -> dict[str, Any]:
         ({"logprobs": with_logps(-1.0, -(10**400), -1.0)}, "another form than vLLM"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_answer_that_is_not_whole_is_never_a_reply(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read(answer(**changes))
 
 
 @pytest.mark.parametrize("given", [{}, {"choices": []}, {"choices": [{}]}])
 def test_an_answer_without_anything_is_never_a_reply(given: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="another form than vLLM") as told:
+    with pytest.raises(ValueError, match="another form than vLLM") as error:
         read(given)
-    assert "another run" not in str(told.value)
+    assert "another run" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -223,17 +223,17 @@ TOLD: dict[str, Any] = {
 }
 
 
-def told_with(part: str, **changes: Any) -> str | None:
-    told = copy.deepcopy(TOLD)
+def complaint_with(part: str, **changes: Any) -> str | None:
+    answers = copy.deepcopy(TOLD)
     if part == "version":
-        told["version"] |= changes
+        answers["version"] |= changes
     elif part == "models":
-        told["models"]["data"][0] |= changes
+        answers["models"]["data"][0] |= changes
     elif part == "sizes":
-        told["sizes"]["results"][0] |= changes
+        answers["sizes"]["results"][0] |= changes
     else:
-        told["info"]["vllm_config"]["model_config"] |= changes
-    return complaint(read_facts(**told), SIZES, max_model_len=100)
+        answers["info"]["vllm_config"]["model_config"] |= changes
+    return complaint(read_facts(**answers), SIZES, max_model_len=100)
 
 
 def test_a_server_that_fits() -> None:
@@ -255,23 +255,23 @@ def test_a_server_that_fits() -> None:
     ],
 )
 def test_one_that_does_not_is_refused_with_what_to_do(part: str, changes: dict[str, Any], parts: list[str]) -> None:
-    told = told_with(part, **changes)
-    assert told is not None
+    refusal = complaint_with(part, **changes)
+    assert refusal is not None
     for expected in parts:
-        assert expected in told
+        assert expected in refusal
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("urls", "told"),
+    ("urls", "message"),
     [([], "at least one"), (["http://a:1", "http://a:1/"], "different"), (["127.0.0.1:8001"], "as http://127.0.0.1")],
 )
-def test_impossible_addresses_are_refused(urls: list[str], told: str, config: Config, agentrl: Command) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_impossible_addresses_are_refused(urls: list[str], message: str, config: Config, agentrl: Command) -> None:
+    with pytest.raises(ValueError, match=message):
         VLLMServerEngine(urls)
     engine = {"class_path": "VLLMServerEngine", "init_args": {"urls": urls}}
     said = sentence(agentrl(config=changed(config, "data.init_args.engine", engine)))
-    assert told in said
+    assert message in said
     assert "data.init_args.engine.init_args.urls" in said
 
 
@@ -311,10 +311,10 @@ def test_the_command_of_a_server() -> None:
 
 def test_servers_that_compute_otherwise_than_the_trainer_are_named(tiny_folder: Path) -> None:
     facts, policy = read_facts(**TOLD), LanguageModel(load_causal_lm(str(tiny_folder)))
-    told = (
+    message = (
         r"computes in bfloat16 and the trainer in float32, .* `agentrl serve MODEL -- --dtype float32`, or .*precision"
     )
-    with pytest.warns(UserWarning, match=told):
+    with pytest.warns(UserWarning, match=message):
         check_precision([facts], PolicyHandle(policy, (), nullcontext))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -351,10 +351,10 @@ def test_older_weights_that_cannot_be_removed_are_told_once_and_go_later(
     lm, shared = load_causal_lm(str(tiny_folder)), SharedWeights(None)
     with monkeypatch.context() as here:
         here.setattr(shutil, "rmtree", busy)
-        with pytest.warns(UserWarning, match=r"Directory not empty.*weights_folder") as told:
+        with pytest.warns(UserWarning, match=r"Directory not empty.*weights_folder") as caught:
             names = [shared.write(lm, f"a-{number}").name for number in range(3)]
     assert names == ["a-0", "a-1", "a-2"]
-    assert len(told) == 1
+    assert len(caught) == 1
     shared.write(lm, "a-3")
     assert [path.name for path in shared.folder.iterdir()] == ["a-3"]
     shared.remove()
@@ -405,5 +405,5 @@ def test_a_checksum_tells_each_bit_rows_in_another_order_and_layouts_apart(dtype
 def test_an_update_that_fails_on_one_process_fails_on_all(tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload([updating_ranks.__name__])  # import torch once, not in each process
     start_processes(updating_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
-    told = [(tmp_path / f"{failing}-{rank}.txt").read_text() for failing in range(2) for rank in range(2)]
-    assert told == ["the server has another model"] * 4
+    outputs = [(tmp_path / f"{failing}-{rank}.txt").read_text() for failing in range(2) for rank in range(2)]
+    assert outputs == ["the server has another model"] * 4

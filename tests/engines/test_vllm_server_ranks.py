@@ -30,9 +30,9 @@ def test_requests_of_eight_ranks_spread_over_four_servers(served_folder: Path, t
     finally:
         for server in servers:
             server.kill()
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
-    assert Counter(episode[0] for of_rank in told for episode in of_rank) == dict.fromkeys(urls, 8)
-    for of_rank in told:
+    stories = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    assert Counter(episode[0] for of_rank in stories for episode in of_rank) == dict.fromkeys(urls, 8)
+    for of_rank in stories:
         for episode in of_rank:
             assert len(episode) == many_ranks.TURNS
             assert len(set(episode)) == 1  # where its past is cached

@@ -81,19 +81,19 @@ def test_a_run_waits_for_its_only_server_and_loses_no_turn(pair: Pair, served_fo
         return keep, agent
 
     undisturbed, _ = run()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         keep, agent = run(Kill(pair[0]))
-    check_warnings(told, pair[0])
+    check_warnings(caught, pair[0])
     assert [{turn.policy_version for turn in rollout.turns} for rollout in keep.rollouts] == [{0}, {0}, {2}]
     ahead.check_weights(keep, agent)
     assert [story(rollout) for rollout in keep.rollouts] == [story(rollout) for rollout in undisturbed.rollouts]
     assert [logged["mismatch/staleness_max"] for logged in keep.logged] == [0, 1, 1]
 
 
-def check_warnings(told: Sequence[warnings.WarningMessage], server: ServerProcess) -> None:
+def check_warnings(caught: Sequence[warnings.WarningMessage], server: ServerProcess) -> None:
     """That it was dropped and waited for, each said once."""
-    messages = [str(warning.message) for warning in told]
+    messages = [str(warning.message) for warning in caught]
     assert sum("no vLLM server is left" in message for message in messages) == 1
     assert sum(f"{server.url} is not used" in message for message in messages) == 1
 
@@ -109,10 +109,10 @@ def test_a_run_goes_on_with_the_other_server_when_one_is_killed(
     undisturbed = played(tmp_path / "run")
     asked = kill_while_it_samples(monkeypatch, pair[1], reply=6)
     second = changed(training, "trainer.default_root_dir", str(tmp_path / "second"))
-    with pytest.warns(UserWarning, match=f"{pair[1].url}.*1.*2") as told:
+    with pytest.warns(UserWarning, match=f"{pair[1].url}.*1.*2") as caught:
         fit(second, tmp_path, monkeypatch)
     assert asked[0] >= 6
-    assert sum("is not used" in str(warning.message) for warning in told) == 1
+    assert sum("is not used" in str(warning.message) for warning in caught) == 1
     turns = played(tmp_path / "second")
     assert len(turns) == 3 * 8
     assert turns == undisturbed

@@ -42,7 +42,7 @@ class Stranger(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def told() -> Iterator[Callable[..., str]]:
+def refusal() -> Iterator[Callable[..., str]]:
     servers = list[ThreadingHTTPServer]()
 
     def ask(answer: Answer, **paths: Answer) -> str:
@@ -78,12 +78,12 @@ def told() -> Iterator[Callable[..., str]]:
         ((403, ""), "asks for a key"),
     ],
 )
-def test_an_address_that_is_no_server_for_us_is_refused(told: Callable[..., str], answer: Answer, part: str) -> None:
-    assert part in told(answer)
+def test_an_address_that_is_no_server_for_us_is_refused(refusal: Callable[..., str], answer: Answer, part: str) -> None:
+    assert part in refusal(answer)
 
 
-def test_a_server_that_asks_for_a_key_is_refused_though_it_tells_its_version(told: Callable[..., str]) -> None:
-    assert "/v1/models: 401" in told(UNAUTHORIZED, version=(200, json.dumps({"version": "0.32.0"})))
+def test_a_server_that_asks_for_a_key_is_refused_though_it_tells_its_version(refusal: Callable[..., str]) -> None:
+    assert "/v1/models: 401" in refusal(UNAUTHORIZED, version=(200, json.dumps({"version": "0.32.0"})))
 
 
 FITS = {
@@ -109,6 +109,8 @@ FITS = {
         ),
     ],
 )
-def test_a_server_whose_answers_have_another_form_is_refused(told: Callable[..., str], path: str, answer: Any) -> None:
+def test_a_server_whose_answers_have_another_form_is_refused(
+    refusal: Callable[..., str], path: str, answer: Any
+) -> None:
     paths = {at: (200, json.dumps(given)) for at, given in (FITS | {path: answer}).items()}
-    assert "its settings in another form than vLLM" in told((404, ""), **paths)
+    assert "its settings in another form than vLLM" in refusal((404, ""), **paths)

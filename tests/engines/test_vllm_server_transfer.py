@@ -161,10 +161,10 @@ def test_a_server_that_was_started_for_another_transfer_is_refused(
     transfer: Any, pair: Pair, policy: LanguageModel
 ) -> None:
     engine = VLLMServerEngine([pair[0].url], transfer=transfer)
-    told = rf"to take weights by 'gloo', .* sends them by '{transfer}'; .*--transfer {transfer}`, or set .*transfer"
-    with pytest.raises(ValueError, match=told):
+    message = rf"to take weights by 'gloo', .* sends them by '{transfer}'; .*--transfer {transfer}`, or set .*transfer"
+    with pytest.raises(ValueError, match=message):
         engine.check()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         engine.start(handle_of(policy))
     engine.stop()
 
@@ -316,12 +316,12 @@ def test_a_run_waits_for_its_only_server_and_goes_on_when_it_is_back(
     undisturbed = played(tmp_path / "run")
     asked = kill_while_it_samples(monkeypatch, first, reply=12, then=first.start)
     second = changed(training, "trainer.default_root_dir", str(tmp_path / "second"))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(second, tmp_path, monkeypatch)
     assert asked[0] > 12
-    assert sum("no vLLM server is left" in str(warning.message) for warning in told) == 1
-    assert sum("is not used" in str(warning.message) for warning in told) == 1  # the new group was made at once
+    assert sum("no vLLM server is left" in str(warning.message) for warning in caught) == 1
+    assert sum("is not used" in str(warning.message) for warning in caught) == 1  # the new group was made at once
     turns = played(tmp_path / "second")
     assert len(turns) == 2 * 8
     assert turns == undisturbed

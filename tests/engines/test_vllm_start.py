@@ -25,15 +25,15 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"kv_cache_gb": 1e5}, r"lower data.init_args.engine.init_args.kv_cache_gb \(now 100000\)"),
         ({"kv_cache_gb": 0.0002}, r"raise data.init_args.engine.init_args.kv_cache_gb \(now 0.0002\)"),
     ],
 )
-def test_what_does_not_fit_the_memory_is_told_with_the_key(served_folder, settings, told):
+def test_what_does_not_fit_the_memory_is_told_with_the_key(served_folder, settings, message):
     engine = VLLMEngine(**settings)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         engine.start(handle_of(policy_of(served_folder)))
     engine.stop()
     assert not torch.distributed.is_initialized()
@@ -66,8 +66,8 @@ def test_an_error_in_its_thread_reaches_all_who_wait_and_all_who_come(served_fol
             return await asyncio.gather(*map(engine.generate, MIXED), return_exceptions=True)
 
         for _ in range(2):
-            told = {str(outcome) for outcome in asyncio.run(everyone())}
-            assert told == {"vLLM failed while sampling (ZeroDivisionError: a bug of two lines)"}
+            outcomes = {str(outcome) for outcome in asyncio.run(everyone())}
+            assert outcomes == {"vLLM failed while sampling (ZeroDivisionError: a bug of two lines)"}
         with pytest.raises(RuntimeError, match="vLLM failed while sampling"):
             engine.sync(1)
         assert len(steps) == 1

@@ -41,7 +41,7 @@ def memory_names() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def told(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def reports(served_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return processes(tmp_path_factory.mktemp("ranks"), served_folder, world=2, size=2)
 
 
@@ -60,22 +60,22 @@ def alone(served_folder: Path) -> dict[str, Any]:
     return one
 
 
-def together(told: list[dict[str, Any]], kind: str) -> list[list[dict[str, Any]]]:
+def together(reports: list[dict[str, Any]], kind: str) -> list[list[dict[str, Any]]]:
     """Replies of all processes in the order of the requests, by weights."""
-    by_version = zip(*(process[kind] for process in told), strict=True)
+    by_version = zip(*(process[kind] for process in reports), strict=True)
     return [[line for lines in itertools.zip_longest(*ranks) for line in lines if line] for ranks in by_version]
 
 
-def test_each_process_has_a_half_of_the_weights(told, alone):
-    for process in told:
+def test_each_process_has_a_half_of_the_weights(reports, alone):
+    for process in reports:
         assert process["parts"] == {name: count // 2 for name, count in alone["parts"].items()}
     assert alone["parts"]["shared heads"] == 2
 
 
 @pytest.mark.parametrize("kind", ["updates", "adapters"])
-def test_replies_are_those_of_one_process_before_and_after_updates(told, alone, kind):
+def test_replies_are_those_of_one_process_before_and_after_updates(reports, alone, kind):
     """The same tokens from the same seeds; log-probs are the trainer's, and equal up to rounding."""
-    shared = together(told, kind)
+    shared = together(reports, kind)
     assert len(shared) == len(alone[kind]) == shared_vllm.VERSIONS
     for version, (ours, theirs) in enumerate(zip(shared, alone[kind], strict=True)):
         assert [line["ids"] for line in ours] == [line["ids"] for line in theirs]
@@ -87,58 +87,58 @@ def test_replies_are_those_of_one_process_before_and_after_updates(told, alone, 
     assert ids[0] != ids[1] != ids[2]
 
 
-def test_processes_with_more_and_with_less_to_do_end_together(told, alone):
-    assert [process["episodes"] for process in told] == alone["episodes"]
+def test_processes_with_more_and_with_less_to_do_end_together(reports, alone):
+    assert [process["episodes"] for process in reports] == alone["episodes"]
     assert [sum(map(len, envs)) for envs in alone["episodes"]] == [18, 1]
 
 
-def test_a_request_that_is_taken_back_is_so_in_both(told):
+def test_a_request_that_is_taken_back_is_so_in_both(reports):
     """Its 390 tokens would be as many steps."""
-    for process in told:
+    for process in reports:
         assert 1 < process["taken back after"] < 100
 
 
-def test_nothing_turns_fast_while_all_wait_for_environments(told):
+def test_nothing_turns_fast_while_all_wait_for_environments(reports):
     """Half a second, and a look at the other process every 5 ms."""
-    for process in told:
+    for process in reports:
         assert 1 < process["idle"] < 130
 
 
-def test_what_would_part_the_processes_is_refused(told):
-    for process in told:
+def test_what_would_part_the_processes_is_refused(reports):
+    for process in reports:
         assert "inside collecting() only" in process["outside"]
         assert "still being sampled" in process["within"]
 
 
-def test_other_numbers_of_processes_and_models_that_cannot_be_cut_are_refused(told):
-    for process in told:
+def test_other_numbers_of_processes_and_models_that_cannot_be_cut_are_refused(reports):
+    for process in reports:
         assert "tensor_parallel 3 needs a multiple of 3 processes, got 2" in process["three"]
         assert "tensor_parallel 2 does not divide the model: 3 attention heads" in process["heads"]
 
 
-def test_an_error_in_one_process_reaches_the_other(told):
-    assert told[1]["fails"] == "ZeroDivisionError: a bug of the environment"
-    assert told[0]["fails"] == (
+def test_an_error_in_one_process_reaches_the_other(reports):
+    assert reports[1]["fails"] == "ZeroDivisionError: a bug of the environment"
+    assert reports[0]["fails"] == (
         "RuntimeError: rank 1, which holds a part of vLLM's weights, has stopped "
         "(ZeroDivisionError: a bug of the environment)"
     )
-    for process in told:
+    for process in reports:
         assert process["after"].startswith("RuntimeError: ")
         assert "a bug of the environment" in process["after"]
 
 
-def test_a_process_that_dies_is_told_by_the_other(told):
-    assert told[0]["dies"].startswith("RuntimeError: the ranks that share vLLM's weights cannot be reached")
+def test_a_process_that_dies_is_told_by_the_other(reports):
+    assert reports[0]["dies"].startswith("RuntimeError: the ranks that share vLLM's weights cannot be reached")
 
 
 @pytest.mark.long
 def test_groups_of_processes_do_not_wait_for_each_other(served_folder, alone, tmp_path):
     """Two groups of two; the second is done while the first plays on."""
-    told = processes(tmp_path, served_folder, world=4, size=2)
-    for ours, theirs in zip(together(told, "updates"), alone["updates"], strict=True):
+    reports = processes(tmp_path, served_folder, world=4, size=2)
+    for ours, theirs in zip(together(reports, "updates"), alone["updates"], strict=True):
         assert [line["ids"] for line in ours] == [line["ids"] for line in theirs]
         assert max(line["gap"] for line in ours) < 2e-4
-    assert [process.get("episodes") for process in told] == [*alone["episodes"], None, None]
+    assert [process.get("episodes") for process in reports] == [*alone["episodes"], None, None]
 
 
 # Through the command that a user types

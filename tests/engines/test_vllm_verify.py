@@ -52,10 +52,10 @@ def test_the_gap_is_logged_in_every_iteration(given: Config, tmp_path: Path, mon
 
 def stops(command: Command, config: Config, *parts: str) -> None:
     """`fit` ends before a step, with all parts in its sentence."""
-    code, told = command(config=config)
+    code, printed = command(config=config)
     assert code == 1
-    assert "does not sample from the policy" in told
-    assert all(part in told.splitlines()[-1] for part in parts), told.splitlines()[-1]
+    assert "does not sample from the policy" in printed
+    assert all(part in printed.splitlines()[-1] for part in parts), printed.splitlines()[-1]
 
 
 @pytest.mark.parametrize("kind", ["mlp", "tied head"])

@@ -116,13 +116,13 @@ def test_what_is_announced_is_what_is_sent() -> None:
 @pytest.mark.parametrize("transfer", ["folder", "gloo", "nccl"])
 def test_a_server_takes_weights_the_way_it_was_started_for(started: str | None, transfer: Any) -> None:
     config = {**TOLD["info"]["vllm_config"], "weight_transfer_config": started and {"backend": started}}
-    told = complaint(read_facts(**{**TOLD, "info": {"vllm_config": config}}), {}, 1, transfer)
+    refusal = complaint(read_facts(**{**TOLD, "info": {"vllm_config": config}}), {}, 1, transfer)
     if (started or "folder") == transfer:
-        assert told is None
+        assert refusal is None
     else:
-        assert told is not None
-        assert f"weights by '{started or 'folder'}', but the run sends them by '{transfer}'" in told
-        assert f"`agentrl serve MODEL --transfer {transfer}`, or set data.init_args.engine" in told
+        assert refusal is not None
+        assert f"weights by '{started or 'folder'}', but the run sends them by '{transfer}'" in refusal
+        assert f"`agentrl serve MODEL --transfer {transfer}`, or set data.init_args.engine" in refusal
 
 
 def test_the_command_of_a_server_says_how_weights_come() -> None:

@@ -45,9 +45,9 @@ def run(rank: int, folder: str) -> None:
         engine._pool, engine._weights, engine._updates = Pool(rank == failing), Weights() if rank == 0 else None, 0
         try:
             engine.sync(1)
-            told = "updated"
+            outcome = "updated"
         except ConfigError as error:
-            told = str(error)
-        Path(folder, f"{failing}-{rank}.txt").write_text(told)
+            outcome = str(error)
+        Path(folder, f"{failing}-{rank}.txt").write_text(outcome)
         engine._loop.stop()
     dist.destroy_process_group()

@@ -81,7 +81,7 @@ def test_things_and_blocks_lie_where_the_level_says(level):
         assert (world.width, len(world.cells)) == ((13, 13 * 9) if two else (8, 8 * 8))
         assert all(len(stack) <= 1 for stack in world.cells)
         places = found(world)
-        told = [str(rule) for rule in world.rules.told]
+        rules = [str(rule) for rule in world.rules.told]
         base = (1, 7) if two else (1, 6)
         assert (places["baba block"], places["you block"]) == ([base], [(3, base[1])])
         objects = [name for name in ("ball", "key", "door") if name in places]
@@ -90,7 +90,7 @@ def test_things_and_blocks_lie_where_the_level_says(level):
         win = (9, 1) if two else (1, 1)
         assert (win[0] + 2, win[1]) in places["win block"]
         # Which noun is whose: the rule of winning names the target, if it is whole.
-        wins = [rule.split()[0] for rule in told if rule.endswith("win")]
+        wins = [rule.split()[0] for rule in rules if rule.endswith("win")]
         assert len(wins) == (not broken) + (suffix == "-distr_win_rule")
         if not broken:
             target = next(rule for rule in wins if win in places[f"{rule} block"])
@@ -128,7 +128,7 @@ def test_things_and_blocks_lie_where_the_level_says(level):
             continue
         assert places["wall"] == [(6, y) for y in range(1, 8)]
         stop = not prefix.startswith(("two_room-goto", "two_room-make"))
-        assert ("wall is stop" in told) is stop
+        assert ("wall is stop" in rules) is stop
         assert within(places["baba"][0], 2, 5, 3, 5)
         side = (1, 11, 2, 7) if "maybe" in prefix else (7, 10, 2, 7) if stop else (1, 4, 1, 7)
         assert all(within(places[name][0], *side) for name in objects)
@@ -238,7 +238,7 @@ def test_a_picture_and_a_pickle_in_the_middle():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "message"),
     [
         ({"level": "goto_lose"}, "'goto_lose'"),
         ({"level": ["goto_win"]}, "Unknown Baba Is AI level"),
@@ -249,10 +249,10 @@ def test_a_picture_and_a_pickle_in_the_middle():
         ({"render_mode": "human"}, "'human'"),
     ],
 )
-def test_wrong_arguments_are_answered_with_a_sentence(kwargs, told):
+def test_wrong_arguments_are_answered_with_a_sentence(kwargs, message):
     with pytest.raises(ValueError, match=r"\w") as caught:
         BabaIsAIEnv(**kwargs)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

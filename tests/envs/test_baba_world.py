@@ -278,7 +278,7 @@ def test_places_are_told_from_the_last_rule_with_you_that_covers_something():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "''"),
         ("  \n ", "text with one line per row"),
@@ -294,10 +294,10 @@ def test_places_are_told_from_the_last_rule_with_you_that_covers_something():
         (" ".join("." * (MAX_SIDE + 1)), f"at most {MAX_SIDE} x {MAX_SIDE}"),
     ],
 )
-def test_a_map_that_cannot_be_read_is_answered_with_a_sentence(text, told):
+def test_a_map_that_cannot_be_read_is_answered_with_a_sentence(text, message):
     with pytest.raises(ValueError, match="map") as caught:
         World.read(text)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -374,11 +374,11 @@ def test_observation_follows_the_grid():
 
 
 def test_mission_in_system_or_observation():
-    told = BabyAIEnv("GoToObjS6", mission_in="system")
-    observation, info = told.reset(seed=1)
-    assert told.mission in told.system_prompt
+    in_system = BabyAIEnv("GoToObjS6", mission_in="system")
+    observation, info = in_system.reset(seed=1)
+    assert in_system.mission in in_system.system_prompt
     assert "Mission" not in observation
-    assert info["mission"] == told.mission
+    assert info["mission"] == in_system.mission
     for level in ("GoToObjS6", "GoTo"):
         env = BabyAIEnv(level, mission_in="observation")
         prompts = set()

@@ -33,13 +33,13 @@ def env() -> CrafterText:
 def digest(env: CrafterText, seed: int, turns: int, meanwhile: CrafterText | None = None) -> str:
     """What the first turns from a seed say: the scripted player's, then random ones; episodes follow each other."""
     generator = np.random.default_rng(seed)
-    told = hashlib.sha256()
+    content = hashlib.sha256()
     env.reset(seed=seed)
     player = env.solver()
     for turn in range(turns):
         action = player() if turn < turns // 2 else str(generator.choice(list(env.actions)))
         text, reward, terminated, truncated, info = env.step(action)
-        told.update(repr((text, reward, terminated, truncated, sorted(info.items()), env.system_prompt)).encode())
+        content.update(repr((text, reward, terminated, truncated, sorted(info.items()), env.system_prompt)).encode())
         if meanwhile is not None:
             env.render()
             random.random()
@@ -48,8 +48,8 @@ def digest(env: CrafterText, seed: int, turns: int, meanwhile: CrafterText | Non
                 meanwhile.reset(seed=turn)
         if terminated or truncated:
             text, _ = env.reset()
-            told.update(text.encode())
-    return told.hexdigest()
+            content.update(text.encode())
+    return content.hexdigest()
 
 
 def test_pickled_in_the_middle_of_an_episode(env: CrafterText) -> None:
@@ -245,10 +245,10 @@ def test_a_diagonal_is_one_of_its_directions(env: CrafterText) -> None:
     for said in ("Move North West", "move_north-west", "Move Northwest"):
         executed = set()
         for _ in range(12):
-            told = TolerantParser().parse(said, list(env.actions), env.aliases).action
+            parsed = TolerantParser().parse(said, list(env.actions), env.aliases).action
             info = env.step(said)[4]
-            assert info["executed_action"] == told
-            executed.add(told)
+            assert info["executed_action"] == parsed
+            executed.add(parsed)
         assert executed == {"Move North", "Move West"}
 
 

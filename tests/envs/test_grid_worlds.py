@@ -57,8 +57,8 @@ def test_text_image_and_both_play_the_same_game(env_id) -> None:
             answers = [env.step(action) for env in envs]
             assert answers[0][1:4] == answers[1][1:4] == answers[2][1:4]
             text, image, both = [answer[0] for answer in answers]
-            told = action == "dance"
-            assert [("no action" in words) for words in (text, image["text"], both["text"])] == [told] * 3
+            unknown = action == "dance"
+            assert [("no action" in words) for words in (text, image["text"], both["text"])] == [unknown] * 3
             over = answers[0][2] or answers[0][3]
 
 

@@ -81,9 +81,9 @@ def test_the_steps_of_the_page(
     assert run_command(monkeypatch, "play", "corridor:Corridor-v0", "--config", "corridor.yaml") == 0
     assert "Something shines to the" in capsys.readouterr().out
     assert run_command(monkeypatch, "inspect", "--config", "corridor.yaml", "--episodes", "16") == 0
-    told = capsys.readouterr().out
-    assert "valid actions" in told
-    assert "! below 95.0 %" in told  # a random model says anything
+    printed = capsys.readouterr().out
+    assert "valid actions" in printed
+    assert "! below 95.0 %" in printed  # a random model says anything
     assert (folder / "runs" / "corridor" / "inspect.html").exists()
     fit(config, folder, monkeypatch)
     summary = json.loads((folder / "runs" / "corridor" / "summary.json").read_text())

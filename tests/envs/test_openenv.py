@@ -61,10 +61,10 @@ def test_episodes_behind_a_url_are_those_in_process(env_id, kwargs, episodes):
             over = False
             while not over:
                 assert answers[0][:-1] == answers[1][:-1]
-                told = [answer[-1] for answer in answers]
+                infos = [answer[-1] for answer in answers]
                 for name in _TOLD:
-                    assert told[0][name] == told[1][name], name
-                assert told[0]["metrics"].items() <= told[1]["metrics"].items()
+                    assert infos[0][name] == infos[1][name], name
+                assert infos[0]["metrics"].items() <= infos[1]["metrics"].items()
                 for name in ("actions", "aliases", "default_action", "system_prompt"):
                     assert getattr(here.unwrapped, name) == getattr(there.unwrapped, name)
                 assert [tuple(pair) for pair in there.unwrapped.examples] == list(here.unwrapped.examples)
@@ -255,10 +255,10 @@ def test_whatever_a_server_does_ends_the_episode_and_the_next_reset_opens_a_new_
         env = make(url, timeout_seconds=0.2 if raised is TimeoutError else 20.0)
         assert env.reset(seed=1)[0] == "socket 1, step 0"
         assert env.step("go")[:4] == ("socket 1, step 1", 1.0, False, False)
-        with pytest.raises(raised) as told:
+        with pytest.raises(raised) as error:
             env.step("go")
-        assert str(told.value).count(url) == 1
-        assert "\n" not in str(told.value)
+        assert str(error.value).count(url) == 1
+        assert "\n" not in str(error.value)
         with pytest.raises(gymnasium.error.ResetNeeded):
             env.step("go")
         assert env.reset(seed=1)[0] == "socket 2, step 0"
@@ -316,12 +316,12 @@ def test_missing_rewards_and_doubtful_ends_are_counted():
     with serving(answering(play)) as url:
         env = make(url, max_turns=3)
         env.reset(seed=0)
-        told = [env.step("go") for _ in range(2)]
+        answers = [env.step("go") for _ in range(2)]
         with pytest.warns(UserWarning, match="max_turns below its own limit"):
-            told.append(env.step("go"))
-        assert [(reward, info["metrics"]["no_reward"]) for _, reward, *_, info in told] == [(0, 1), (0.5, 1), (0, 2)]
-        assert told[-1][2:4] == (True, False)
-        assert told[-1][-1]["metrics"]["doubtful_end"] == 1.0
+            answers.append(env.step("go"))
+        assert [(reward, info["metrics"]["no_reward"]) for _, reward, *_, info in answers] == [(0, 1), (0.5, 1), (0, 2)]
+        assert answers[-1][2:4] == (True, False)
+        assert answers[-1][-1]["metrics"]["doubtful_end"] == 1.0
         env.close()
         env = make(url, max_turns=2)
         env.reset(seed=0)
@@ -354,8 +354,8 @@ def test_a_schema_may_come_in_parts():
     async def parts(request: web.Request) -> web.StreamResponse:
         slow = web.StreamResponse()
         await slow.prepare(request)
-        told = json.dumps(SCHEMA).encode()
-        for part in (told[:20], told[20:]):
+        schema = json.dumps(SCHEMA).encode()
+        for part in (schema[:20], schema[20:]):
             await slow.write(part)
             await asyncio.sleep(0.05)
         return slow
@@ -393,7 +393,7 @@ def test_addresses_that_are_no_environment():
 
 
 @pytest.mark.parametrize(
-    ("greeting", "told"),
+    ("greeting", "message"),
     [
         (STATE, ""),
         (error("EXECUTION_ERROR", "no state before the first reset"), ""),
@@ -402,14 +402,14 @@ def test_addresses_that_are_no_environment():
         ({"jsonrpc": "2.0"}, "protocol of openenv"),
     ],
 )
-def test_a_server_that_cannot_play_is_refused_when_the_environment_is_made(greeting, told):
+def test_a_server_that_cannot_play_is_refused_when_the_environment_is_made(greeting, message):
     async def play(connected: web.WebSocketResponse) -> None:
         async for _ in connected:
             await connected.send_json(observation())
 
     with serving(answering(play, greeting)) as url:
-        if told:
-            with pytest.raises(ValueError, match=told):
+        if message:
+            with pytest.raises(ValueError, match=message):
                 make(url)
         else:
             env = make(url)

@@ -72,11 +72,11 @@ def test_an_environment_without_mistakes_is_made_and_plays_from_its_start() -> N
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_when_the_environment_is_made(mistake: str) -> None:
     changes, parts = MISTAKES[mistake]
-    with pytest.raises(EnvError) as told:
+    with pytest.raises(EnvError) as error:
         made(changes)
-    assert told.value.kind == "contract"  # the command answers with its sentence alone
+    assert error.value.kind == "contract"  # the command answers with its sentence alone
     for part in parts:
-        assert part in str(told.value)
+        assert part in str(error.value)
 
 
 MODULES = {
@@ -93,9 +93,9 @@ def test_the_module_of_an_environment_that_cannot_be_imported_is_told_with_its_l
     text, place, what = MODULES[module]
     (tmp_path / f"{module}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         EnvConfig(f"{module}:Game-v0").make()
     for part in (module, place, what, "data.init_args.env.id"):
-        assert part in str(told.value)
+        assert part in str(error.value)
     for part in (place, what):
         assert part in import_fault(module)  # of a class_path, too

@@ -38,23 +38,23 @@ def test_an_answer_is_scored_and_ends_the_episode():
     questions = [env.reset(seed=seed)[0] for seed in (1, 2, 1)]
     assert questions[0] == questions[2] != questions[1]
     answer = env.unwrapped._question["answer"]
-    told = env.step(f" {answer}\n")
-    assert told[1:4] == (1.0, True, False)
-    assert told[-1]["success"]
+    answered = env.step(f" {answer}\n")
+    assert answered[1:4] == (1.0, True, False)
+    assert answered[-1]["success"]
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(answer)
     env.reset(seed=1)
-    told = env.step("-3")
-    assert told[1] < 0.1
-    assert not told[-1]["success"]
+    answered = env.step("-3")
+    assert answered[1] < 0.1
+    assert not answered[-1]["success"]
 
 
 def test_an_answer_may_stand_behind_a_mark():
     env = make("leg_counting", answer_after="Answer:")
     for said, paid in (("I think Answer: 3, no. Answer: {}", 1.0), ("{}", 0.0), ("", 0.0)):
         env.reset(seed=5)
-        *_, info = told = env.step(said.format(env.unwrapped._question["answer"]))
-        assert told[1] == paid
+        *_, info = answered = env.step(said.format(env.unwrapped._question["answer"]))
+        assert answered[1] == paid
         assert info["invalid_action"] == (paid == 0)
     assert "Answer:" in env.unwrapped.system_prompt
 
@@ -148,8 +148,8 @@ def test_questions_are_the_same_in_every_process_with_one_hash_seed():
     for datasets, seeds in ((MOODY, [3, 1, 2]), (MOODY[::-1], [2, 1, 3])):
         environ = {**os.environ, "PYTHONHASHSEED": "0"}
         command = [sys.executable, "-c", ASK, json.dumps(seeds), *datasets]
-        told = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
-        asked.append(json.loads(told.stdout))
+        ran = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+        asked.append(json.loads(ran.stdout))
     assert asked[0] == asked[1]
 
 
@@ -160,16 +160,16 @@ def test_a_run_asks_in_processes_with_that_hash_seed():
 
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-c", ASK, "[3]", "ransom_note"]
-    told = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
     worker = EnvConfig("agentrl_envs:ReasoningGym-v0", {"dataset": "ransom_note"}).make_worker()
     try:
-        assert worker.reset_now(Start(0, 0, 3)).observation == json.loads(told.stdout)["ransom_note 3"]
+        assert worker.reset_now(Start(0, 0, 3)).observation == json.loads(ran.stdout)["ransom_note 3"]
     finally:
         worker.close()
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "message"),
     [
         *(({"dataset": name}, f"{name} of reasoning-gym is left out: its scorer") for name in BROKEN),
         ({"dataset": "leg_count"}, "no generator 'leg_count'; known: .*leg_counting"),
@@ -179,6 +179,6 @@ def test_a_run_asks_in_processes_with_that_hash_seed():
         ({"dataset": "leg_counting", "config": ["max_animals"]}, "config must be settings of leg_counting"),
     ],
 )
-def test_generators_that_cannot_be_used_are_refused_by_name(kwargs, told):
-    with pytest.raises(ValueError, match=told):
+def test_generators_that_cannot_be_used_are_refused_by_name(kwargs, message):
+    with pytest.raises(ValueError, match=message):
         make(**kwargs)

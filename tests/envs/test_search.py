@@ -186,8 +186,8 @@ def rank_of(failures: int):
     return rank, calls
 
 
-@pytest.mark.parametrize(("failures", "tries", "told"), [(0, 1, False), (2, 3, False), (3, 3, True), (1, 1, True)])
-def test_a_search_that_fails_is_tried_again_and_then_told(monkeypatch, failures, tries, told) -> None:
+@pytest.mark.parametrize(("failures", "tries", "given_up"), [(0, 1, False), (2, 3, False), (3, 3, True), (1, 1, True)])
+def test_a_search_that_fails_is_tried_again_and_then_told(monkeypatch, failures, tries, given_up) -> None:
     own, calls = rank_of(failures)
     monkeypatch.setitem(sys.modules, "my_search", SimpleNamespace(rank=own))
     env = Search(rank="my_search:rank", tries=tries)
@@ -196,10 +196,10 @@ def test_a_search_that_fails_is_tried_again_and_then_told(monkeypatch, failures,
     search = env.solver()()
     text, reward, terminated, _, info = env.step(search)
     assert (reward, terminated, info["invalid_action"]) == (0.0, False, False)
-    assert info["metrics"] == {"pages_found": 0.0 if told else 0.5, "failed_searches": float(told)}
-    assert ("1. " in text) != told
+    assert info["metrics"] == {"pages_found": 0.0 if given_up else 0.5, "failed_searches": float(given_up)}
+    assert ("1. " in text) != given_up
     assert len(calls) == min(failures + 1, tries)
-    if told:
+    if given_up:
         assert env.step(search)[4]["metrics"] == {"pages_found": 0.5, "failed_searches": 1.0}
 
 

@@ -55,8 +55,8 @@ def test_text_image_and_both_are_one_game(env_id) -> None:
         for env, seen in ((envs[1], image), (envs[2], both)):
             assert env.observation_space.contains(seen)
             assert min(seen["images"][0].shape[:2]) >= 56  # two tokens or more each way
-        told = [line for line in image["text"].splitlines() if "no action" not in line]
-        assert all(line.startswith(("Mission", "You carry")) for line in told)
+        lines = [line for line in image["text"].splitlines() if "no action" not in line]
+        assert all(line.startswith(("Mission", "You carry")) for line in lines)
         action = names[(turn * 3) % len(names)]
         answers = [env.step(action) for env in envs]
         assert answers[0][1:4] == answers[1][1:4] == answers[2][1:4]

@@ -25,22 +25,22 @@ def make(game: str, **kwargs: Any) -> gymnasium.Env:
 
 def play(env: gymnasium.Env, seed: int, other: gymnasium.Env | None = None, most: int = 60) -> list[Any]:
     """A random episode; between its turns another environment plays and the world draws random numbers."""
-    draw, told = random.Random(seed), []
+    draw, answers = random.Random(seed), []
     observation, info = env.reset(seed=seed)
-    told.append((observation, info, env.unwrapped.system_prompt))
-    while len(told) < most:
+    answers.append((observation, info, env.unwrapped.system_prompt))
+    while len(answers) < most:
         if other is not None:
-            if len(told) % 8 == 1:
-                other.reset(seed=len(told))
+            if len(answers) % 8 == 1:
+                other.reset(seed=len(answers))
                 other.step("[1]")
-            random.seed(len(told))
+            random.seed(len(answers))
             np.random.random()
-        known = "\n".join(str(entry[0]) for entry in told) + env.unwrapped.system_prompt
+        known = "\n".join(str(entry[0]) for entry in answers) + env.unwrapped.system_prompt
         words = re.findall(r"\[[^\[\]\n]{1,20}\]", known) or ["[1]"]
-        told.append(env.step(draw.choice(words[-12:])))
-        if told[-1][2] or told[-1][3]:
+        answers.append(env.step(draw.choice(words[-12:])))
+        if answers[-1][2] or answers[-1][3]:
             break
-    return told
+    return answers
 
 
 QUICK = ("2048", "KuhnPoker")  # both draw in their steps
@@ -67,8 +67,8 @@ def test_a_new_episode_tells_nothing_of_the_last_one():
         observation, _ = env.reset(seed=seed)
         assert "7" not in observation
         assert "[1]" not in observation
-        told = env.step("My guess is [7]")[0]
-        assert "My guess" not in told
+        answer = env.step("My guess is [7]")[0]
+        assert "My guess" not in answer
     assert "between 1 and 20" in env.unwrapped.system_prompt
 
 
@@ -137,9 +137,9 @@ def test_progress_without_play_is_what_the_game_itself_pays_and_no_success():
     assert 0.35 < sum(earned) / len(earned) < 0.5
 
 
-def first_free(told: list[str], draw: random.Random) -> str:
+def first_free(texts: list[str], draw: random.Random) -> str:
     """A scripted opponent: the first of the moves that are named last."""
-    return re.findall(r"'(\[\d\])'", told[-1])[0]
+    return re.findall(r"'(\[\d\])'", texts[-1])[0]
 
 
 @pytest.mark.parametrize("opponent", ["random", f"{__name__}:first_free"])
@@ -181,7 +181,7 @@ def test_both_seats_may_be_left_to_the_policy():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "message"),
     [
         ({"game": "Mastermint"}, "no game 'Mastermint'"),
         ({"game": "Mastermind-v0-harder"}, "known: .*Mastermind-v0-hard"),
@@ -194,8 +194,8 @@ def test_both_seats_may_be_left_to_the_policy():
         *(({"game": f"{game}-v0"}, f"{game} of TextArena .*left out") for game in BROKEN),
     ],
 )
-def test_games_that_cannot_be_played_are_refused_by_name(kwargs, told):
-    with pytest.raises(ValueError, match=told):
+def test_games_that_cannot_be_played_are_refused_by_name(kwargs, message):
+    with pytest.raises(ValueError, match=message):
         make(**kwargs)
 
 
@@ -230,12 +230,12 @@ def test_a_game_may_be_served_from_its_process():
         there = gymnasium.make("agentrl_envs:OpenEnv-v0", url=url, disable_env_checker=True)
         for env in (local, there):
             observation, _ = env.reset(seed=4)
-            told = [(observation, env.unwrapped.system_prompt, env.unwrapped.free_text)]
+            turns = [(observation, env.unwrapped.system_prompt, env.unwrapped.free_text)]
             for reply in ("[up]", "[left]", "[down]", "[right]"):
-                told.append(env.step(reply)[:4])
-                if told[-1][2]:
+                turns.append(env.step(reply)[:4])
+                if turns[-1][2]:
                     break
-            episodes.append(told)
+            episodes.append(turns)
         there.close()
     assert episodes[0] == episodes[1]
 

@@ -20,14 +20,14 @@ def make(**kwargs: Any) -> gymnasium.Env:
 
 
 def play(env: gymnasium.Env, seed: int) -> list[Any]:
-    draw, told = random.Random(seed), [(*env.reset(seed=seed), env.unwrapped.system_prompt)]
+    draw, answers = random.Random(seed), [(*env.reset(seed=seed), env.unwrapped.system_prompt)]
     over = False
     while not over:
         names = list(env.unwrapped.actions)
         answer = env.step(draw.choice(names))
-        told.append((names, *answer))
+        answers.append((names, *answer))
         over = answer[2] or answer[3]
-    return told
+    return answers
 
 
 @pytest.mark.parametrize("game", ["coin", "mapreader", "twc"])
@@ -62,7 +62,7 @@ def test_hostile_replies_run_the_default_action():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "told"),
+    ("kwargs", "message"),
     [
         ({"game": "koin"}, "Unknown game"),
         ({"params": {"numRooms": 3}}, "Known properties: numLocations"),
@@ -70,18 +70,18 @@ def test_hostile_replies_run_the_default_action():
         ({"fold": "valid"}, "train, dev or test"),
     ],
 )
-def test_games_that_are_not_there_are_refused(kwargs, told):
-    with pytest.raises(ValueError, match=told):
+def test_games_that_are_not_there_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
         make(**kwargs)
 
 
 def test_generated_games_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
     pytest.importorskip("textworld", reason="of an extra")
-    told = []
+    games = []
     for folder in ("one", "other"):
         settings = {"games": 2, "max_turns": 8, "folder": str(tmp_path / folder)}
         env = gymnasium.make("agentrl_envs:TextWorld-v0", disable_env_checker=True, **settings)
-        told.append([play(env, seed) for seed in (1, 2, 1)])
+        games.append([play(env, seed) for seed in (1, 2, 1)])
         env.reset(seed=3)
         solve, over = env.unwrapped.solver(), False
         while not over:
@@ -94,6 +94,6 @@ def test_generated_games_are_the_same_wherever_they_are_made(tmp_path: Path) -> 
             assert env.step(reply)[-1]["invalid_action"]
         env.close()
         assert len(list((tmp_path / folder).iterdir())) <= 2
-    assert told[0] == told[1]
+    assert games[0] == games[1]
     with pytest.raises(ValueError, match="rooms is 0"):
         gymnasium.make("agentrl_envs:TextWorld-v0", disable_env_checker=True, rooms=0)

@@ -118,8 +118,8 @@ class Telling(Walk):
     """Tells of the process it is in."""
 
     def text(self) -> str:
-        told = [str(os.getpid()), os.environ.get("PYTHONHASHSEED", ""), str(hash("door")), *sorted(sys.modules)]
-        return " ".join(told)
+        facts = [str(os.getpid()), os.environ.get("PYTHONHASHSEED", ""), str(hash("door")), *sorted(sys.modules)]
+        return " ".join(facts)
 
 
 class Gambling(Walk):

@@ -201,7 +201,7 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"info": None}, "an info of type NoneType; it must be a dictionary"),
         ({"info": {"short_term_text": 3}}, r"info\['short_term_text'\] of type int; it must be text"),
@@ -220,7 +220,7 @@ def test_actions_of_a_turn_stay_those_of_the_turn():
         ({"reward": "much"}, "a reward of type str; it must be a number"),
     ],
 )
-def test_an_answer_of_another_form_is_a_breach_of_the_contract(change, told):
+def test_an_answer_of_another_form_is_a_breach_of_the_contract(change, message):
     class Other(Scripted):
         def step(self, action: str) -> Any:
             observation, reward, terminated, truncated, info = super().step(action)
@@ -234,7 +234,7 @@ def test_an_answer_of_another_form_is_a_breach_of_the_contract(change, told):
 
     environment = Environment(Other)
     environment.reset(0)
-    with pytest.raises(EnvError, match=told) as error:
+    with pytest.raises(EnvError, match=message) as error:
         environment.step("left")
     assert error.value.kind == "contract"
 

@@ -61,8 +61,8 @@ def test_an_error_is_overcome_by_playing_the_episode_again(tiny_folder):
             return made[-1]
 
         place.sessions = [replaced(place, make, retries=2)]
-        told = r"(?s)environment 0, episode 0 with seed \d+, in turn 2, action '.*trying again"
-        with pytest.warns(UserWarning, match=told):
+        message = r"(?s)environment 0, episode 0 with seed \d+, in turn 2, action '.*trying again"
+        with pytest.warns(UserWarning, match=message):
             rollout = place.collect(9)
         assert [env.closed for env in made] == [True] * 4 + [False]
     assert story(rollout) == expected

@@ -136,14 +136,14 @@ def test_groups_hand_processes_over(tiny_folder, monkeypatch):
 
 @pytest.mark.slow
 def test_a_process_loads_neither_torch_nor_transformers_and_hashes_as_all_do():
-    told = []
+    facts = []
     for _ in range(2):
         with opened("Telling") as worker:
-            told.append(worker.reset_now(START).observation.split())
-    assert told[0][0] != str(os.getpid())
-    assert told[0][1:3] == told[1][1:3]
-    assert told[0][1] == "0"
-    modules = set(told[0][3:])
+            facts.append(worker.reset_now(START).observation.split())
+    assert facts[0][0] != str(os.getpid())
+    assert facts[0][1:3] == facts[1][1:3]
+    assert facts[0][1] == "0"
+    modules = set(facts[0][3:])
     assert "lightning_agentrl.episodes.env_process" in modules
     assert not modules & {"torch", "transformers", "lightning", "jsonargparse"}
 
@@ -193,7 +193,7 @@ def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "kind", "told"),
+    ("fault", "kind", "message"),
     [
         ("exits", "died", "process ended in step with exit code 3"),
         pytest.param("exits beside a child", "died", "process ended in step with exit code 3", marks=pytest.mark.slow),
@@ -202,7 +202,7 @@ def test_whatever_an_environment_raises_is_an_error_with_its_place(place):
         pytest.param("hangs and holds the interpreter", "timeout", "step took longer than 1 s", marks=pytest.mark.slow),
     ],
 )
-def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind, told, tmp_path):
+def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind, message, tmp_path):
     async def play() -> str:
         await worker.reset(START)
         return [(await worker.step(action)).observation for action in ("left", "right", "left")][-1]
@@ -213,7 +213,7 @@ def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind
         expected = asyncio.run(play())
     with opened(retries=MANY, fault=fault, once=once, timeout_seconds=limit) as worker:
         first = process_of(worker)
-        with pytest.warns(UserWarning, match=rf"{told}.* in turn 1, action 'right'\); trying again"):
+        with pytest.warns(UserWarning, match=rf"{message}.* in turn 1, action 'right'\); trying again"):
             assert asyncio.run(play()) == expected
         assert gone(first.pid)
         wait_for(lambda: not members(first.pid))
@@ -254,10 +254,10 @@ def test_a_run_goes_on_beside_a_process_that_hangs_and_one_that_ends(tiny_folder
 def test_the_budget_is_of_one_call_and_what_is_beyond_it_costs_the_episode(tiny_folder):
     with workplace(tiny_folder, [Walk()]) as place:
         replace_sessions(place, config(fault="exits", at=3, retries=1))
-        with pytest.warns(UserWarning, match="its episode is lost") as told:
+        with pytest.warns(UserWarning, match="its episode is lost") as caught:
             rollout = place.collect(3)
         place.sessions[0].close()
-    again, lost = (str(warning.message) for warning in told)
+    again, lost = (str(warning.message) for warning in caught)
     assert again.endswith("trying again")
     assert lost.startswith("the environment's process ended in step with exit code 3 (environment 0, episode 0 with")
     assert "in turn 2, action" in lost
@@ -448,12 +448,12 @@ def test_an_id_that_only_this_process_has_registered_is_known_there():
     ("name", "settings"), [pytest.param("Nothing", {}, marks=pytest.mark.slow), ("Walk", {"lenght": 3})]
 )
 def test_an_environment_that_cannot_be_made_is_told_as_in_a_thread(name, settings):
-    told = []
+    messages = []
     for place in ("thread", "process"):
         with (
             pytest.raises(ValueError, match=r"data\.init_args\.env") as error,
             opened(name, place, **settings) as worker,
         ):
             worker.wait()
-        told.append(str(error.value))
-    assert told[0] == told[1]
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]

@@ -72,11 +72,11 @@ def test_a_verdict_that_is_no_reward_costs_the_episode(tiny_folder, verdict):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "told"),
+    ("verdict", "message"),
     [(np.zeros(2), "ndarray"), (torch.zeros(2), r"a tensor \[2\]"), ("5", "str"), (None, "NoneType"), (1j, "complex")],
 )
-def test_a_verdict_that_is_not_one_number_is_an_error_of_the_judge(verdict, told):
-    with pytest.raises(TypeError, match=rf"judge of Counting must return a number, got {told} \(key judge\)"):
+def test_a_verdict_that_is_not_one_number_is_an_error_of_the_judge(verdict, message):
+    with pytest.raises(TypeError, match=rf"judge of Counting must return a number, got {message} \(key judge\)"):
         asyncio.run(verdict_on(TURN, Counting(verdict)))
 
 

@@ -93,5 +93,5 @@ def test_half_games_are_refused(folder: Path, agentrl: Command) -> None:
     given = small(folder)
     del given["data"]["init_args"]["groups"]
     given["model"]["init_args"]["advantage"] = {"class_path": "DualDiscountGAE"}
-    told = sentence(agentrl(config=given))
-    assert "SelfPlay plays whole games; set data.init_args.groups" in told
+    message = sentence(agentrl(config=given))
+    assert "SelfPlay plays whole games; set data.init_args.groups" in message

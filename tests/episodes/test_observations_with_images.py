@@ -41,7 +41,7 @@ def seen(observation: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("observation", "told"),
+    ("observation", "count"),
     [
         ({"text": "a"}, 0),
         ({"images": [GREY]}, 1),
@@ -49,11 +49,11 @@ def seen(observation: Any) -> Any:
         ({"text": "a", "images": []}, 0),
     ],
 )
-def test_text_and_images_may_each_be_missing(observation: Any, told: int) -> None:
+def test_text_and_images_may_each_be_missing(observation: Any, count: int) -> None:
     answer = seen(observation)
     assert answer.observation == observation.get("text", "")
     assert [image.shape for image in answer.images] == [image.shape for image in observation.get("images", ())]
-    assert len(answer.images) == told
+    assert len(answer.images) == count
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_what_is_too_long_is_told_by_what_model_and_tokenizer_take(tmp_path: Pat
     long = "word " * 200
     with pytest.raises(ValueError, match=r"reads at most 64; lower max_reply_tokens"):
         started(folder).score("Say it.", long, None)
-    told = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 62}))
+    record = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(record | {"model_max_length": 62}))
     with pytest.raises(ValueError, match="reads at most 62;"):
         started(folder).score("Say it.", long, None)

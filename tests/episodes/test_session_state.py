@@ -60,20 +60,20 @@ class Numpys(Scripted):
 
     def __init__(self, role: str) -> None:
         super().__init__(9)
-        self.observation_role, self.told = np.str_("user"), np.str_(role)
+        self.observation_role, self.role = np.str_("user"), np.str_(role)
 
     def _text(self) -> Any:
         text = np.str_(super()._text())
-        return {"messages": [{"role": self.told, "content": text}]} if self.told else text
+        return {"messages": [{"role": self.role, "content": text}]} if self.role else text
 
     def step(self, action: str) -> Any:
         text, reward, *ends, info = super().step(action)
-        told = {
+        flags = {
             "executed_action": np.str_("left"),
             "success": np.bool_(False),
             "metrics": {np.str_("x"): np.float32(1)},
         }
-        return text, np.float32(reward), *map(np.bool_, ends), info | told
+        return text, np.float32(reward), *map(np.bool_, ends), info | flags
 
 
 @pytest.mark.parametrize("role", ["", "user"])
@@ -179,15 +179,15 @@ class Bruised(Scripted):
     def reset(self, **settings: Any) -> tuple[str, dict[str, Any]]:
         super().reset(**settings)
         self.health = 9 if self.dice is None else self.dice.randrange(2**32)
-        return self.told()
+        return self.shown()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         _, *ends, _ = super().step(action)
         self.health -= 1
-        text, info = self.told()
+        text, info = self.shown()
         return text, *ends, info
 
-    def told(self) -> tuple[str, dict[str, Any]]:
+    def shown(self) -> tuple[str, dict[str, Any]]:
         long, short = self._text(), f"health {self.health}"
         return f"{short}\n{long}", {"long_term_text": long, "short_term_text": short}
 
@@ -205,21 +205,21 @@ def test_an_episode_is_resumed_only_where_text_that_matters_only_now_is_the_same
 
 
 def test_a_turn_holds_and_a_judge_is_told_what_the_history_does_not_show(tiny_folder):
-    told: list[str] = []
+    seen: list[str] = []
 
     class Listening(Judge):
         async def judge(self, turn: JudgedTurn) -> float:
-            told.append(turn.observation)
+            seen.append(turn.observation)
             return 0.0
 
     with workplace(tiny_folder, [Bruised()]) as place:
         place.sessions[0].judge = Listening()
         turns = place.collect(3).turns
         past = place.sessions[0].past
-    assert [turn.observation for turn in turns] == told
-    assert [text.splitlines()[0] for text in told] == ["health 9", "health 8", "health 7"]
-    assert [turn.state for turn in turns] == [(text,) for text in told]
-    assert [turn.observation for turn in past] == [text.splitlines()[1] for text in told]
+    assert [turn.observation for turn in turns] == seen
+    assert [text.splitlines()[0] for text in seen] == ["health 9", "health 8", "health 7"]
+    assert [turn.state for turn in turns] == [(text,) for text in seen]
+    assert [turn.observation for turn in past] == [text.splitlines()[1] for text in seen]
 
 
 def test_replay_gives_actions_and_seed_of_the_running_episode_only(tiny_folder):

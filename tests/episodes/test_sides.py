@@ -30,19 +30,19 @@ class Rounds(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.played = [0] * self.sides
-        return self.told()
+        return self.shown()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         mover = self.order[sum(self.played)]
         self.played[mover] += 1
         over = sum(self.played) == len(self.order)
-        text, info = self.told()
+        text, info = self.shown()
         if over and self.silent != "side_rewards":
             info["side_rewards"] = [10.0 + side for side in range(self.sides)]
         ends = (over and self.end == "terminated", over and self.end == "truncated")
         return text, 10.0 + mover if over else 0.0, *ends, info
 
-    def told(self) -> tuple[str, dict[str, Any]]:
+    def shown(self) -> tuple[str, dict[str, Any]]:
         side = self.order[min(sum(self.played), len(self.order) - 1)]
         info = {"side": side, "side_turns": list(self.played), "success": True}
         return f"side {side}, turn {self.played[side]}", {name: x for name, x in info.items() if name != self.silent}
@@ -111,8 +111,8 @@ def test_who_moved_last_is_paid_what_it_has_earned(tiny_folder):
     env.step = lambda action: (taken := take(action)) and (taken[0], 0.0, *taken[2:])
     with workplace(tiny_folder, [env], interaction=SIDES) as place:
         session = place.sessions[0]
-        told = r"gave the reward 0, and info\['side_rewards'\] 11 for side 1"
-        with pytest.warns(UserWarning, match=told), pytest.raises(AssertionError):
+        message = r"gave the reward 0, and info\['side_rewards'\] 11 for side 1"
+        with pytest.warns(UserWarning, match=message), pytest.raises(AssertionError):
             place.episode(session)
 
 
@@ -164,14 +164,17 @@ class Odd(Rounds):
 def test_what_sides_have_earned_is_a_number_for_each(given, tiny_folder):
     with workplace(tiny_folder, [Odd(given)], interaction=SIDES) as place:
         session = place.sessions[0]
-        told = r"info\['side_rewards'\] must have a number for each of 3 sides"
-        with pytest.warns(UserWarning, match=told), pytest.raises(AssertionError):
+        message = r"info\['side_rewards'\] must have a number for each of 3 sides"
+        with pytest.warns(UserWarning, match=message), pytest.raises(AssertionError):
             place.episode(session)
 
 
 def test_half_games_and_second_questions_are_refused(tiny_folder):
-    told = r"plays whole games; set data\.init_args\.groups"
-    with workplace(tiny_folder, [Rounds([0, 1])], interaction=SIDES) as place, pytest.raises(ConfigError, match=told):
+    message = r"plays whole games; set data\.init_args\.groups"
+    with (
+        workplace(tiny_folder, [Rounds([0, 1])], interaction=SIDES) as place,
+        pytest.raises(ConfigError, match=message),
+    ):
         place.collect(2)
     again = SidesInteraction(max_reply_tokens=3, parser=RawParser(), ask_again=1)
     with workplace(tiny_folder, [Rounds([0, 1])], interaction=again) as place:

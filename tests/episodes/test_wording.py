@@ -106,9 +106,9 @@ def test_a_config_gives_it_and_a_misfit_is_told_with_its_line(config: Config, ag
     listed = {**config, "data": {**config["data"], "init_args": dict(config["data"]["init_args"])}}
     del listed["data"]["init_args"]["env"]
     listed = changed(listed, "data.init_args.envs", [{"id": BANDIT, "wording": {**words, "default_action": "gloves"}}])
-    told = sentence(agentrl("--dry-run", config=listed))
+    message = sentence(agentrl("--dry-run", config=listed))
     for part in ("'gloves'", "data.init_args.envs[0].wording.default_action", "given.yaml, line", "hat, umbrella"):
-        assert part in told
+        assert part in message
 
 
 def test_another_wording_is_refused_on_resume(tiny_folder: Path) -> None:

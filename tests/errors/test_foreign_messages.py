@@ -74,9 +74,9 @@ def refused(parse: Parse) -> Callable[..., Problem]:
     """What the parser's complaint became."""
 
     def refused(*arguments: str, **changes: Any) -> Problem:
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(ConfigError) as error:
             parse(*arguments, **changes)
-        return told.value.problem
+        return error.value.problem
 
     return refused
 
@@ -209,9 +209,9 @@ def test_an_unknown_argument_of_a_small_command() -> None:
         (["here", "a.yaml"], "the argument 'a.yaml' belongs to no key"),
         ([], "the key run is missing"),
     ):
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(ConfigError) as error:
             parser.parse_args(arguments)
-        assert sentence in str(told.value.problem).replace(" (command line)", "")
+        assert sentence in str(error.value.problem).replace(" (command line)", "")
 
 
 def test_a_complaint_that_nothing_recognises_is_shown_as_it_is() -> None:
@@ -345,14 +345,14 @@ def test_a_process_that_gloo_lost(tmp_path: Path, other: str, closed: bool) -> N
         subprocess.Popen([*command, str(rank), str(tmp_path), other], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    told, _ = ranks[0].communicate(timeout=120)
+    output, _ = ranks[0].communicate(timeout=120)
     ranks[1].wait(120)
-    found = lost_rank(RuntimeError(told))
-    assert found is not None, told
+    found = lost_rank(RuntimeError(output))
+    assert found is not None, output
     assert found.closed is closed
     assert bool(found.address) is closed
     assert lost_rank(RuntimeError("something timed out")) is None
-    assert lost_rank(ValueError(told)) is None
+    assert lost_rank(ValueError(output)) is None
 
 
 # Lightning

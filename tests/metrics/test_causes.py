@@ -41,12 +41,12 @@ def cut_k(log_pi: Tensor, k: int) -> Tensor:
 
 
 def case(
-    log_pi: Tensor, drawn: Tensor, told: Tensor, seed: int, temperature: float = 1.0
+    log_pi: Tensor, drawn: Tensor, said: Tensor, seed: int, temperature: float = 1.0
 ) -> tuple[Evidence, Distributions]:
     """What is seen if tokens are drawn from one distribution, and the engine tells the log-probs of another."""
     tokens = draw(drawn, seed)
     random = torch.Generator().manual_seed(seed)
-    engine = taken(told, tokens)
+    engine = taken(said, tokens)
     seen = Evidence(
         engine,
         taken(log_pi, tokens),
@@ -104,7 +104,7 @@ def test_top_k_is_found(seed: int, k: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_is_found_where_the_log_probs_are_right(seed: int) -> None:
     log_pi = distributions(seed)
-    for other, told in {
+    for other, message in {
         cut_p(log_pi, 0.8): "look like top-p of about 0.8",
         cut_k(log_pi, 8): "look like top-k of about 8",
         (log_pi / 0.7).log_softmax(-1): "temperature 0.",
@@ -113,7 +113,7 @@ def test_sampling_is_found_where_the_log_probs_are_right(seed: int) -> None:
         seen, whole = case(log_pi, other, log_pi, seed)
         assert EXACT.hold(seen.mean, seen.largest)
         assert not seen.fits(EXACT)
-        assert told in likely_cause(seen, EXACT, whole, {})
+        assert message in likely_cause(seen, EXACT, whole, {})
 
 
 def test_a_penalty_is_found() -> None:
@@ -145,15 +145,15 @@ def test_rounding_of_16_bits_is_told_as_precision() -> None:
     assert replace(seen, engine=rounded).fits(ROUGH)
 
 
-@pytest.mark.parametrize(("side", "told"), [("engine", "the engine gives"), ("trainer", "the trainer's")])
-def test_what_is_not_a_number_never_fits_and_is_told(side: str, told: str) -> None:
+@pytest.mark.parametrize(("side", "message"), [("engine", "the engine gives"), ("trainer", "the trainer's")])
+def test_what_is_not_a_number_never_fits_and_is_told(side: str, message: str) -> None:
     log_pi = distributions(5)
     seen, whole = case(log_pi, log_pi, log_pi, 5)
     spoilt = getattr(seen, side).clone()
     spoilt[7] = torch.nan
     seen = replace(seen, **{side: spoilt})
     assert not seen.fits(ROUGH)
-    assert told in likely_cause(seen, ROUGH, whole, {})
+    assert message in likely_cause(seen, ROUGH, whole, {})
 
 
 def test_parts_of_several_ranks_are_one() -> None:

@@ -88,7 +88,7 @@ EPISODES = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=16, ma
 def test_window_is_of_all_that_began_before_any_that_runs(lengths, turns, size, enough):
     recent = RecentEpisodes(size, enough)
     for until in range(turns, 16 + 1, turns):
-        told = recent.update(played(lengths, turns, until - turns))
+        numbers = recent.update(played(lengths, turns, until - turns))
         begun = []  # (turn of the begin, environment, end, success)
         for env, episodes in enumerate(lengths):
             starts = [sum(length for length, _ in episodes[:n]) for n in range(len(episodes))]
@@ -96,10 +96,10 @@ def test_window_is_of_all_that_began_before_any_that_runs(lengths, turns, size, 
             begun += [(start, env, start + length, won) for start, (length, won) in ones if start < until]
         runs = min((start for start, _, end, _ in begun if end > until), default=until)
         known = [(start, env, won) for start, env, _, won in begun if start < runs]
-        assert (WINDOW in told) == (len(known) >= enough)
-        if told:  # of those that begin at once, the one of the first environment is the first to be forgotten
+        assert (WINDOW in numbers) == (len(known) >= enough)
+        if numbers:  # of those that begin at once, the one of the first environment is the first to be forgotten
             last = [won for *_, won in sorted(known)][-size:]
-            assert told[WINDOW] == pytest.approx(sum(last) / len(last))
+            assert numbers[WINDOW] == pytest.approx(sum(last) / len(last))
 
 
 def test_window_does_not_favour_short_episodes():
@@ -107,9 +107,9 @@ def test_window_does_not_favour_short_episodes():
     draw = random.Random(0)
     lengths = [[draw.choice([(2, True), (9, False)]) for _ in range(30)] for _ in range(40)]
     recent = RecentEpisodes()
-    told = [recent.update(played(lengths, 3, first)).get(WINDOW) for first in range(0, 60, 3)]
-    assert told[:2] == [None, None]  # nothing but solved ones have ended
-    assert all(abs(success - 0.5) < 0.2 for success in told[3:])  # four standard errors
+    shares = [recent.update(played(lengths, 3, first)).get(WINDOW) for first in range(0, 60, 3)]
+    assert shares[:2] == [None, None]  # nothing but solved ones have ended
+    assert all(abs(success - 0.5) < 0.2 for success in shares[3:])  # four standard errors
 
 
 @pytest.mark.parametrize(("group", "sides"), [(None, 1), (3, 1), (3, 2)])
@@ -189,8 +189,8 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     end = turn(index=2, episode_return=1.5, truncated=True, stop=StopReason.MAX_TURNS, success=None)
     turns = [turn(valid=False, episode_return=9.0), turn(index=1), end]
     assert summarise(turns) == EpisodeResult(True, 1.5, turns=3, valid_turns=2, progression=1.0)
-    told = [*turns[:-1], replace(end, metrics={"progression": 0.25})]
-    assert summarise(told, source=2) == EpisodeResult(True, 1.5, 3, 2, False, 0.25, 2, {"progression": 0.25})
+    reporting = [*turns[:-1], replace(end, metrics={"progression": 0.25})]
+    assert summarise(reporting, source=2) == EpisodeResult(True, 1.5, 3, 2, False, 0.25, 2, {"progression": 0.25})
 
 
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():

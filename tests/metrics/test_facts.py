@@ -161,8 +161,8 @@ def test_the_quick_critic_explains_what_states_tell_and_nothing_of_noise() -> No
     torch.manual_seed(0)
     starts = [number // 5 for number in range(100)]
     states_NH, noise_N = torch.randn(100, 3), torch.randn(100)
-    told = explained_variance(states_NH, states_NH @ torch.tensor([1.0, -2.0, 0.0]), starts)
-    assert told.value > 0.99
+    explained = explained_variance(states_NH, states_NH @ torch.tensor([1.0, -2.0, 0.0]), starts)
+    assert explained.value > 0.99
     half = explained_variance(states_NH, states_NH[:, 0] + noise_N, starts)
     assert 0 < half.low < half.value < half.high < 0.8
     assert abs(explained_variance(states_NH, noise_N, starts).value) < 0.2

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # two processes
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes says."""
     folder = tmp_path_factory.mktemp("ranks")
     multiprocessing.set_forkserver_preload([two_ranks.__name__])  # import torch once, not in each process
@@ -27,17 +27,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_two_processes_describe_a_rollout_like_one(told, name):
+def test_two_processes_describe_a_rollout_like_one(reports, name):
     split = SPLITS[name]
     one = describe_part(split, [*split.first, *split.second])
-    for process in told:
+    for process in reports:
         two = process["parts"][name]
         assert two["describe"] == pytest.approx(one["describe"], rel=0, abs=1e-12)
         assert two["windows"] == one["windows"]
         assert two["state"] == json.loads(json.dumps(one["state"]))
 
 
-def test_the_splits_have_names_that_only_one_process_knows(told):
+def test_the_splits_have_names_that_only_one_process_knows(reports):
     """Else the test above would say nothing about them."""
     split = SPLITS["episodes end in one process only"]
     first, second = (describe_part(split, envs)["describe"].keys() for envs in (split.first, split.second))
@@ -48,7 +48,7 @@ def test_the_splits_have_names_that_only_one_process_knows(told):
     assert {"kl/thought", "text/thought_copies", "text/thought_diversity"} <= second - first
 
 
-def test_times_are_means_and_rates_are_of_all_processes_together(told):
+def test_times_are_means_and_rates_are_of_all_processes_together(reports):
     expected = {
         "time/iteration_seconds": (6 + 9) / 2,
         "time/collect_seconds": (2 + 4) / 2,
@@ -60,19 +60,19 @@ def test_times_are_means_and_rates_are_of_all_processes_together(told):
         "time/validate_seconds": 3,  # mean of those processes that validated
         "time/collect_to_update": (2 + 4) / (4 + 2),
     }
-    for process in told:
+    for process in reports:
         assert process["times"] == pytest.approx(expected, rel=0, abs=1e-12)
 
 
-def test_held_out_episodes_of_one_process_only(told):
+def test_held_out_episodes_of_one_process_only(reports):
     one = two_ranks.held_out([EpisodeResult(True, 3.0, 2, 2), EpisodeResult(False, -1.0, 5, 3)])
     assert one["episodes"] == 2
-    for process in told:
+    for process in reports:
         assert process["held_out"] == pytest.approx(one, rel=0, abs=1e-12)
 
 
-def test_errors_of_returns_far_from_0_are_those_of_one_process(told):
+def test_errors_of_returns_far_from_0_are_those_of_one_process(reports):
     one = two_ranks.held_out(two_ranks.FAR)
     assert one["return_error"] == pytest.approx(0.75 * 0.5**0.5)  # variance of 0 to 4 is 2.5, over 5 episodes
-    for process in told:
+    for process in reports:
         assert process["far"] == pytest.approx(one, rel=1e-12)

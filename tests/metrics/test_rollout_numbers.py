@@ -56,8 +56,13 @@ def test_every_number_by_hand():
 
 def test_an_episode_that_tells_nan_or_an_infinity_does_not_count_for_that_number():
     end = {"terminated": True, "stop": StopReason.ENV_DONE, "success": True}
-    told = [{"seconds": 2.0, "progression": math.nan}, {"seconds": math.inf}, {"seconds": math.nan}, {"seconds": 4.0}]
-    turns = [turn(env=env, metrics=metrics, **end) for env, metrics in enumerate(told)]
+    reported = [
+        {"seconds": 2.0, "progression": math.nan},
+        {"seconds": math.inf},
+        {"seconds": math.nan},
+        {"seconds": 4.0},
+    ]
+    turns = [turn(env=env, metrics=metrics, **end) for env, metrics in enumerate(reported)]
     numbers = computed(Rollout.from_samples([Sample((prompt(1), action(2)), (one,)) for one in turns]))
     assert numbers["env/seconds"] == 3.0
     assert "env/progression" not in numbers

@@ -133,7 +133,7 @@ def test_a_mixed_run_tells_them(
     capsys.readouterr()
     (tmp_path / "given.yaml").write_text(yaml.safe_dump(config))
     assert run_command(monkeypatch, "validate", "--config", "given.yaml") == 0
-    told = capsys.readouterr().out
-    assert re.search(r"^Bandit-v0 +\d", told, re.M)
-    assert re.search(r"^Bandit-v0_2 +\d", told, re.M)
-    assert re.search(rf"^{MEAN} +\d", told, re.M)
+    printed = capsys.readouterr().out
+    assert re.search(r"^Bandit-v0 +\d", printed, re.M)
+    assert re.search(r"^Bandit-v0_2 +\d", printed, re.M)
+    assert re.search(rf"^{MEAN} +\d", printed, re.M)

@@ -151,8 +151,8 @@ def test_turns_that_took_no_time_have_no_rate(now):
 
 def test_listeners_hear_how_far_the_running_stage_is():
     clock = StageClock()
-    told: list[tuple[str, int, int]] = []
-    clock.listeners.append(lambda stage, done, total: told.append((stage, done, total)))
+    heard: list[tuple[str, int, int]] = []
+    clock.listeners.append(lambda stage, done, total: heard.append((stage, done, total)))
     with clock.stage("collect", total=4):
         clock.advance()
         clock.advance(2)
@@ -160,7 +160,7 @@ def test_listeners_hear_how_far_the_running_stage_is():
         clock.advance()
     with clock.stage("log"):
         pass
-    assert told == [
+    assert heard == [
         ("collect", 0, 4),
         ("collect", 1, 4),
         ("collect", 3, 4),

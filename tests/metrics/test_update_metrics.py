@@ -61,7 +61,7 @@ class Step:
 
     rollout: Rollout
     weights: dict[str, Tensor]
-    told: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)
 
 
 class Spy(RolloutCallback):
@@ -78,7 +78,7 @@ class Spy(RolloutCallback):
 
         def log(numbers: dict[str, float], **how: Any) -> None:
             if "policy/loss" in numbers:
-                self.steps[-1].told = dict(numbers)
+                self.steps[-1].logged = dict(numbers)
             log_dict(numbers, **how)
 
         def play_held_out(seeds: list[int], *watched: Any) -> list[EpisodeResult]:
@@ -231,26 +231,26 @@ def computed(agent: PPOAgent, step: Step) -> dict[str, float]:
 def test_numbers_of_every_step_by_hand(fit):
     assert len(fit.spy.steps) == 4
     for step in fit.spy.steps:
-        assert {name: step.told[name] for name in OF_STEPS} == pytest.approx(computed(fit.agent, step), rel=1e-6)
+        assert {name: step.logged[name] for name in OF_STEPS} == pytest.approx(computed(fit.agent, step), rel=1e-6)
 
 
 def test_the_steps_above_have_something_to_tell(fit):
     """In the first step of an iteration the policy is the old one, in the second it has moved."""
     for step in fit.spy.steps[::2]:
-        assert step.told["policy/approx_kl"] == pytest.approx(0, abs=1e-12)
-        assert step.told["policy/clip_fraction"] == step.told["policy/dual_clip_fraction"] == 0
+        assert step.logged["policy/approx_kl"] == pytest.approx(0, abs=1e-12)
+        assert step.logged["policy/clip_fraction"] == step.logged["policy/dual_clip_fraction"] == 0
     for step in fit.spy.steps[1::2]:
-        assert abs(step.told["policy/approx_kl"]) > 1e-4
-        assert 0 < step.told["policy/clip_fraction"] < 1
-    assert all(step.told["grad_norm/actor"] > MAX_NORM for step in fit.spy.steps)  # before clipping
+        assert abs(step.logged["policy/approx_kl"]) > 1e-4
+        assert 0 < step.logged["policy/clip_fraction"] < 1
+    assert all(step.logged["grad_norm/actor"] > MAX_NORM for step in fit.spy.steps)  # before clipping
     if fit.agent.correction is None:  # which leaves few tokens, none of them at the dual clip
-        assert any(0 < step.told["policy/dual_clip_fraction"] < 1 for step in fit.spy.steps[1::2])
-        assert all(step.told["grad_norm/critic"] > MAX_NORM for step in fit.spy.steps)
+        assert any(0 < step.logged["policy/dual_clip_fraction"] < 1 for step in fit.spy.steps[1::2])
+        assert all(step.logged["grad_norm/critic"] > MAX_NORM for step in fit.spy.steps)
 
 
 def test_an_iteration_is_the_mean_of_its_steps(fit):
     for iteration, logged in enumerate(fit.spy.logged):
-        first, second = (step.told for step in fit.spy.steps[2 * iteration : 2 * iteration + 2])
+        first, second = (step.logged for step in fit.spy.steps[2 * iteration : 2 * iteration + 2])
         for name in OF_STEPS:
             assert logged[name] == pytest.approx((first[name] + second[name]) / 2, rel=1e-6), name
 
@@ -301,6 +301,6 @@ def test_the_share_of_picked_tokens_by_hand(tmp_path, exact_folder):
     make_trainer(tmp_path, 1, [spy]).fit(agent, make_data())
     for step in spy.steps:
         tokens = int(step.rollout.action_mask.sum())
-        assert {name: step.told[name] for name in OF_PICKS} == {
+        assert {name: step.logged[name] for name in OF_PICKS} == {
             "policy/picked_fraction": pytest.approx(max(1, tokens // 10) / tokens)
         }

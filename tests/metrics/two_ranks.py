@@ -78,11 +78,11 @@ def run(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     # they meet in a file, so no port can be taken
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    told = {
+    report = {
         "parts": {name: describe_part(s, (s.first, s.second)[rank]) for name, s in SPLITS.items()},
         "held_out": held_out([EpisodeResult(True, 3.0, 2, 2), EpisodeResult(False, -1.0, 5, 3)] if rank == 0 else []),
         "far": held_out(FAR[:3] if rank == 0 else FAR[3:]),
         "times": times(rank),
     }
-    Path(folder, f"{rank}.json").write_text(json.dumps(told))
+    Path(folder, f"{rank}.json").write_text(json.dumps(report))
     dist.destroy_process_group()

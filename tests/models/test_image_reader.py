@@ -122,7 +122,7 @@ def test_what_an_image_shows_is_in_its_digest(reader_of: Callable[[str], FamilyR
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "smolvlm"])
 @pytest.mark.parametrize(
-    ("pixels", "told"),
+    ("pixels", "message"),
     [
         (np.zeros((8, 8, 3)), r"uint8 \[height, width, 3\], got float64 \[8, 8, 3\]"),
         (np.zeros((8, 8, 4), dtype=np.uint8), r"got uint8 \[8, 8, 4\]"),
@@ -134,9 +134,9 @@ def test_what_an_image_shows_is_in_its_digest(reader_of: Callable[[str], FamilyR
     ids=["float", "four channels", "grey", "list", "empty", "ratio"],
 )
 def test_what_is_no_picture_is_refused(
-    reader_of: Callable[[str], FamilyReader], family: str, pixels: Any, told: str
+    reader_of: Callable[[str], FamilyReader], family: str, pixels: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         reader_of(family).read(pixels)
 
 

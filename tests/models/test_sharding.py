@@ -36,8 +36,8 @@ def test_a_sharded_policy_has_the_scores_and_gradients_of_a_whole_one(mesh, tiny
     shard(sharded, mesh, None)
     for policy in (whole, sharded):
         for _ in range(2):  # gradients of two micro-batches add up
-            told = scores(policy)
-            (told.logps + told.entropy + told.sum_pi_squared).sum().backward()
+            found = scores(policy)
+            (found.logps + found.entropy + found.sum_pi_squared).sum().backward()
     for name in ("logps", "entropy", "sum_pi_squared"):
         assert torch.equal(getattr(scores(whole), name), getattr(scores(sharded), name))
     release(sharded)

@@ -72,7 +72,7 @@ def test_a_template_that_rewrites_builds_no_growing_sample(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "earlier", "told"),
+    ("asked", "earlier", "message"),
     [
         ("<think>\n\n</think>\n\n", "", "before a reply that is asked for"),
         ("", "<think>\n\n</think>\n\n", "before an earlier reply"),
@@ -80,7 +80,7 @@ def test_a_template_that_rewrites_builds_no_growing_sample(name: str) -> None:
         ("", " ", ""),
     ],
 )
-def test_the_header_of_a_reply_is_part_of_the_history(asked: str, earlier: str, told: str) -> None:
+def test_the_header_of_a_reply_is_part_of_the_history(asked: str, earlier: str, message: str) -> None:
     tokenizer = make_tokenizer(MARKS["chatml"])
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
@@ -88,9 +88,9 @@ def test_the_header_of_a_reply_is_part_of_the_history(asked: str, earlier: str, 
         f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{asked}{{% endif %}}"
     )
     rewrites = ChatTemplate(tokenizer).rewrites
-    assert told in rewrites
-    assert bool(rewrites) == bool(told)
-    assert repr(asked or earlier) in rewrites or not told
+    assert message in rewrites
+    assert bool(rewrites) == bool(message)
+    assert repr(asked or earlier) in rewrites or not message
 
 
 def test_a_template_that_is_silent_about_the_system_text_has_it_folded() -> None:

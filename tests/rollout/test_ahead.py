@@ -232,26 +232,26 @@ def test_an_interrupt_ends_it_and_a_second_fit_goes_on_where_it_had_begun(connec
 def test_a_stuck_collection_is_named_while_the_trainer_works(connected):
     data = connected(data_module(stall_seconds=0.2))
     data.collect()
-    told = "in stage collect; waiting for step of environments 0, 1"  # on a slow machine not the first warning
+    message = "in stage collect; waiting for step of environments 0, 1"  # on a slow machine not the first warning
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         GO.clear()
         data.begin_next()
         end = time.monotonic() + 30
         with data._connected.learner.clock.stage("update"):
-            while not any(str(w.message).endswith(told) for w in caught):
+            while not any(str(w.message).endswith(message) for w in caught):
                 assert time.monotonic() < end
                 time.sleep(0.01)
         GO.set()
         data.collect()
-    assert any(str(w.message).startswith("nothing has moved") for w in caught if str(w.message).endswith(told))
+    assert any(str(w.message).startswith("nothing has moved") for w in caught if str(w.message).endswith(message))
 
 
 def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
-    learner, told = Learner(tiny_folder), []
+    learner, reported = Learner(tiny_folder), []
     data = connected(data_module(), learner)
     data.collect()
-    learner.clock.listeners.append(lambda stage, done, total: told.append((stage, done, total)))
+    learner.clock.listeners.append(lambda stage, done, total: reported.append((stage, done, total)))
     GO.clear()
     ARRIVED.clear()
     data.begin_next()
@@ -263,7 +263,7 @@ def test_progress_counts_only_while_somebody_waits(connected, tiny_folder):
             assert time.monotonic() < end
             time.sleep(0.01)
     data.collect()
-    assert told == [("collect", 0, 0), ("update", 0, 9), ("collect", 4, 4)]
+    assert reported == [("collect", 0, 0), ("update", 0, 9), ("collect", 4, 4)]
 
 
 def test_the_seconds_of_every_update_of_the_engine_are_told(connected, tiny_folder, monkeypatch):

@@ -221,11 +221,11 @@ def test_a_process_that_cannot_be_started_is_an_error_of_its_environment():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no further files
     try:
-        with pytest.raises(EnvError, match="process cannot be started: OSError") as told:
+        with pytest.raises(EnvError, match="process cannot be started: OSError") as error:
             config("Walk").make_worker().wait()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert told.value.kind == "start"
+    assert error.value.kind == "start"
 
 
 def test_an_environment_that_cannot_be_replayed_is_not(tiny_folder, tmp_path):
@@ -252,13 +252,13 @@ def test_one_loss_after_the_other_stops_the_run_with_a_sentence(tiny_folder):
         def reset(self, **settings):
             raise ConnectionError("no server")
 
-    with workplace(tiny_folder, [Closed(4)]) as place, pytest.raises(EnvError) as told:
+    with workplace(tiny_folder, [Closed(4)]) as place, pytest.raises(EnvError) as error:
         place.collect(3)
-    assert "environment 0 lost 6 episodes in a row" in str(told.value)
-    assert "data.init_args.faults.in_a_row" in str(told.value)
-    assert "no server" in str(told.value)
-    assert told.value.kind == "ConnectionError"
-    assert "no server" in told.value.trace
+    assert "environment 0 lost 6 episodes in a row" in str(error.value)
+    assert "data.init_args.faults.in_a_row" in str(error.value)
+    assert "no server" in str(error.value)
+    assert error.value.kind == "ConnectionError"
+    assert "no server" in error.value.trace
 
 
 RANKS = """
@@ -305,11 +305,11 @@ def test_all_ranks_stop_where_one_environment_is_broken(ahead, tiny_folder, tmp_
         subprocess.Popen([*command, str(rank), str(tmp_path / "store"), str(tiny_folder), str(ahead)], **pipes)
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=240)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 1], told
-    assert "environment 1 lost 3 episodes in a row" in told[1]
-    assert "the disk of this machine is gone" in told[1]
-    assert "lost" not in told[0]
+    outputs = [rank.communicate(timeout=240)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 1], outputs
+    assert "environment 1 lost 3 episodes in a row" in outputs[1]
+    assert "the disk of this machine is gone" in outputs[1]
+    assert "lost" not in outputs[0]
 
 
 def test_an_episode_whose_replay_fails_is_lost(tiny_folder):
@@ -479,16 +479,16 @@ def test_a_lost_member_is_played_once_more_else_its_group_is_left_out(tiny_folde
 @pytest.mark.slow
 @pytest.mark.parametrize("groups", [SIZES, AHEAD])
 def test_lost_members_are_the_same_whoever_plays_beside_them_and_in_a_resumed_run(tiny_folder, groups):
-    told = []
+    rollouts = []
     for num_envs in (1, 32):
         with group_data(tiny_folder, groups, num_envs=num_envs) as data:
-            told.append([story(data.collect()) for _ in range(2)])
+            rollouts.append([story(data.collect()) for _ in range(2)])
             state = data.state_dict()
-            told[-1] += [story(data.collect()) for _ in range(2)]
-    assert told[0] == told[1]
+            rollouts[-1] += [story(data.collect()) for _ in range(2)]
+    assert rollouts[0] == rollouts[1]
     with group_data(tiny_folder, groups) as data:
         data.load_state_dict(state)
-        assert [story(data.collect()) for _ in range(2)] == told[0][2:]
+        assert [story(data.collect()) for _ in range(2)] == rollouts[0][2:]
 
 
 class Swelling(Scripted):
@@ -626,7 +626,7 @@ def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder,
     settings: dict[str, Any] = {"num_envs": 4, "turns_per_env": 3, "mini_batch_turns": 6, "memory": memory}
     settings |= {"env": EnvConfig("Moodier-v0", retries=0), "groups": None, "faults": FaultLimits(99, 1.0)}
 
-    def told(data: RolloutDataModule) -> list[tuple]:
+    def turns_of_next(data: RolloutDataModule) -> list[tuple]:
         rollout = data.collect()
         return [(*of_turn, turn.lost) for of_turn, turn in zip(story(rollout), rollout.turns, strict=True)]
 
@@ -634,13 +634,13 @@ def test_a_resumed_run_with_faults_goes_on_as_the_uninterrupted_one(tiny_folder,
     with group_data(tiny_folder, **settings) as data:
         for _ in range(6):
             states.append(data.state_dict())
-            expected.append(told(data))
+            expected.append(turns_of_next(data))
     assert any(turn[-1] for turns in expected for turn in turns)
     assert any(session["lost"] for state in states for session in state["sessions"].values())
     for state, then in zip(states[1:], expected[1:], strict=True):
         with group_data(tiny_folder, **settings) as data:
             data.load_state_dict(state)
-            assert told(data) == then
+            assert turns_of_next(data) == then
 
 
 # Validation
@@ -694,10 +694,10 @@ def test_one_observation_that_is_too_long_truncates_its_episode(memory, tiny_fol
     assert lost(rollouts[0]) == {}
     with (
         workplace(tiny_folder, [Shouting(9, loud=0)], memory=memory) as place,
-        pytest.raises(EnvError, match="lost 6 episodes in a row") as told,
+        pytest.raises(EnvError, match="lost 6 episodes in a row") as error,
     ):
         place.collect(1)
-    assert told.value.kind == "too_long"
+    assert error.value.kind == "too_long"
 
 
 def test_an_episode_has_a_budget_of_reply_tokens(tiny_folder):

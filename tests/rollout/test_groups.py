@@ -151,11 +151,11 @@ def test_episodes_ahead_go_on_with_new_weights(tiny_folder):
 @pytest.mark.parametrize("memory", [pytest.param(WindowMemory(), marks=pytest.mark.slow), FullMemory()])
 @pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])
 def test_how_many_play_at_a_time_changes_nothing(tiny_folder, memory, groups):
-    told = []
+    rollouts = []
     for num_envs in (1, 5, 32):
         with data_module(tiny_folder, groups, memory=memory, num_envs=num_envs) as data:
-            told.append([story(rollout) for rollout in collect(data, 3)])
-    assert told[0] == told[1] == told[2]
+            rollouts.append([story(rollout) for rollout in collect(data, 3)])
+    assert rollouts[0] == rollouts[1] == rollouts[2]
 
 
 @pytest.mark.parametrize("groups", [pytest.param(SIZES, marks=pytest.mark.slow), AHEAD])

@@ -104,16 +104,16 @@ def test_stream_has_constant_length_and_shows_every_turn_once_per_pass():
     stream = make_stream(learner)
     iterator = iter(stream)
     assert learner.events == []  # nothing is collected before it is asked for
-    batches, inside, told = [], [], []
+    batches, inside, metrics = [], [], []
     for batch in iterator:
         learner.events.append("train")
-        told.append(batch.metrics)
+        metrics.append(batch.metrics)
         batches.append(batch.rollout.turns)
         inside.append(stream.inside_iteration)
     assert len(batches) == len(stream) == 8
     assert learner.events == ["collect", "prepare"] + ["train"] * 8
     assert inside == [True] * 7 + [False]
-    assert told == [{"told": 1.0}] + [{}] * 7  # numbers of the iteration come with its first step
+    assert metrics == [{"told": 1.0}] + [{}] * 7  # numbers of the iteration come with its first step
     for one_pass in (batches[:4], batches[4:]):
         assert [len(turns) for turns in one_pass] == [2] * 4
         assert len({(t.env, t.index) for turns in one_pass for t in turns}) == 8

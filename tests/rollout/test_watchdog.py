@@ -34,7 +34,7 @@ def guarded(place: Workplace, seconds: float = LIMIT) -> Iterator[Player]:
         yield replace(place.player, watchdog=watchdog)
 
 
-def told(caught: list[warnings.WarningMessage]) -> list[str]:
+def texts_of(caught: list[warnings.WarningMessage]) -> list[str]:
     return [text for warning in caught if (text := str(warning.message)).startswith("nothing has moved")]
 
 
@@ -56,7 +56,9 @@ def test_a_stuck_environment_is_named_again_and_again(tiny_folder, caught):
     """Environment 1 stands in its second step until it was named twice; the rollout is whole all the same."""
 
     def alone() -> list[str]:  # others may be slow too, on a busy machine
-        return [text for text in told(caught) if text.endswith("s in stage collect; waiting for step of environment 1")]
+        return [
+            text for text in texts_of(caught) if text.endswith("s in stage collect; waiting for step of environment 1")
+        ]
 
     def stuck(count: int) -> None:
         if count == 2:
@@ -74,7 +76,7 @@ def test_an_engine_that_does_not_answer_is_named_with_those_who_wait(tiny_folder
 
     def both() -> bool:
         end = "waiting for replies of LoggingEngine to environments 0, 1"
-        return any(text.endswith(end) for text in told(caught))
+        return any(text.endswith(end) for text in texts_of(caught))
 
     with workplace(tiny_folder, [Scripted(9), Scripted(9)]) as place:
         sample = place.engine._sample
@@ -107,7 +109,7 @@ class Pondering(Judge):
 
 
 def test_a_judge_that_does_not_answer_is_named_and_not_the_engine(tiny_folder, caught):
-    judge = Pondering(lambda: any(text.endswith("; waiting for judge of environment 0") for text in told(caught)))
+    judge = Pondering(lambda: any(text.endswith("; waiting for judge of environment 0") for text in texts_of(caught)))
     with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place) as player:
         place.sessions[0].judge = judge
         place.loop.run(FixedTurns(place.sessions, 3).collect(player))
@@ -120,7 +122,7 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
 
     class Slow(TransformersEngine):
         def sync(self, policy_version: int) -> None:
-            wait_for(lambda: bool(told(caught)))
+            wait_for(lambda: bool(texts_of(caught)))
             super().sync(policy_version)
 
     sizes = {"num_envs": 2, "turns_per_env": 1, "mini_batch_turns": 2}
@@ -131,7 +133,7 @@ def test_an_engine_that_does_not_take_the_weights_is_named(tiny_folder, caught):
         assert len(data.collect().turns) == 2
     finally:
         data.teardown("fit")
-    assert told(caught)[0].endswith("in stage collect; waiting for Slow to take over the weights")
+    assert texts_of(caught)[0].endswith("in stage collect; waiting for Slow to take over the weights")
 
 
 def test_nothing_is_said_where_something_moves(tiny_folder, caught, monkeypatch):
@@ -147,7 +149,7 @@ def test_nothing_is_said_where_something_moves(tiny_folder, caught, monkeypatch)
         patch.setattr(time, "monotonic", lambda: now)
         with guarded(place) as player:
             place.loop.run(FixedTurns(place.sessions, 4).collect(player))
-    assert told(caught) == []
+    assert texts_of(caught) == []
 
 
 def test_zero_turns_it_off(tiny_folder, caught):
@@ -166,7 +168,7 @@ def test_so_many_seconds_that_no_clock_counts_them_are_never_over(tiny_folder, c
     with workplace(tiny_folder, [Scripted(9)]) as place, guarded(place, seconds=math.inf) as player:
         place.loop.run(FixedTurns(place.sessions, 1).collect(player))
         assert "watchdog" in {thread.name for thread in threading.enumerate()}  # it watches
-    assert not told(caught)
+    assert not texts_of(caught)
 
 
 class SlowToBegin(Scripted):
@@ -197,4 +199,4 @@ def test_what_holds_up_the_start_or_the_end_of_a_run_is_named(
     data.check(load_tokenizer(str(tiny_folder)), 2048)
     data.teardown("fit")
     for place in ("setup; waiting for SlowToBegin-v0 to be made", "setup; waiting for the first reset of", "teardown;"):
-        assert any(place in text for text in told(caught))
+        assert any(place in text for text in texts_of(caught))

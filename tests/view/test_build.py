@@ -65,7 +65,7 @@ def test_the_page_holds_every_turn_once(tmp_path):
     assert len(texts) == len(details) == len(index["episodes"]["env"])
     assert index["turns"] == len(turns) == sum(len(episode) for episode in details)
     assert len(set(index["episodes"]["chunk"])) > 2
-    told = {
+    held = {
         (env, episode, d["turn"]): (t, d)
         for env, episode, ts, ds in zip(
             index["episodes"]["env"], index["episodes"]["episode"], texts, details, strict=True
@@ -73,7 +73,7 @@ def test_the_page_holds_every_turn_once(tmp_path):
         for t, d in zip(ts, ds, strict=True)
     }
     for turn in turns:
-        text, detail = told[turn["env"], turn["episode"], turn["turn"]]
+        text, detail = held[turn["env"], turn["episode"], turn["turn"]]
         assert text["observation"] == turn["observation"]
         assert text["tokens"] == turn["tokens"]
         assert detail["prompt"] == turn["prompt"]
@@ -90,14 +90,15 @@ def test_summary_facts_and_config_are_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("envs", "told"), [(("Maze-v0 with {}", "Maze-v0 with {size: 9}"), True), (("a", "a"), False), (("a", ""), False)]
+    ("envs", "message"),
+    [(("Maze-v0 with {}", "Maze-v0 with {size: 9}"), True), (("a", "a"), False), (("a", ""), False)],
 )
-def test_runs_of_different_environments_are_told(tmp_path, envs, told):
+def test_runs_of_different_environments_are_told(tmp_path, envs, message):
     for name, env in zip(("one", "other"), envs, strict=True):
         write_log(tmp_path / name, [make_turn()])
         (tmp_path / name / "run.json").write_text(json.dumps({"rollout": {"env": env}} if env else {}))
     head = index_of(build_page(tmp_path / "one", other=tmp_path / "other"))
-    assert ("differ in their environments" in " ".join(head["notes"])) is told
+    assert ("differ in their environments" in " ".join(head["notes"])) is message
 
 
 def test_numbers_are_short_and_what_json_has_none_for_is_text(tmp_path):

@@ -292,7 +292,9 @@ def test_a_token_tells_its_numbers(opened, run_page, episodes, phone):
     expect(readout).to_be_visible()
     assert f"id {turn['reply_ids'][k]}, token {k + 1} of {len(turn['tokens'])}, thought" in readout.inner_text()
     assert json.dumps(turn["tokens"][k]) in readout.inner_text()
-    told = dict(readout.locator("tr").evaluate_all("rows => rows.map((r) => [...r.cells].map((c) => c.textContent))"))
+    numbers = dict(
+        readout.locator("tr").evaluate_all("rows => rows.map((r) => [...r.cells].map((c) => c.textContent))")
+    )
     right = {
         "advantage": turn["advantages"][k],
         "return": turn["returns"][k],
@@ -304,9 +306,9 @@ def test_a_token_tells_its_numbers(opened, run_page, episodes, phone):
         "KL to reference": turn["old_logps"][k] - turn["ref_logps"][k],
         "log-prob gap": turn["old_logps"][k] - turn["rollout_logps"][k],
     }
-    assert set(told) == set(right)
+    assert set(numbers) == set(right)
     for name, x in right.items():
-        assert math.isclose(number(told[name]), x, rel_tol=1e-4, abs_tol=1e-4), name
+        assert math.isclose(number(numbers[name]), x, rel_tol=1e-4, abs_tol=1e-4), name
     box = readout.bounding_box()
     assert box is not None
     assert box["x"] >= 0
