@@ -69,11 +69,12 @@ class Sampled:
 
     @property
     def logps(self) -> Tensor:
-        """Log-probs that the engine gave for all tokens, one reply after the other."""
+        """Log-probs [N] that the engine gave for all tokens, one reply after the other."""
         return torch.tensor([logp for reply in self.replies for logp in reply.logps], dtype=torch.float64)
 
     @property
     def fresh_tokens(self) -> Tensor:
+        """Whether each of these tokens [N] follows a fresh prompt."""
         return torch.tensor([fresh for fresh, r in zip(self.fresh, self.replies, strict=True) for _ in r.ids])
 
 

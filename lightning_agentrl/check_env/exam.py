@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from lightning_agentrl.check_env import contract, earnings, played, replay
+from lightning_agentrl.check_env import declared, earnings, played, replay
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen, ThreadedProbe
 from lightning_agentrl.check_env.replies import CANARY, HOSTILE
@@ -88,19 +88,19 @@ class Exam:
             BrokenError: it cannot be made or reset; nothing else can be looked at.
         """
         probe = self.probe
-        before = contract.spaces_now(probe)
+        before = declared.spaces_now(probe)
         self.place = _place()
         self.first = first = probe.reset(0)
         self.held = held_memory()
         if not first.contract.deterministic:
             self.log.milder |= dict.fromkeys(_DETERMINISM, "notice")
-        self.limit = contract.declared_limit(probe)
-        contract.check_spaces(probe, first)
-        contract.check_aliases(probe, first)
-        contract.check_examples(probe, first)
-        contract.check_actions(probe, 0, self.dear)
-        contract.check_unseeded(probe, 0)
-        if contract.spaces_now(probe) != before:
+        self.limit = declared.declared_limit(probe)
+        declared.check_spaces(probe, first)
+        declared.check_aliases(probe, first)
+        declared.check_examples(probe, first)
+        declared.check_actions(probe, 0, self.dear)
+        declared.check_unseeded(probe, 0)
+        if declared.spaces_now(probe) != before:
             self.log.add("spaces.change", "a space is another one after reset and steps")
 
     @property
@@ -125,8 +125,8 @@ class Exam:
 
     def _turns(self, number: int) -> int:
         """Return how many turns to play: up to the declared limit, where that is near, so that its end is seen."""
-        declared = self.limit if self.limit is not None and self.limit < _DECLARED_TURNS else None
-        return declared + 1 if declared is not None and (number == 0 or declared < TURNS) else TURNS
+        near = self.limit if self.limit is not None and self.limit < _DECLARED_TURNS else None
+        return near + 1 if near is not None and (number == 0 or near < TURNS) else TURNS
 
     def _hangs(self) -> bool:
         found = self.log.findings.get("hang")
@@ -316,8 +316,8 @@ class Exam:
         """Step after an end, close, and see what is left."""
         ended = [one for one in self.episodes if one.over]
         if ended:
-            contract.check_after_end(self.probe, ended[0].seed, ended[0].actions)
-        contract.check_closing(self.probe)
+            declared.check_after_end(self.probe, ended[0].seed, ended[0].actions)
+        declared.check_closing(self.probe)
         if left := threading.active_count() - 1 + len(multiprocessing.active_children()):
             self.log.add("left.threads", f"{left} threads or processes go on after close")
         if (place := _place()) != self.place:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.check_env.contract import check_picture
+from lightning_agentrl.check_env.declared import check_picture
 from lightning_agentrl.check_env.probe import STEP_SECONDS, BrokenError, Play, Probe, Seen
 from lightning_agentrl.check_env.stopwatch import Clock
 from lightning_agentrl.check_env.texts import shown

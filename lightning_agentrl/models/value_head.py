@@ -60,7 +60,7 @@ class PopArtHead(ValueHead):
             self.register_buffer(name, torch.tensor(first, dtype=self.linear.weight.dtype))
 
     def normalize(self, values: Tensor) -> Tensor:
-        """Return values or returns in the units that are learned."""
+        """Return values or returns, of any shape, in the units that are learned."""
         return (values - self.mean) / self.std
 
     @torch.no_grad()

@@ -59,5 +59,5 @@ class Rows:
 def read(
     policy: LanguageModel, ids: Tensor, positions: Tensor, images: PackedImages | None = None, **arguments: Any
 ) -> Tensor:
-    """Return the last hidden states of one forward pass, which extends ``past_key_values``."""
+    """Return the last hidden states [B, L, H] of one pass over ``ids`` [B, L], which extends ``past_key_values``."""
     return read_tokens(policy.lm, ids, positions, images, **arguments, use_cache=True)
