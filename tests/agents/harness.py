@@ -11,7 +11,7 @@ import lightning as L
 import torch
 
 from lightning_agentrl.advantages import DualDiscountGAE
-from lightning_agentrl.agents import KL, Compute, Optim, PPOAgent
+from lightning_agentrl.agents import KL, Compute, Optim, PPOAgent, RolloutCallback
 from lightning_agentrl.models.critic import Critic, SharedCritic
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
@@ -39,6 +39,26 @@ class Misread(PPOAgent):
     def prepare(self, rollout: Rollout) -> Prepared:
         noise = 0.8 * torch.sin(7.0 * torch.arange(rollout.rollout_logps.numel())).view_as(rollout.rollout_logps)
         return super().prepare(rollout.union(rollout_logps=rollout.rollout_logps + noise))
+
+
+class Keeping(PPOAgent):
+    """Keeps its rollouts once they are scored."""
+
+    rollouts: list[Rollout]
+
+    def shape_rewards(self, rollout: Rollout) -> torch.Tensor:
+        self.rollouts = [*getattr(self, "rollouts", []), rollout]
+        return super().shape_rewards(rollout)
+
+
+class KeepRollouts(RolloutCallback):
+    """Keeps what callbacks are shown of the rollouts of a run."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[Rollout] = []
+
+    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
 
 
 def make_agent(folder: Path, critic: Critic | None = None, **kwargs: Any) -> PPOAgent:

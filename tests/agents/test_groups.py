@@ -13,7 +13,6 @@ import torch
 import lightning_agentrl.advantages
 from lightning_agentrl.advantages import GRPO, AdvantageEstimator, DualDiscountGAE, MaxRL, PassAtK, ReMax
 from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.callbacks.run_record import facts
 from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
@@ -27,7 +26,7 @@ from lightning_agentrl.rollout import (
     TurnInteraction,
     WindowMemory,
 )
-from tests.agents.harness import ByLength, grouped, make_data, make_trainer
+from tests.agents.harness import ByLength, KeepRollouts, grouped, make_data, make_trainer
 
 ESTIMATORS = [
     cls
@@ -37,14 +36,6 @@ ESTIMATORS = [
     and not inspect.isabstract(cls)
 ]
 AHEAD = GroupRollout(size=3, per_rollout=2, mini_batches=2, ahead=4, ahead_turns=1)
-
-
-class Keep(RolloutCallback):
-    def __init__(self) -> None:
-        self.rollouts = []
-
-    def on_rollout(self, trainer, agent, rollout):
-        self.rollouts.append(rollout)
 
 
 def group_data(groups: GroupRollout | None = AHEAD, **kwargs) -> RolloutDataModule:
@@ -77,7 +68,7 @@ def test_every_estimator_trains_on_groups(tmp_path, tiny_folder, estimator, memo
     """In growing samples one of each kind: how its numbers depend on the layout is told by the conformance suite."""
     groups = replace(AHEAD, ahead=0) if estimator in FORKING else AHEAD  # which they refuse
     interaction = TurnInteraction(4, ByLength(), invalid_penalty=0.0)
-    keep, data = Keep(), group_data(groups, memory=memory, interaction=interaction)
+    keep, data = KeepRollouts(), group_data(groups, memory=memory, interaction=interaction)
     agent = agent_of(tiny_folder, estimator())
     trainer = make_trainer(tmp_path, 2, [keep])
     with warnings.catch_warnings():
@@ -154,7 +145,7 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
             self.turns += len(batch.rollout.turns)
 
     def fit(parser):
-        keep, trained = Keep(), Trained()
+        keep, trained = KeepRollouts(), Trained()
         agent = agent_of(tiny_folder, GRPO(), group_filter=DropEqualScores(), weight_decay=0.0)
         data = group_data(GroupRollout(3, 6, 2), interaction=TurnInteraction(4, parser))
         trainer = make_trainer(tmp_path, 1, [keep, trained])
@@ -223,7 +214,7 @@ def test_a_filter_without_groups_is_refused(tmp_path, tiny_folder):
 
 
 def test_a_single_episode_and_a_greedy_one_are_enough_for_remax(tmp_path, tiny_folder):
-    keep = Keep()
+    keep = KeepRollouts()
     make_trainer(tmp_path, 1, [keep]).fit(agent_of(tiny_folder, ReMax()), group_data(GroupRollout(1, 6, 2)))
     (rollout,) = keep.rollouts
     to_go = rollout.advantages + rollout.greedy_scores[:, None]

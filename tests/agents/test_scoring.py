@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
 import pytest
 
 from lightning_agentrl.advantages import GRPO
-from lightning_agentrl.agents import PPOAgent, RolloutCallback
+from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.scoring import bootstrap_rows
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import GroupRollout
-from lightning_agentrl.types import Rollout
-from tests.agents.harness import grouped, make_agent, make_data, make_trainer
-
-
-class Kept(RolloutCallback):
-    def on_rollout(self, trainer: L.Trainer, pl_module: L.LightningModule, rollout: Rollout) -> None:
-        self.rollout = rollout
+from tests.agents.harness import KeepRollouts, grouped, make_agent, make_data, make_trainer
 
 
 @pytest.mark.parametrize(
@@ -41,7 +34,7 @@ def test_progress_of_scoring_ends_at_its_total(tiny_folder, tmp_path, settings: 
     agent.clock.listeners.append(
         lambda stage, done, total: reported.append((done, total)) if stage == "score" else None
     )
-    make_trainer(tmp_path, 1, [kept := Kept()]).fit(agent, data)
-    ends = len(bootstrap_rows(kept.rollout)) if "critic" in settings else 0
-    total = passes * len(kept.rollout) + ends
+    make_trainer(tmp_path, 1, [keep := KeepRollouts()]).fit(agent, data)
+    ends = len(bootstrap_rows(keep.rollouts[-1])) if "critic" in settings else 0
+    total = passes * len(keep.rollouts[-1]) + ends
     assert reported[-1] == (total, total)

@@ -23,7 +23,7 @@ from lightning_agentrl.rollout import (
     WindowMemory,
 )
 from lightning_agentrl.types import ImageChunk, Rollout, StopReason
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import Keeping, make_agent, make_data, make_trainer
 from tests.tiny import tiny_vision_folder
 
 GAME = "tests.seen_game:Corner-v0"
@@ -33,20 +33,6 @@ PROMPT = PromptFormat(think=False, max_prompt_tokens=400)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_vision_folder(tmp_path_factory.mktemp("sees"), "qwen3_vl")
-
-
-class Kept:
-    """The rollouts of a run, as they were trained on."""
-
-    rollouts: list[Rollout]
-
-    def shape_rewards(self, rollout: Rollout) -> torch.Tensor:
-        self.rollouts = [*getattr(self, "rollouts", []), rollout]
-        return super().shape_rewards(rollout)  # type: ignore[misc]
-
-
-class Keeping(Kept, PPOAgent):
-    pass
 
 
 def data(**settings: Any) -> RolloutDataModule:

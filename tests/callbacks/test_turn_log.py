@@ -11,7 +11,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary, TurnLog
 from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
@@ -19,19 +18,9 @@ from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.language_model import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
 from lightning_agentrl.types import Rollout, Scores
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.callbacks.continued_runs import in_processes
 from tests.types.samples import growing
-
-
-class Keep(RolloutCallback):
-    """Keeps what the hook was given."""
-
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
-
-    def on_rollout(self, trainer: Any, agent: Any, rollout: Rollout) -> None:
-        self.rollouts.append(rollout)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -41,7 +30,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Rollout]]:
     """Two rollouts of warm-up, played twice by the critic, and two of training."""
-    path, keep = tmp_path_factory.mktemp("run"), Keep()
+    path, keep = tmp_path_factory.mktemp("run"), KeepRollouts()
     callbacks = [CriticWarmup(rollouts=2, rounds=2, fraction=0.5), TurnLog(), keep]
     make_trainer(path, 4, callbacks).fit(make_agent(tiny_folder), make_data())
     return path, keep.rollouts
@@ -111,7 +100,7 @@ def test_a_growing_sample_gives_each_turn_its_own_part(tiny_folder: Path) -> Non
 
 @pytest.mark.slow
 def test_full_memory_is_logged_too(tiny_folder: Path, tmp_path: Path) -> None:
-    keep = Keep()
+    keep = KeepRollouts()
     data = make_data(memory=FullMemory(), num_envs=4)
     make_trainer(tmp_path, 1, [TurnLog(str(tmp_path / "log")), keep]).fit(make_agent(tiny_folder), data)
     logged = lines(tmp_path / "log")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.models.critic import SharedCritic
@@ -20,8 +19,8 @@ from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, Prompt
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.rollout import EnvConfig
-from lightning_agentrl.types import ModelInput, Rollout, SegmentKind, input_of
-from tests.agents.harness import make_agent, make_data, make_trainer
+from lightning_agentrl.types import ModelInput, SegmentKind, input_of
+from tests.agents.harness import Keeping, make_agent, make_data, make_trainer
 from tests.published import TEMPLATES, published_tokenizer
 from tests.rollout.scripted import workplace
 from tests.talking_game import GREY, Saying
@@ -221,16 +220,6 @@ def test_a_refused_message_costs_its_episode(folder: Path, tmp_path: Path) -> No
     env = EnvConfig("tests.talking_game:Saying-v0", {"messages": [{"role": "tool", "content": "a"}]})
     with pytest.raises((EnvError, ValueError), match="refuses messages of the roles tool"):
         make_trainer(tmp_path, 1).fit(make_agent(copy), make_data(env=env, prompt=WORDS))
-
-
-class Keeping(PPOAgent):
-    """Keeps its rollouts."""
-
-    rollouts: list[Rollout]
-
-    def shape_rewards(self, rollout: Rollout) -> torch.Tensor:
-        self.rollouts = [*getattr(self, "rollouts", []), rollout]
-        return super().shape_rewards(rollout)
 
 
 def talking(turns: int = 3, tools_from: int = 1, **settings: Any) -> Any:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from lightning_agentrl.advantages import GRPO
 from lightning_agentrl.agents import PPOAgent
-from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
 from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
 from lightning_agentrl.rollout import (
@@ -34,7 +33,7 @@ from lightning_agentrl.rollout import (
 )
 from lightning_agentrl.rollout.fault_limits import LostEpisodes
 from lightning_agentrl.types import Rollout
-from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.published import published_tokenizer
 from tests.rollout.scripted import Learner, Scripted, story
 
@@ -252,16 +251,6 @@ class Frozen(L.Callback):
             raise RuntimeError("as it should")
 
 
-class Recorded(RolloutCallback):
-    """Keeps the rollouts of a run."""
-
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
-
-    def on_rollout(self, trainer: L.Trainer, agent: Any, rollout: Rollout) -> None:
-        self.rollouts.append(rollout)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails):
@@ -404,7 +393,7 @@ def test_another_agent_starts_afresh_where_a_run_failed_in_its_update(tiny_folde
     """Lightning takes nothing down after an error."""
 
     def played_first(data: RolloutDataModule) -> list[Any]:
-        make_trainer(tmp_path, 1, callbacks=[record := Recorded()]).fit(make_agent(tiny_folder), data)
+        make_trainer(tmp_path, 1, callbacks=[record := KeepRollouts()]).fit(make_agent(tiny_folder), data)
         return story(record.rollouts[0])
 
     data = make_data()
