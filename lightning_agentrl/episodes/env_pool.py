@@ -90,7 +90,7 @@ class EnvPool:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Return names of which a later one that is there already gets a number."""
+    """Return the names as metrics can have them, all different: one that is there already gets a number."""
     found: list[str] = []
     for name in names:
         plain = re.sub(r"[^\w-]+", "_", name)

@@ -137,25 +137,34 @@ class EnvWorker:
 
     # The same without an event loop
 
-    def reset_now(self, start: Start, actions: Sequence[str] = (), fingerprint: str | None = None) -> Answer:
+    def reset_now(self, start: Start) -> Answer:
+        """Begin an episode and return its first answer; so environments are checked before a run.
+
+        An answer of a wrong form is not asked for again.
+
+        Raises:
+            ConfigError: the words of the config do not fit the environment's.
+        """
+        self._forked = None
+        with _NotingWhere(start):
+            answer = self._reset(start, checks=True)
+            if self.wording is not None:
+                check_wording(answer.contract, self.wording, self.wording_key)
+            return self._begun(start, (), answer)
+
+    def replay_now(self, start: Start, actions: Sequence[str], fingerprint: str) -> Answer:
         """Begin an episode, replay its actions and return the last answer.
 
         Args:
             start: of the episode.
             actions: those taken in it.
-            fingerprint: of the observation that they led to; None: nothing is replayed. An answer of a wrong form is
-                then not asked for again, since that is how environments are checked before a run.
+            fingerprint: of the observation that they led to.
 
         Raises:
             ReplayDiffersError: they lead to another observation.
         """
         self._forked = None
         with _NotingWhere(start):
-            if fingerprint is None:
-                answer = self._reset(start, checks=True)
-                if self.wording is not None:
-                    check_wording(answer.contract, self.wording, self.wording_key)
-                return self._begun(start, (), answer)
             replayed = partial(self._replayed, start, actions, fingerprint)
             return self._begun(start, actions, self._again(replayed, None, start))
 

@@ -125,8 +125,8 @@ class Session:
         self.turn_prompt: Prompt | None = None  # that the running turn was sampled from; None if there is none
         self._judging = False
         self._judged_at = 0.0  # when that changed, on the monotonic clock
-        self._seeds: list[int] = []  # of replies, and of which run and turns
-        self._seeds_of: tuple[int, int] | None = None
+        self._seeds: list[int] = []  # of the replies of neighbouring turns
+        self._seeds_of: tuple[int, int] | None = None  # the run's seed, and which turns
         self._renderer = renderer
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
@@ -220,7 +220,7 @@ class Session:
         return self._seeds[place]
 
     async def verdict_on(self, turn: JudgedTurn) -> float:
-        """Return what the judge, which there must be, adds to the reward of a turn."""
+        """Return what the judge adds to the reward of a turn; there must be a judge."""
         assert self.judge is not None
         self._judging, self._judged_at = True, time.monotonic()
         try:
@@ -402,7 +402,7 @@ class Session:
             return
         self.worker.errors = list(state.get("env_errors", ()))
         try:
-            self._see(self.worker.reset_now(self._start, state["env_actions"], state["observation"]))
+            self._see(self.worker.replay_now(self._start, state["env_actions"], state["observation"]))
         except EnvError as error:
             if isinstance(error, ReplayDiffersError) and self.worker.contract.deterministic:
                 raise

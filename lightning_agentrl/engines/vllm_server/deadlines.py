@@ -65,5 +65,5 @@ class Deadlines:
 
     @property
     def _prompt_seconds(self) -> float:
-        """At most so many seconds per prompt token: each reply took at least as long as reading its prompt."""
+        """An upper bound of the seconds per prompt token: each reply took at least as long as reading its prompt."""
         return min(self._prompts, default=FIRST_PROMPT)
