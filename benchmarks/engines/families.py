@@ -35,7 +35,7 @@ from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.families import SHARING
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.vllm_worker.extension import TellsSizes
+from lightning_agentrl.vllm_worker.extension import WorkerExtension
 from tests.engines.test_vllm_engine import CLOSE, request, serve, trained_logps
 from tests.inputs import random_ids
 from tests.models.test_families import SIZES
@@ -148,7 +148,7 @@ def measure(case: str, folder: Path) -> dict[str, Any]:
 def _reload(engine: Any, path: str) -> None:
     engine.vllm_config.load_config.load_format = "auto"  # as a server has it
     engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
-    engine.collective_rpc(TellsSizes.pack_experts)
+    engine.collective_rpc(WorkerExtension.pack_experts)
 
 
 def gaps(engine: Engine, policy: LanguageModel) -> Iterator[float]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-EXTENSION = f"{__name__}.TellsSizes"
+EXTENSION = f"{__name__}.WorkerExtension"
 RECEIVER = "lightning_agentrl.vllm_worker.receiver.ReceivesWeights"  # instead, if weights are sent over the network
 FORGET_TRAINER = "forget_trainer"  # its method
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -26,8 +26,8 @@ SIZES = (
 )
 
 
-class TellsSizes:
-    """A mixin of vLLM's worker that reports the sizes of its model."""
+class WorkerExtension:
+    """A mixin of vLLM's worker: what the trainer asks of it besides sampling."""
 
     def policy_sizes(self) -> dict[str, Any]:
         """Return the sizes of the model that it runs; vLLM would silently truncate larger weights to them."""

@@ -18,7 +18,7 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
 from lightning_agentrl.vllm_worker.address import own_address
-from lightning_agentrl.vllm_worker.extension import TellsSizes
+from lightning_agentrl.vllm_worker.extension import WorkerExtension
 from lightning_agentrl.vllm_worker.gloo_group import GlooGroup, find_store
 
 
@@ -54,8 +54,8 @@ class GlooReceiver(NCCLWeightTransferEngine):
         self._group = None
 
 
-class ReceivesWeights(TellsSizes):
-    """A mixin of vLLM's worker that receives weights over the network."""
+class ReceivesWeights(WorkerExtension):
+    """The same extension of a worker that receives weights over the network."""
 
     def forget_trainer(self) -> None:
         """Leave the group with a trainer, and drop an unfinished update.

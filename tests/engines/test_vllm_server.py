@@ -164,7 +164,7 @@ def test_a_server_that_was_not_started_by_our_command_is_refused(
     pair: Pair, served_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the worker extension."""
-    monkeypatch.setattr(vllm_server, "TELLS_SIZES", "no_such_method")
+    monkeypatch.setattr(vllm_server, "POLICY_SIZES", "no_such_method")
     engine = VLLMServerEngine([pair[0].url])
     with pytest.raises(ValueError, match=r"`agentrl serve`"):
         engine.start(handle_of(policy_of(served_folder)))

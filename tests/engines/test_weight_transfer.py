@@ -131,7 +131,7 @@ def test_the_command_of_a_server_says_how_weights_come() -> None:
     assert command[command.index("--worker-extension-cls") + 1].endswith("receiver.ReceivesWeights")
     folder = server_command("m", 1, "h", [], on_cpu=True)
     assert "--weight-transfer-config" not in folder
-    assert folder[folder.index("--worker-extension-cls") + 1].endswith("extension.TellsSizes")
+    assert folder[folder.index("--worker-extension-cls") + 1].endswith("extension.WorkerExtension")
 
 
 def test_impossible_arguments_are_refused() -> None:

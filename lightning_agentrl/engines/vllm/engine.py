@@ -29,7 +29,7 @@ from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import weights_by_layer
 from lightning_agentrl.models.export import save_adapters
 from lightning_agentrl.models.lora import has_adapters
-from lightning_agentrl.vllm_worker.extension import TellsSizes
+from lightning_agentrl.vllm_worker.extension import WorkerExtension
 
 
 class VLLMEngine(Engine):
@@ -161,7 +161,7 @@ class VLLMEngine(Engine):
             self._settle(handle)  # what is in no layer was gathered in this thread
             given = {"weights_iterator": weights}
             thread.call(lambda engine: engine.collective_rpc("reload_weights", kwargs=given))
-            thread.call(lambda engine: engine.collective_rpc(TellsSizes.pack_experts))
+            thread.call(lambda engine: engine.collective_rpc(WorkerExtension.pack_experts))
 
     def _settle(self, handle: PolicyHandle) -> None:
         """Wait for a GPU, on which vLLM's thread and the trainer's have streams of their own."""

@@ -22,7 +22,7 @@ class News:
     """The message of a rank to its group before a step."""
 
     asks: tuple[tuple[str, SamplingRequest], ...] = ()
-    forgets: tuple[str, ...] = ()
+    aborts: tuple[str, ...] = ()
     done: bool = False  # this rank has no more requests
     fault: str = ""  # why it stops
 
@@ -99,7 +99,7 @@ class LockstepThread(VLLMThread):
             for name, request in of_rank.asks:
                 elsewhere = Ask(name, request, lambda outcome: None)  # its own rank reads the reply too
                 self._begin(engine, self._taken.pop(name, elsewhere))
-            for name in of_rank.forgets:
+            for name in of_rank.aborts:
                 self._take(engine, Abort(name))
             if of_rank.done:
                 self._done.add(rank)
@@ -110,7 +110,7 @@ class LockstepThread(VLLMThread):
 
     def _own_news(self) -> News | None:
         """Return the news of this rank, or None if the state alone says enough."""
-        forgets, fault, last = [], "", self._leaving
+        aborts, fault, last = [], "", self._leaving
         wait = not self._in_flight
         with suppress(queue.Empty):
             while True:
@@ -121,13 +121,13 @@ class LockstepThread(VLLMThread):
                 elif isinstance(item, Ask):
                     self._taken[item.name] = item
                 elif isinstance(item, Abort):
-                    forgets.append(item.name)
+                    aborts.append(item.name)
                 else:
                     item.result.set_exception(RuntimeError("replies are still being sampled"))
         asks = tuple((ask.name, ask.request) for ask in self._taken.values())
         done = last is not None and last.done and self._done is not None and self._rank not in self._done
         fault = fault or ("" if last is None else last.fault)
-        news = News(asks, tuple(forgets), done, fault)
+        news = News(asks, tuple(aborts), done, fault)
         return None if news == News() else news
 
     def _news_of_all(self, everything: list[tuple[int, News | None]]) -> list[News]:

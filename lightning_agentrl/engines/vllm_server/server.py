@@ -14,12 +14,12 @@ from lightning_agentrl.engines.vllm.start import sampling_arguments
 from lightning_agentrl.engines.vllm_server.answers import LOADING, Hangs, Lost, ServerFacts, read_facts, read_reply
 from lightning_agentrl.engines.vllm_server.deadlines import Deadlines
 from lightning_agentrl.errors import one_line
-from lightning_agentrl.vllm_worker.extension import TellsSizes
+from lightning_agentrl.vllm_worker.extension import WorkerExtension
 
 if TYPE_CHECKING:
     import aiohttp
 
-TELLS_SIZES = TellsSizes.policy_sizes.__name__
+POLICY_SIZES = WorkerExtension.policy_sizes.__name__
 LATER = (408, 425, 429)  # with these a proxy says that it may be asked again
 
 
@@ -70,7 +70,7 @@ class VLLMServer:
             Lost: the server or its engine has ended.
         """
         seconds = self.deadlines.answer(unread)
-        await self._call("POST", "/collective_rpc", seconds, {"method": TELLS_SIZES})
+        await self._call("POST", "/collective_rpc", seconds, {"method": POLICY_SIZES})
 
     async def facts(self) -> ServerFacts:
         """Return what the server reports about itself, or raise an error if it was not started to take weights."""
@@ -78,7 +78,7 @@ class VLLMServer:
             await self._tell(path) for path in ("/version", "/v1/models", "/server_info?config_format=json")
         ]
         try:
-            sizes = await self._call("POST", "/collective_rpc", self.deadlines.answer(0), {"method": TELLS_SIZES})
+            sizes = await self._call("POST", "/collective_rpc", self.deadlines.answer(0), {"method": POLICY_SIZES})
         except Hangs:
             raise
         except Lost as error:
@@ -110,7 +110,7 @@ class VLLMServer:
                 before, loading = await self.weight_version(), f"{LOADING}{version}"
                 await self.post("/update_weight_version", {"new_version": loading})
                 await delivery.bring(self, before)
-                await self.call_workers(TellsSizes.pack_experts.__name__)
+                await self.call_workers(WorkerExtension.pack_experts.__name__)
                 await self._forget_prefixes()
                 await self._expect(loading)  # the same process as before, and nobody else's weights
                 await self.post("/update_weight_version", {"new_version": version})
@@ -126,7 +126,7 @@ class VLLMServer:
 
     async def checksums(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the layouts and the checksums of the weights of its workers."""
-        answers = await self.call_workers(TellsSizes.weights_checksum.__name__)
+        answers = await self.call_workers(WorkerExtension.weights_checksum.__name__)
         return tuple(layout for layout, _ in answers), tuple(content for _, content in answers)
 
     async def workers(self) -> int:
