@@ -11,7 +11,7 @@ import lightning as L
 import torch.distributed as dist
 
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.errors import Problem, causes, one_line
+from lightning_agentrl.errors import Problem, causes, first_line, one_line
 from lightning_agentrl.errors.foreign_messages import LostRank, lost_rank, not_met
 from lightning_agentrl.vllm_worker.address import own_address
 
@@ -59,7 +59,7 @@ def lost_process(error: BaseException, nodes: NodeNames) -> Problem | None:
         if not_met(cause) and not nodes.others:
             place = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
             return Problem(
-                f"the processes of this run did not meet at {place} ({one_line(str(cause).splitlines()[0])})",
+                f"the processes of this run did not meet at {place} ({one_line(first_line(cause))})",
                 fix="start the command on all nodes (trainer.num_nodes) with the address of the first, whose port they "
                 "must reach",
             )

@@ -13,7 +13,7 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, SamplingRequest, TransformersEngine
 from lightning_agentrl.episodes.contract import as_float, check_reward
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import ConfigError, first_line
 from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, PromptTooLongError, Rules
 from lightning_agentrl.types import ModelInput
@@ -231,5 +231,4 @@ def usable_device(device: str | None, key: str) -> torch.device | None:
     try:
         return None if device is None else torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"the device '{device}' cannot be used: {reason} (key {key})") from error
+        raise ConfigError(f"the device '{device}' cannot be used: {first_line(error)} (key {key})") from error

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from lightning_agentrl.episodes.judge import usable_device
 from lightning_agentrl.episodes.tasks import Scorer
+from lightning_agentrl.errors import first_line
 from lightning_agentrl.prompts.untrusted import Untrusted, role_markers, special_strings
 
 MAX_CHARS = 1 << 20  # of a prompt or a reply; longer than the context of any classifier
@@ -81,9 +82,9 @@ class RewardModel(Scorer):
             self._tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(self.model))
             classifier = AutoModelForSequenceClassification.from_pretrained(self.model, dtype="auto")
         except (OSError, ValueError, ImportError, SafetensorError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"the reward model '{self.model}' cannot be loaded: {reason} (key {self.key}.init_args.model)"
+                f"the reward model '{self.model}' cannot be loaded: {first_line(error)} (key "
+                f"{self.key}.init_args.model)"
             ) from error
         if classifier.config.num_labels != 1:
             raise ValueError(

@@ -14,7 +14,7 @@ from lightning_agentrl.errors.faults import (
 )
 from lightning_agentrl.errors.foreign_messages import causes, explain
 from lightning_agentrl.errors.names import OWN_PACKAGES, closest
-from lightning_agentrl.errors.problem import ConfigError, Place, Problem, one_line
+from lightning_agentrl.errors.problem import ConfigError, Place, Problem, first_line, one_line
 from lightning_agentrl.errors.unknown import TOP_KEYS, unknown_command
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "causes",
     "closest",
     "explain",
+    "first_line",
     "one_line",
     "unknown_command",
 ]

@@ -106,3 +106,8 @@ class ConfigError(ValueError):
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; the name of its class, if it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

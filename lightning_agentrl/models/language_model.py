@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from lightning_agentrl.errors import ConfigError, one_line
+from lightning_agentrl.errors import ConfigError, first_line, one_line
 from lightning_agentrl.models.demo import demo_model_folder
 from lightning_agentrl.models.families import auto_class, check_family, why_unshared, without_dropout
 from lightning_agentrl.models.image_reader import READERS, FamilyReader, image_reader
@@ -82,8 +82,8 @@ def naming_model(model: str, key: str = KEY) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"the model '{model}' cannot be loaded (key {key}): {one_line(reason)}") from error
+        reason = one_line(first_line(error))
+        raise ConfigError(f"the model '{model}' cannot be loaded (key {key}): {reason}") from error
 
 
 def load_tokenizer(model: str, key: str = KEY) -> PreTrainedTokenizerBase:
@@ -183,10 +183,9 @@ def _refuse_unknown_id(model: str, key: str) -> None:
     try:
         model_info(model, timeout=10)
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(
-            f"the model '{model}' is not a folder and not in the cache, and the hub does not have it ({reason}); give "
-            f"a hub id, a local folder or '{DEMO}' (key {key})"
+            f"the model '{model}' is not a folder and not in the cache, and the hub does not have it "
+            f"({first_line(error)}); give a hub id, a local folder or '{DEMO}' (key {key})"
         ) from error
 
 
