@@ -173,9 +173,9 @@ def in_own_process(kept: Path, layers: int, turns: int, per_iteration: int, *gro
     file = kept / f"{'_'.join(given).replace('-', '')}.json"
     if not file.is_file():
         command = [sys.executable, __file__, "--play", *given]
-        told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
         kept.mkdir(parents=True, exist_ok=True)
-        file.write_text(told.stdout.splitlines()[-1])
+        file.write_text(ran.stdout.splitlines()[-1])
     rows: list[dict[str, float]] = json.loads(file.read_text())
     return rows
 

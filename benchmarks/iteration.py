@@ -249,8 +249,8 @@ def main() -> None:
         commit = subprocess.check_output(["git", "rev-parse", "--short=7", "HEAD"], cwd=older, text=True).strip()
         asked = wanted.config, wanted.iterations, wanted.options
         pairs = [[measure_tree(tree, *asked) for tree in (ROOT, older)] for _ in range(wanted.repeats)]
-        told = {"commit": commit, "seconds": pairs, "iterations": wanted.iterations, "options": wanted.options}
-        results["against"] = [*(one for one in results.get("against", []) if one["commit"] != commit), told]
+        measured = {"commit": commit, "seconds": pairs, "iterations": wanted.iterations, "options": wanted.options}
+        results["against"] = [*(one for one in results.get("against", []) if one["commit"] != commit), measured]
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     RESULTS.with_suffix(".md").write_text(report(results))
     print(report(results))

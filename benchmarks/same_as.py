@@ -274,15 +274,15 @@ def main() -> None:
             if unknown:
                 raise SystemExit(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(wanted)}")
             wanted = {name: wanted[name] for name in given.cases.split(",")}
-        told = compare_commits(given.commit, given.other, wanted, folder)
+        comparison = compare_commits(given.commit, given.other, wanted, folder)
     finally:
         if given.keep:
             print(f"the runs are in {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder)
     if given.out:
-        given.out.write_text(json.dumps(told, indent=2) + "\n")
-    sys.exit(0 if told["equal"] else 1)
+        given.out.write_text(json.dumps(comparison, indent=2) + "\n")
+    sys.exit(0 if comparison["equal"] else 1)
 
 
 def compare_commits(commit: str, other: str | None, wanted: dict[str, Case], folder: Path) -> dict[str, Any]:

@@ -167,9 +167,9 @@ def check_ledger(turns: Sequence[Turn]) -> list[str]:
                 broken += turn["episode"] - before["episode"] - 1 + (before["stop"] is None)
             broken += turn["stop"] == "env_fault"
             before = turn
-        told = sum(len(turn["lost"]) for turn in own)
-        if told != broken:
-            troubles.append(f"environment {env}: {broken} episodes broke off, and {told} are counted")
+        counted = sum(len(turn["lost"]) for turn in own)
+        if counted != broken:
+            troubles.append(f"environment {env}: {broken} episodes broke off, and {counted} are counted")
     return troubles
 
 

@@ -174,10 +174,10 @@ def worker(todo: list[str]) -> None:
         print(json.dumps({"begun": case}), flush=True)
         with tempfile.TemporaryDirectory() as folder:
             try:
-                told: dict[str, Any] = measure(case, Path(folder))
+                measured: dict[str, Any] = measure(case, Path(folder))
             except Exception as error:  # noqa: BLE001 - it is the result
-                told = {"error": one_line(f"{type(error).__name__}: {error}")[:300]}
-        print(json.dumps({case: told}), flush=True)
+                measured = {"error": one_line(f"{type(error).__name__}: {error}")[:300]}
+        print(json.dumps({case: measured}), flush=True)
 
 
 def measure_all(todo: list[str], found: dict[str, Any]) -> None:
@@ -190,11 +190,11 @@ def measure_all(todo: list[str], found: dict[str, Any]) -> None:
         for line in running.stdout:
             if not line.startswith("{"):
                 continue
-            told = json.loads(line)
-            if "begun" in told:
-                begun = told["begun"]
+            said = json.loads(line)
+            if "begun" in said:
+                begun = said["begun"]
                 continue
-            found["cases"] |= told
+            found["cases"] |= said
             FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
             print(line.rstrip(), flush=True)
             todo.remove(begun)
@@ -245,17 +245,17 @@ Of models that read images, `qwen2_5_vl` and `qwen3_vl` are compared with images
 def page(found: dict[str, Any]) -> str:
     lines = []
     for case in cases():
-        told = found["cases"].get(case, {"error": "not measured"})
-        cells = [f"{told[way]:.1e}" if isinstance(told.get(way), float) else "" for way in ("sent", "folder")]
-        wrong = f"{'refused by name: ' if case in start.UNFIT else ''}{verdict(told)}"
+        measured = found["cases"].get(case, {"error": "not measured"})
+        cells = [f"{measured[way]:.1e}" if isinstance(measured.get(way), float) else "" for way in ("sent", "folder")]
+        wrong = f"{'refused by name: ' if case in start.UNFIT else ''}{verdict(measured)}"
         lines.append(f"| `{case}` | {cells[0]} | {cells[1]} | {wrong} |\n")
     return HEAD.format(versions=found["versions"], bound=BOUND, real=", ".join(IN_CI)) + "".join(lines)
 
 
-def verdict(told: dict[str, Any]) -> str:
+def verdict(measured: dict[str, Any]) -> str:
     """Return what is wrong; empty if nothing is."""
-    errors = [told[way] for way in ("error", "folder", "sent") if isinstance(told.get(way), str)]
-    differs = any(isinstance(value, float) and value > BOUND for value in told.values())
+    errors = [measured[way] for way in ("error", "folder", "sent") if isinstance(measured.get(way), str)]
+    differs = any(isinstance(value, float) and value > BOUND for value in measured.values())
     return "differs" if differs else errors[0].replace("|", "\\|") if errors else ""
 
 

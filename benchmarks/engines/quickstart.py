@@ -119,9 +119,9 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        told = json.loads(path.read_text()) if path.exists() else {}
-        self.note: str = told.get("note", "")
-        self.runs: list[Record] = told.get("runs", [])
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        self.note: str = saved.get("note", "")
+        self.runs: list[Record] = saved.get("runs", [])
 
     def current(self, arguments: Sequence[str]) -> list[Record]:
         """Those that were made with the settings of today."""

@@ -112,8 +112,8 @@ class BullsAndCows(_Plain):
         right = sum(mine == yours for mine, yours in zip(self._number, guess, strict=True))
         almost = len(set(guess) & set(self._number)) - right
         won = right == 3
-        told = f"{guess}: {right} at the right place, {almost} elsewhere."
-        return told, float(won), won, False, {"invalid_action": False, "success": won}
+        answer = f"{guess}: {right} at the right place, {almost} elsewhere."
+        return answer, float(won), won, False, {"invalid_action": False, "success": won}
 
 
 class Adventure(_Plain):

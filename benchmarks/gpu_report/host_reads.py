@@ -69,12 +69,12 @@ def waits(work: Callable[[], None], device: str) -> int | None:
         return None
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             work()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing CUDA operation" in str(warning.message) for warning in told)
+    return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
 
 def measure(model: str, device: str, replies: int, tokens: int) -> dict[str, Any]:

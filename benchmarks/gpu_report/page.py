@@ -34,11 +34,11 @@ def page(machine: Machine, versions: Mapping[str, str], parts: Parts, outcomes: 
         outcomes: by the names of parts; those that have not run have none.
     """
     if machine.gpus:
-        title, told = ON_GPUS, f"{named(machine.gpus)}." if outcomes else NONE_YET
+        title, measured_on = ON_GPUS, f"{named(machine.gpus)}." if outcomes else NONE_YET
     else:
-        title, told = ON_A_CPU, NO_GPU
+        title, measured_on = ON_A_CPU, NO_GPU
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines = [HEAD.format(title=title, machine=told, versions=f"{packages}." if outcomes else "").rstrip()]
+    lines = [HEAD.format(title=title, machine=measured_on, versions=f"{packages}." if outcomes else "").rstrip()]
     for heading, of_heading in parts:
         lines += ["", f"## {heading}", "", "| part | figures | minutes | measured |", "|---|---|---|---|"]
         lines += [row(part, outcomes.get(part.name)) for part in of_heading]
@@ -57,6 +57,6 @@ def row(part: Part, outcome: Outcome | None) -> str:
     if outcome is None:
         cells = [part.title, "not run yet", f"at most {part.minutes:g}", ""]
     else:
-        told = SIGNS[outcome.ended] + outcome.told.replace("|", "\\|").replace("<", "&lt;")
-        cells = [part.title, told, f"{outcome.seconds / 60:.1f}", f"{outcome.when[:16]}, {outcome.commit}"]
+        figures = SIGNS[outcome.ended] + outcome.told.replace("|", "\\|").replace("<", "&lt;")
+        cells = [part.title, figures, f"{outcome.seconds / 60:.1f}", f"{outcome.when[:16]}, {outcome.commit}"]
     return f"| {' | '.join(cells)} |"

@@ -161,10 +161,10 @@ def _tests(gpu: bool) -> list[Part]:
 
 def count_of_tests(folder: Path, gpu: bool) -> str:
     """The last line of pytest; libraries may say more as the process ends."""
-    told = [line.strip("= ") for line in (folder / "log.txt").read_text(errors="replace").splitlines()]
-    counts = [line for line in told if re.match(r"\d+ \w+.* in [\d.]+s", line)]
+    lines = [line.strip("= ") for line in (folder / "log.txt").read_text(errors="replace").splitlines()]
+    counts = [line for line in lines if re.match(r"\d+ \w+.* in [\d.]+s", line)]
     if not counts or " passed" not in counts[-1]:
-        raise ValueError(f"nothing passed: {(counts or told or [''])[-1]}")
+        raise ValueError(f"nothing passed: {(counts or lines or [''])[-1]}")
     return counts[-1] if gpu else NO_GPU + counts[-1]
 
 
@@ -229,11 +229,11 @@ def _utilisation(precision: str, model: str, on: Sequence[str]) -> Part:
 
 
 def utilised(folder: Path) -> str:
-    told = told_by(folder)
-    sheet = "" if told["of_sheet"] is None else f", **{told['of_sheet']:.1%}** of the data sheet"
+    found = figures_of(folder)
+    sheet = "" if found["of_sheet"] is None else f", **{found['of_sheet']:.1%}** of the data sheet"
     return (
-        f"{told['flops'] / 1e12:.3g} TFLOP in {told['seconds']:.3g} s: **{told['of_product']:.1%}** of a large product "
-        f"({told['product_rate'] / 1e12:.3g} TFLOP/s){sheet}"
+        f"{found['flops'] / 1e12:.3g} TFLOP in {found['seconds']:.3g} s: **{found['of_product']:.1%}** of a large "
+        f"product ({found['product_rate'] / 1e12:.3g} TFLOP/s){sheet}"
     )
 
 
@@ -266,11 +266,11 @@ def _host_reads(model: str, on: Sequence[str]) -> Part:
 
 
 def read_by_host(folder: Path) -> str:
-    told = told_by(folder)
-    waits = "" if told["waits_per_token"] is None else f", torch noticed **{told['waits_per_token']:.2f}** waits"
+    found = figures_of(folder)
+    waits = "" if found["waits_per_token"] is None else f", torch noticed **{found['waits_per_token']:.2f}** waits"
     return (
-        f"**{told['reads_per_token']:.2f}** values read by the host per token{waits}; {told['replies']} replies at a "
-        f"time, {told['tokens'] / told['seconds']:.0f} tokens/s"
+        f"**{found['reads_per_token']:.2f}** values read by the host per token{waits}; {found['replies']} replies at a "
+        f"time, {found['tokens'] / found['seconds']:.0f} tokens/s"
     )
 
 
@@ -289,8 +289,8 @@ def _weights(way: str, model: str, on: Sequence[str], machine: Machine) -> Part:
 
 
 def brought(folder: Path) -> str:
-    told = told_by(folder)
-    return f"{told['bytes'] / 2**30:.2g} GiB in **{told['median']:.2g} s**, the first time in {told['first']:.2g} s"
+    found = figures_of(folder)
+    return f"{found['bytes'] / 2**30:.2g} GiB in **{found['median']:.2g} s**, the first time in {found['first']:.2g} s"
 
 
 # Three iterations
@@ -353,10 +353,10 @@ def last_line(folder: Path) -> str:
     return lines[-1]
 
 
-def told_by(folder: Path) -> dict[str, Any]:
+def figures_of(folder: Path) -> dict[str, Any]:
     """The last line that is an object of JSON."""
     for line in reversed((folder / "log.txt").read_text(errors="replace").splitlines()):
         if line.startswith("{"):
-            told: dict[str, Any] = json.loads(line)
-            return told
+            found: dict[str, Any] = json.loads(line)
+            return found
     raise ValueError("no line with figures")

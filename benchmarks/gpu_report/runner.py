@@ -76,13 +76,13 @@ def run_parts(
             continue
         print(f"{part.title}: begins, {part.minutes:g} min at most", flush=True)
         started = time.monotonic()
-        ended, told = run(part, folder / part.name)
+        ended, figures = run(part, folder / part.name)
         now = datetime.now(UTC).isoformat(timespec="minutes")
-        outcome = Outcome(ended, told, round(time.monotonic() - started, 1), made, now, commit)
+        outcome = Outcome(ended, figures, round(time.monotonic() - started, 1), made, now, commit)
         draft = folder / part.name / "outcome.draft"
         draft.write_text(json.dumps(asdict(outcome), indent=1) + "\n")
         draft.replace(draft.with_suffix(".json"))
-        print(f"{part.title}: {ended} after {outcome.seconds:.0f} s, {told}", flush=True)
+        print(f"{part.title}: {ended} after {outcome.seconds:.0f} s, {figures}", flush=True)
         after_each()
     return {part.name: outcome for part in parts if (outcome := outcome_of(part, folder)) is not None}
 

@@ -97,8 +97,8 @@ def prompts_table(results: dict[str, dict[str, dict[str, int]]]) -> str:
 def plans_table(plans: dict[str, dict[str, float]]) -> str:
     lines = ["| setting | foretold, GiB | measured, GiB | measured / foretold |", "|---|---|---|---|"]
     for name, numbers in plans.items():
-        told, taken = numbers["foretold"], numbers["measured"]
-        lines.append(f"| {name} | {told / 2**30:.2f} | {taken / 2**30:.2f} | {taken / told:.2f} |")
+        predicted, taken = numbers["foretold"], numbers["measured"]
+        lines.append(f"| {name} | {predicted / 2**30:.2f} | {taken / 2**30:.2f} | {taken / predicted:.2f} |")
     return "\n".join(lines)
 
 

@@ -26,10 +26,10 @@ PLANS: dict[str, tuple[str, ...]] = {
 
 def measure_plan(options: Sequence[str]) -> dict[str, float]:
     """Bytes foretold and bytes taken."""
-    told, _ = _run([*options, "--dry-run"])
-    found = re.search(r"expected peak\s+([\d.]+) (GiB|MiB)", told)
+    printed, _ = _run([*options, "--dry-run"])
+    found = re.search(r"expected peak\s+([\d.]+) (GiB|MiB)", printed)
     if found is None:
-        raise RuntimeError(f"the plan names no peak:\n{told}")
+        raise RuntimeError(f"the plan names no peak:\n{printed}")
     _, taken = _run([*options, *SHORT_RUN])
     return {"foretold": float(found[1]) * {"GiB": 2**30, "MiB": 2**20}[found[2]], "measured": float(taken)}
 

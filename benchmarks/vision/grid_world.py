@@ -194,14 +194,14 @@ def run(seed: int, iterations: int, minutes: float) -> None:
     started = time.monotonic()
     shown = folder / "shown.json"  # a run that was broken off goes on from there
     if shown.exists():
-        told: dict[str, Any] = json.loads(shown.read_text())
+        results: dict[str, Any] = json.loads(shown.read_text())
     else:
-        told = {"seed": seed, "warm_start_seconds": warm_start(folder / "shown", seed)}
-        told["warm"] = held_out(str(folder / "shown"), GAME, seed)
-        told["warm_shuffled"] = held_out(str(folder / "shown"), "GridWorldShuffled-v0", seed)
-        told["minutes"] = (time.monotonic() - started) / 60
-        shown.write_text(json.dumps(told))
-    print(told, flush=True)
+        results = {"seed": seed, "warm_start_seconds": warm_start(folder / "shown", seed)}
+        results["warm"] = held_out(str(folder / "shown"), GAME, seed)
+        results["warm_shuffled"] = held_out(str(folder / "shown"), "GridWorldShuffled-v0", seed)
+        results["minutes"] = (time.monotonic() - started) / 60
+        shown.write_text(json.dumps(results))
+    print(results, flush=True)
     agent = PPOAgent(
         str(folder / "shown"),
         critic=SeparateCritic(),
@@ -218,12 +218,12 @@ def run(seed: int, iterations: int, minutes: float) -> None:
     policy.lm.save_pretrained(folder / "tried")
     for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.jinja"):
         (folder / "tried" / name).write_bytes((folder / "shown" / name).read_bytes())
-    told["curve"] = curve.points
-    told["trained"] = held_out(str(folder / "tried"), GAME, seed)
-    told["trained_shuffled"] = held_out(str(folder / "tried"), "GridWorldShuffled-v0", seed)
-    told["minutes"] = told["minutes"] + (time.monotonic() - tried) / 60
-    (folder / "told.json").write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told, indent=1))
+    results["curve"] = curve.points
+    results["trained"] = held_out(str(folder / "tried"), GAME, seed)
+    results["trained_shuffled"] = held_out(str(folder / "tried"), "GridWorldShuffled-v0", seed)
+    results["minutes"] = results["minutes"] + (time.monotonic() - tried) / 60
+    (folder / "told.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
 
 
 TEXT = """\
