@@ -136,7 +136,7 @@ def read_metrics(info: Mapping[str, Any]) -> dict[str, float]:
                 "has a whole number that no float holds" if isinstance(error, OverflowError) else f"must be {needed}"
             )
             raise contract_error(
-                f"the environment reports info['{entry}'] = {_shown(info[entry])}, which {wrong}"
+                f"the environment reports info['{entry}'] = {in_short(info[entry])}, which {wrong}"
             ) from None
     for name in numbers:
         if ours := _our_metric(name):
@@ -205,7 +205,16 @@ def read_flag(what: str, value: Any) -> bool:
     with suppress(TypeError):  # an array of numpy has the method, and raises where it is no single integer
         if isinstance(value, SupportsIndex) and index(value) in (0, 1):
             return bool(value)
-    raise contract_error(f"the environment gave {what} = {_shown(value)}; it must be true or false")
+    raise contract_error(f"the environment gave {what} = {in_short(value)}; it must be true or false")
+
+
+def in_short(value: Any) -> str:
+    """Return how a value looks in Python, in 80 characters at most, for an error."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number that is so long
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def contract_error(sentence: str) -> EnvError:
@@ -272,8 +281,8 @@ def _checked(name: str, value: Any) -> Any:
         return read(value)
     except _OtherFormError:
         raise contract_error(
-            f"the environment's attribute `{name}` is {_shown(value)}, a value of type {type(value).__name__}; it must "
-            f"be {needed}"
+            f"the environment's attribute `{name}` is {in_short(value)}, a value of type {type(value).__name__}; it "
+            f"must be {needed}"
         ) from None
 
 
@@ -371,11 +380,3 @@ def _same(value: Any, checked: Any) -> bool:
     if kind is dict and type(checked) is dict:
         return list(value.items()) == list(checked.items())
     return kind is tuple and not value and value == checked
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number that is so long
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."

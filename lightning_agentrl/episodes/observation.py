@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_agentrl.episodes.contract import contract_error, plain_text, well_formed
+from lightning_agentrl.episodes.contract import contract_error, in_short, plain_text, well_formed
 
 Messages = tuple[tuple[str, tuple[str | None, ...]], ...]
 """Of each message its role and, in order, its texts; None stands for the next image of the observation."""
@@ -106,8 +106,8 @@ def _of_messages(given: Any) -> Observed:
         role = message["role"]
         if not isinstance(role, str) or role not in ROLES:
             raise contract_error(
-                f"the environment gave message {number} the role {role!r}; a role is one of {', '.join(ROLES)} (rules "
-                "of the game are the attribute `system_prompt`)"
+                f"the environment gave message {number} the role {in_short(role)}; a role is one of {', '.join(ROLES)} "
+                "(rules of the game are the attribute `system_prompt`)"
             )
         messages.append((plain_text(role), _parts(message["content"], images, number)))
     if messages[-1][0] == "assistant":
@@ -129,7 +129,7 @@ def _parts(content: Any, images: list[np.ndarray], number: int) -> tuple[str | N
             parts.append(f"{before}{item['text']}")
         else:
             raise contract_error(
-                f"the content of message {number} of the environment is {_shown(content)}; it must be a text, or a "
+                f"the content of message {number} of the environment is {in_short(content)}; it must be a text, or a "
                 "list of {'type': 'text', 'text': ...} and {'type': 'image', 'image': array}"
             )
     return tuple(parts)
@@ -141,8 +141,3 @@ def _text_of(messages: Sequence[tuple[str, tuple[str | None, ...]]]) -> str:
     if [role for role, _ in messages] == ["user"]:
         return texts[0]
     return "\n\n".join(f"{role}: {text}" for (role, _), text in zip(messages, texts, strict=True))
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lightning_agentrl.engines import Engine
-from lightning_agentrl.episodes.contract import contract_error
+from lightning_agentrl.episodes.contract import contract_error, in_short
 from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.session import Session
@@ -45,8 +45,8 @@ class SidesInteraction(TurnInteraction):
             episode = len(played) * session.episode + side
             if played[side] != had[episode]:  # their order could not be told
                 raise contract_error(
-                    f"info['side_turns'] says that side {side} has had {played[side]} turns, where it has had "
-                    f"{had[episode]}; each reply that it was asked for counts as one"
+                    f"info['side_turns'] says that side {side} has had {in_short(played[side])} turns, where it has "
+                    f"had {had[episode]}; each reply that it was asked for counts as one"
                 )
             prompt, reply, turn = await self.take_turn(session, engine, recorder, temperature, seed)
             before = recorder.last_of(episode)
@@ -102,7 +102,7 @@ def _earned(rewards: Any, sides: int) -> list[float]:
         return [float(rewards[side]) for side in range(sides)]
     except (TypeError, ValueError, LookupError, OverflowError):
         raise contract_error(
-            f"info['side_rewards'] must have a number for each of {sides} sides, got {rewards!r}"
+            f"info['side_rewards'] must have a number for each of {sides} sides, got {in_short(rewards)}"
         ) from None
 
 
