@@ -122,6 +122,31 @@ def test_an_object_of_a_wrong_kind_is_told_where_it_is_given(make: Any, given: d
         make(**given)
 
 
+class Silent(WindowMemory):
+    """Says nothing of why it cannot be made."""
+
+    def __init__(self, turns: int = 1) -> None:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory": {"class_path": "WindowMemory", "init_args": {"turns": -1}}}, "WindowMemory: .* at least 0, got -1"),
+        ({"memory": {"class_path": f"{__name__}.Silent", "init_args": {"turns": 2}}}, "ValueError without a message"),
+        (
+            {"env": {"id": "Vault-v0", "kwargs": {"api_key": "swordfish"}}},
+            "the argument 'api_key' .* looks like a secret",
+        ),
+    ],
+)
+def test_what_plain_data_is_refused_for_is_said_in_the_words_of_the_class(settings: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{message}") as error:
+        RolloutDataModule(**{**BANDIT, **settings})
+    assert "\n" not in str(error.value)
+    assert "swordfish" not in str(error.value)
+
+
 def test_callbacks_are_read_as_in_a_config_and_models_are_named_by_paths(tiny_folder: Path) -> None:
     trainer = Trainer(callbacks=[{"class_path": "KLCeiling", "init_args": {"ceiling": 0.5}}, TurnLog()])  # type: ignore[list-item]
     (guard,) = [one for one in trainer.callbacks if isinstance(one, KLCeiling)]  # type: ignore[attr-defined]

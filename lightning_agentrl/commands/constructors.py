@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, causes, one_line
+from lightning_agentrl.errors import OWN_PACKAGES, ConfigError, Problem, causes, in_one_line
 from lightning_agentrl.errors.foreign_messages import missing_package
 from lightning_agentrl.errors.names import keys_of
 
@@ -60,7 +60,7 @@ def constructor_error(error: Exception, config: dict[str, Any]) -> ConfigError |
         return ConfigError(missing_package(cause, owner.__name__, key))
     if isinstance(cause, ConfigError):
         return ConfigError(cause.problem)  # a new one, since it is raised from the error that it caused
-    text = one_line(str(cause))
+    text = in_one_line(cause)
     if owner.__module__.split(".")[0] not in (*OWN_PACKAGES, "lightning"):
         frame = traceback.extract_tb(cause.__traceback__)[-1]
         text += f" (raised in {Path(frame.filename).name}, line {frame.lineno})"

@@ -14,7 +14,7 @@ from lightning_agentrl.errors.faults import (
 )
 from lightning_agentrl.errors.foreign_messages import causes, explain
 from lightning_agentrl.errors.names import OWN_PACKAGES, closest
-from lightning_agentrl.errors.problem import ConfigError, Place, Problem, first_line, one_line
+from lightning_agentrl.errors.problem import ConfigError, Place, Problem, first_line, in_one_line, one_line
 from lightning_agentrl.errors.unknown import TOP_KEYS, unknown_command
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "closest",
     "explain",
     "first_line",
+    "in_one_line",
     "one_line",
     "unknown_command",
 ]

@@ -111,3 +111,8 @@ def one_line(text: str) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of what an error says; the name of its class, if it says nothing."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says on one line; if it says nothing, that."""
+    return one_line(str(error)) or f"{type(error).__name__} without a message"

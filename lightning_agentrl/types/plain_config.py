@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast, get_args
 
-from lightning_agentrl.errors import ConfigError, causes, explain
+from lightning_agentrl.errors import ConfigError, causes, explain, in_one_line
 from lightning_agentrl.types.arguments import names_of
 
 T = TypeVar("T")
@@ -41,14 +41,31 @@ def from_plain(value: T, kind: Any, key: str) -> T:
         raise ConfigError(f"{key} takes {_wanted(kind)}, got {_shown(value)}")
     from jsonargparse import ArgumentError, ArgumentParser  # slow
 
+    refused: list[ValueError] = []
+
+    def make(class_type: type, *args: Any, **kwargs: Any) -> Any:
+        """Make an object, and keep its own words if it cannot be made: the parser would put many around them."""
+        try:
+            return class_type(*args, **kwargs)
+        except ValueError as error:
+            refused.append(error)
+            raise ValueError(class_type.__name__) from error
+
     parser = ArgumentParser(exit_on_error=False)
+    parser.add_instantiator(make, object)
     parser.add_argument(f"--{key}", type=kind | None if isinstance(kind, type) else kind)
     try:
         settings = parser.parse_object(_below(key, dict(value) if isinstance(value, Mapping) else value))
-        return cast(T, parser.instantiate(settings)[key])
     except ArgumentError as error:
-        refused = next((cause for cause in causes(error) if isinstance(cause, ConfigError)), None)
-        raise refused or ConfigError(explain(str(error), error)) from error
+        inside = next((cause for cause in causes(error) if isinstance(cause, ConfigError)), None)
+        raise ConfigError(inside.problem if inside else explain(str(error), error)) from error
+    try:
+        return cast(T, parser.instantiate(settings)[key])
+    except ValueError:
+        if not refused:
+            raise
+        own = refused[0]  # the innermost
+        raise ConfigError(own.problem if isinstance(own, ConfigError) else in_one_line(own)) from own
 
 
 def _wanted(kind: Any) -> str:
