@@ -17,8 +17,7 @@ from lightning_agentrl.callbacks.rich_logging import log_histogram
 from lightning_agentrl.callbacks.rollout_report import episode_text, filmstrip, pick_episodes
 from lightning_agentrl.rollout import EnvConfig, PromptFormat, TurnInteraction
 from lightning_agentrl.types import StopReason
-from tests.agents.harness import make_agent, make_data, make_trainer
-from tests.callbacks.test_turn_log import Keep
+from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer
 from tests.types.samples import turn
 
 SOLVED = {"terminated": True, "stop": StopReason.ENV_DONE, "success": True}
@@ -118,7 +117,7 @@ def test_rewards_of_any_size_can_be_drawn_by_weights_and_biases(
 
 @pytest.mark.slow
 def test_tensorboard_gets_text_histograms_and_pictures(tiny_folder: Path, tmp_path: Path) -> None:
-    keep = Keep()
+    keep = KeepRollouts()
     env = EnvConfig("agentrl_envs:BabyAIText-GoToObjS4-v0", {"max_turns": 3, "render_mode": "rgb_array"})
     data = make_data(
         env=env,
