@@ -163,11 +163,13 @@ def test_curves_are_those_that_tensorboard_reads(tmp_path):
     from torch.utils.tensorboard import SummaryWriter
 
     for number, begins in enumerate((None, 3)):  # the second one restarts, and the first goes on beyond it
-        with SummaryWriter(str(tmp_path), purge_step=begins, filename_suffix=f".{number}") as writer:
+        with SummaryWriter(str(tmp_path / "new"), purge_step=begins) as writer:
             for step in range(begins or 0, 6 - number):
                 writer.add_scalar("rollout/success", step + 10 * number, step)
                 writer.add_scalar(f"only/{number}", float("nan"), step)
                 writer.add_histogram("rollout/replies", np.arange(9), step)
+        (file,) = (tmp_path / "new").iterdir()
+        file.rename(tmp_path / f"events.out.tfevents.{number}")  # its own name may sort before that of an earlier one
     read, damaged = read_events([path for path in tmp_path.iterdir() if path.is_file()])
     known = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
     known.Reload()
