@@ -371,7 +371,7 @@ class Agent(L.LightningModule, ABC):
                 # DDP and masked tokens leave gradients of 0, on which Adam would still move.
                 held=held if tokens else self.optim.limits,
                 allowed=lambda norms: self.steps.allow(
-                    self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._rollout_metrics), fault
+                    self.trainer, Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
@@ -641,14 +641,9 @@ class Agent(L.LightningModule, ABC):
         return self.needs.forks
 
     @property
-    def attempts(self) -> int:
-        """Steps attempted, also those that a guard skipped, which ``global_step`` does not count."""
-        return self.steps.attempts
-
-    @property
     def policy_version(self) -> int:
-        """Attempted optimizer steps behind the current weights."""
-        return self.attempts
+        """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
+        return self.steps.attempts
 
     @property
     def held_steps(self) -> range:
@@ -709,7 +704,7 @@ class Agent(L.LightningModule, ABC):
     def _random_of_step(self) -> Iterator[None]:
         """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""
         devices = [self.device] if self.device.type == "cuda" else []
-        seed = derive_seed(self.datamodule.seed, self.attempts, self.trainer.global_rank)
+        seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
         with torch.random.fork_rng(devices):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
             for device in devices:
