@@ -96,14 +96,12 @@ def two_values(env: TextEnv, method: str, returned: Any) -> tuple[Any, Any]:
     words, fix, kinds = _FORMS[method]
     several = isinstance(returned, _SEVERAL)
     if several and len(returned) == 2:
-        wrong = [
-            f"{_kind(value)} where {needed} belongs"
-            for value, (needed, kind) in zip(returned, kinds, strict=True)
-            if not isinstance(value, kind)
-        ]
-        if not wrong:
+        for value, (needed, kind) in zip(returned, kinds, strict=True):
+            if not isinstance(value, kind):
+                got = f"{_kind(value)} where {needed} belongs"
+                break
+        else:
             return returned[0], returned[1]
-        got = wrong[0]
     else:
         got = f"{len(returned)} values" if several else _kind(returned)
     raise ValueError(f"{type(env).__name__}.{method} returned {got}; it must return {words}, as in `{fix}`")

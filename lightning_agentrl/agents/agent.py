@@ -371,7 +371,7 @@ class Agent(L.LightningModule, ABC):
                 # DDP and masked tokens leave gradients of 0, on which Adam would still move.
                 held=held if tokens else self.optim.limits,
                 allowed=lambda norms: self.steps.allow(
-                    self.trainer, Attempt(self.attempts, batch_idx, metrics, norms, self._rollout_metrics), fault
+                    self.trainer, Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
@@ -485,41 +485,52 @@ class Agent(L.LightningModule, ABC):
                 raise ValueError("an agent learns from a RolloutDataModule; give it too: trainer.fit(agent, data)")
             guard_checkpoints(self.trainer)
             if stage == "fit":
-                check_trainer(self.trainer, self.datamodule.steps_per_iteration, self.lora is not None)
-                check_schedules(self.optim.schedule, planned_steps(self.trainer))
-                check_tower(self.train_tower, self.model, self.lora is not None)
-                check_popart(self.critic, self.trainer.strategy)
-                check_groups(self.advantage, self.datamodule.groups, self.group_filter, self.aggregation)
-                forks = self.datamodule.groups, self.datamodule.interaction, self.takes_kl_from_rewards
-                check_forks(self.advantage, *forks)
-                check_returns(self.advantage, self.takes_kl_from_rewards, self.datamodule.interaction)
-                tell_of_kl_in_groups(self.advantage, self.takes_kl_from_rewards, self.group_filter)
-                given = None if self.correction is self._own_correction else self.correction
-                self.correction = correction_for(given, self.datamodule.max_staleness)
-                self._own_correction = self.correction if given is None else None
-            self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-            context_length, data = read_context_length(self.model), self.datamodule
-            others = [check_reads_alike(self.tokenizer, *pair, data.longest_turn) for pair in self._further_readers()]
-            self.context_length = min([context_length, *filter(None, others)])
+                self._check_learning()
+            self._load_readers()
             if isinstance(self.trainer.strategy, DeepSpeedStrategy):
                 prepare_zero(self.trainer.strategy)
             if self.lora is not None:
                 self.lora.check(self.model)
             on_gpu, sharded = isinstance(self.trainer.accelerator, CUDAAccelerator), in_lockstep(self.trainer.strategy)
             check_kernels(self.compute.kernels, on_gpu, sharded)
-            self.datamodule.check(self.tokenizer, context_length, self.image_reader)
+            self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
             tell_of_slow_precision(self.trainer)
             if stage == "fit":
                 self.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
-            self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
-            read = self.steps.rates.reading(self.configure_optimizers)
-            self.configure_optimizers = read  # type: ignore[method-assign]
-            if self.trainer.global_step == 0:
-                self.steps.begin_anew()
-                self.recent_episodes.begin_anew()
-            self.monitors.begin_run()
-            let_callbacks_wait(self.trainer, self.monitored)
+            self._begin_run()
+
+    def _check_learning(self) -> None:
+        """Refuse settings with which nothing right would be learnt, and choose the correction if none is given."""
+        data, takes_kl = self.datamodule, self.takes_kl_from_rewards
+        check_trainer(self.trainer, data.steps_per_iteration, self.lora is not None)
+        check_schedules(self.optim.schedule, planned_steps(self.trainer))
+        check_tower(self.train_tower, self.model, self.lora is not None)
+        check_popart(self.critic, self.trainer.strategy)
+        check_groups(self.advantage, data.groups, self.group_filter, self.aggregation)
+        check_forks(self.advantage, data.groups, data.interaction, takes_kl)
+        check_returns(self.advantage, takes_kl, data.interaction)
+        tell_of_kl_in_groups(self.advantage, takes_kl, self.group_filter)
+        given = None if self.correction is self._own_correction else self.correction
+        self.correction = correction_for(given, data.max_staleness)
+        self._own_correction = self.correction if given is None else None
+
+    def _load_readers(self) -> None:
+        """Load what reads text and images, and refuse further models that read something else."""
+        self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
+        own, longest = read_context_length(self.model), self.datamodule.longest_turn
+        others = [check_reads_alike(self.tokenizer, *pair, longest) for pair in self._further_readers()]
+        self.context_length = min([own, *filter(None, others)])
+
+    def _begin_run(self) -> None:
+        self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
+        read = self.steps.rates.reading(self.configure_optimizers)
+        self.configure_optimizers = read  # type: ignore[method-assign]
+        if self.trainer.global_step == 0:
+            self.steps.begin_anew()
+            self.recent_episodes.begin_anew()
+        self.monitors.begin_run()
+        let_callbacks_wait(self.trainer, self.monitored)
 
     def _further_readers(self) -> list[tuple[str, str]]:
         """Return the models besides the actor's that read its rows, each with its key in a config."""
@@ -630,14 +641,9 @@ class Agent(L.LightningModule, ABC):
         return self.needs.forks
 
     @property
-    def attempts(self) -> int:
-        """Steps attempted, also those that a guard skipped, which ``global_step`` does not count."""
-        return self.steps.attempts
-
-    @property
     def policy_version(self) -> int:
-        """Attempted optimizer steps behind the current weights."""
-        return self.attempts
+        """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
+        return self.steps.attempts
 
     @property
     def held_steps(self) -> range:
@@ -697,8 +703,12 @@ class Agent(L.LightningModule, ABC):
     @contextmanager
     def _random_of_step(self) -> Iterator[None]:
         """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(self.datamodule.seed, self.attempts, self.trainer.global_rank))
+        devices = [self.device] if self.device.type == "cuda" else []
+        seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
+        with torch.random.fork_rng(devices):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
+            for device in devices:
+                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
             yield
 
     def _connect(self) -> None:

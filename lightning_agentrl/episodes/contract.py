@@ -375,8 +375,6 @@ _UNCHANGING = (str, bool, type(None))
 def _same(value: Any, checked: Any) -> bool:
     """Return whether an attribute is what was checked before, as far as this is told fast; other types never are."""
     kind = type(value)
-    if kind in _UNCHANGING:
-        return value == checked
-    if kind is dict and type(checked) is dict:
-        return list(value.items()) == list(checked.items())
-    return kind is tuple and not value and value == checked
+    if kind is dict:
+        return type(checked) is dict and value == checked and [*value] == [*checked]  # in the same order
+    return value == checked if kind in _UNCHANGING else kind is tuple and not value and value == checked

@@ -15,6 +15,7 @@ from lightning_agentrl.types import Sample, Segment, StopReason, Turn
 
 _FIELDS = [field.name for field in fields(Turn)]
 _VALUES = attrgetter(*_FIELDS)
+_PLAIN = {bool, int, float, str, bytes, tuple, dict, StopReason, type(None)}  # what nearly all values are
 
 
 class Recorder:
@@ -137,7 +138,7 @@ class Recorder:
 def _plain(turn: Turn) -> Turn:
     """Return a turn in Python's own types: with numpy's, neither a checkpoint nor a turn log could be read."""
     kinds = {*map(type, _VALUES(turn)), *map(type, turn.metrics.values())}
-    if not any(issubclass(kind, np.generic) for kind in kinds):  # nearly always
+    if kinds <= _PLAIN or not any(issubclass(kind, np.generic) for kind in kinds):  # nearly always
         return turn
     changed = {name: plain(value) for name, value in zip(_FIELDS, _VALUES(turn), strict=True)}
     return replace(turn, **changed | {"metrics": {name: plain(value) for name, value in turn.metrics.items()}})

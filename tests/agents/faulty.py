@@ -33,12 +33,12 @@ class FaultyAgent(PPOAgent):
 
     def _rows(self, batch: Rollout) -> Tensor:
         """[B, 1] bool: where the fault is."""
-        shows = self.attempts in self.at
+        shows = self.policy_version in self.at
         rows = [shows and sample.turns[0].env == self.env for sample in batch.samples]
         return torch.tensor(rows, dtype=torch.bool, device=batch.action_mask.device)[:, None]
 
     def policy_loss(self, batch: Rollout, scores: CurrentScores) -> Tensor:
-        self.trained |= {(self.attempts, sample.turns[0].env) for sample in batch.samples}
+        self.trained |= {(self.policy_version, sample.turns[0].env) for sample in batch.samples}
         loss, rows = super().policy_loss(batch, scores), self._rows(batch)
         if not rows.any():
             return loss

@@ -48,7 +48,7 @@ def test_a_skipped_step_moves_nothing_and_is_counted(tmp_path, exact_folder, pre
         any(not torch.equal(a[n], b[n]) for n in a) for a, b in zip(watch.weights, watch.weights[1:], strict=False)
     ]
     assert moved == [True, False, True, True]
-    assert (agent.attempts, trainer.global_step) == (4, 3)
+    assert (agent.policy_version, trainer.global_step) == (4, 3)
     assert watch.versions == [{0}, {2}]  # attempts, so that staleness and seeds do not depend on what was skipped
     (state,) = trainer.optimizers
     assert {int(of_weight["step"]) for of_weight in state.state.values()} == {3}
@@ -65,7 +65,7 @@ def test_attempts_are_in_the_checkpoint(tmp_path, exact_folder):
     resumed, agent, _ = fit(
         tmp_path / "part", exact_folder, SkipSome([0, 3]), -1, ckpt_path=tmp_path / "part" / "last.ckpt", max_steps=6
     )
-    assert agent.attempts == whole.attempts == 6
+    assert agent.policy_version == whole.policy_version == 6
     assert resumed.versions == [{2}, {4}]
     for (name, one), other in zip(whole.named_parameters(), agent.parameters(), strict=True):
         assert torch.equal(one, other), name
@@ -78,10 +78,10 @@ def test_steps_of_an_earlier_run_of_the_agent_are_not_taken_for_skipped_ones(tmp
     make_trainer(tmp_path, 1).fit(agent, data)
     trainer = make_trainer(tmp_path, 1, [SkipSome([3])])
     trainer.fit(agent, data)
-    assert (agent.attempts, trainer.global_step) == (4, 1)
+    assert (agent.policy_version, trainer.global_step) == (4, 1)
     trainer.save_checkpoint(tmp_path / "second.ckpt")
     _, resumed, trainer = fit(tmp_path, exact_folder, SkipSome([]), -1, ckpt_path=tmp_path / "second.ckpt", max_steps=6)
-    assert (resumed.attempts, trainer.global_step) == (8, 5)
+    assert (resumed.policy_version, trainer.global_step) == (8, 5)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_a_checkpoint_without_attempts_had_none_skipped(tmp_path, exact_folder):
     del saved["attempts"]
     torch.save(saved, tmp_path / "older.ckpt")
     watch, agent, _ = fit(tmp_path, exact_folder, SkipSome([]), epochs=2, ckpt_path=tmp_path / "older.ckpt")
-    assert agent.attempts == 4
+    assert agent.policy_version == 4
     assert watch.versions == [{2}]
 
 

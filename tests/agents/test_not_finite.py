@@ -91,7 +91,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_named(tmp_path, exact_fo
     agent = faulty(exact_folder, fault, [1], max_tokens_per_micro_batch=100)
     watch, trainer, caught = fit(tmp_path, agent, precision=precision)
     assert watch.moved == [True, False, True, True]
-    assert (agent.attempts, trainer.global_step) == (4, 3)
+    assert (agent.policy_version, trainer.global_step) == (4, 3)
     (sentence,) = skipped(caught)
     assert re.search(said, sentence), sentence
     assert "environment 0" not in sentence or fault == "gradient"  # whose micro-batch may hold others
@@ -238,7 +238,7 @@ def test_what_was_watched_in_a_faulty_step_is_no_fault_of_the_next(tmp_path, exa
     _, trainer, caught = fit(tmp_path, agent, epochs=1)
     (sentence,) = skipped(caught)
     assert "step 1 is skipped" in sentence
-    assert (agent.attempts, trainer.global_step) == (2, 1)
+    assert (agent.policy_version, trainer.global_step) == (2, 1)
 
 
 @pytest.mark.slow
@@ -255,11 +255,11 @@ def test_an_iteration_without_a_step_changes_nothing_but_the_count(tmp_path, exa
     watch, whole, trainer = run("whole", 4)
     assert [logged["guard/skipped"] for logged in watch.logged] == [float(i == lost[0] // 2) for i in range(4)]
     assert watch.moved == [number not in lost for number in range(8)]
-    assert (whole.attempts, trainer.global_step) == (8, 6)
+    assert (whole.policy_version, trainer.global_step) == (8, 6)
     run("part", 3)
     assert read(tmp_path / "part" / "last.ckpt")["attempts"] == 6
     _, resumed, _ = run("part", 4, tmp_path / "part" / "last.ckpt")
-    assert resumed.attempts == 8
+    assert resumed.policy_version == 8
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 
@@ -267,7 +267,7 @@ def test_an_iteration_without_a_step_changes_nothing_but_the_count(tmp_path, exa
 def test_a_run_that_skipped_still_ends_at_the_end_of_an_iteration(tmp_path, exact_folder):
     agent = make_agent(exact_folder)
     _, trainer, _ = fit(tmp_path, agent, [SkipSome([1])], epochs=-1, max_steps=4)
-    assert (agent.attempts, trainer.global_step) == (4, 3)
+    assert (agent.policy_version, trainer.global_step) == (4, 3)
 
 
 FAULTY = ("--model", "tests.agents.faulty.FaultyAgent", "--model.init_args.fault")

@@ -84,7 +84,7 @@ def test_nothing_moves_where_no_token_is_trained(tmp_path, tiny_folder, monkeypa
     trainer = make_trainer(tmp_path, 2, [weights], strategy=strategy)
     trainer.fit(agent, data)
     assert weights.moved == [True, True, False, False]
-    assert trainer.global_step == agent.attempts == 4  # such a step counts as one
+    assert trainer.global_step == agent.policy_version == 4  # such a step counts as one
     assert agent.steps.rates.taken == {"actor": 4, "critic": 4}
     first, second = weights.logged
     assert "grad_norm/actor" in first
