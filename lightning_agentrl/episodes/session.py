@@ -128,6 +128,8 @@ class Session:
         self._seeds: list[int] = []  # of the replies of neighbouring turns
         self._seeds_of: tuple[int, int] | None = None  # the run's seed, and which turns
         self._renderer = renderer
+        self._rules = Rules()  # that were made last, and of what
+        self._rules_of: Contract | None = None
         self._prompt: Prompt | None = None  # the last one that was made, and of what
         self._made_of: tuple[Answer | None, int, int] = (None, 0, 0)
         self._readable: Prompt | None = None  # the last one that the model can read, its new part within the limit
@@ -144,8 +146,10 @@ class Session:
     @property
     def rules(self) -> Rules:
         """What every prompt says of the environment now."""
-        c = self.contract
-        return Rules(c.system_prompt, c.examples, c.actions, c.tool_schemas, c.places)
+        if self._rules_of is not (c := self.contract):
+            self._rules = Rules(c.system_prompt, c.examples, c.actions, c.tool_schemas, c.places)
+            self._rules_of = c
+        return self._rules
 
     @property
     def role(self) -> str:

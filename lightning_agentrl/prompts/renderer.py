@@ -97,6 +97,18 @@ class Rules:
     tools: Sequence[Tool] = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
+    @cached_property
+    def as_pairs(self) -> tuple[Pairs, Pairs, Pairs]:
+        """Examples, actions and places in a form that can be remembered."""
+        examples = tuple([(text, reply) for text, reply in self.examples])
+        return examples, tuple(self.actions.items()), tuple(self.places.items())
+
+    @cached_property
+    def chars(self) -> int:
+        """Characters of all but names and tools."""
+        said = [self.system, *self.actions.values(), *self.places.values()]
+        return sum(map(len, [*said, *(text for example in self.examples for text in example)]))
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -233,17 +245,13 @@ class ChatRenderer:
         past = recollection.turns
         if observation.images or rules.tools or observation.messages or any(t.images or t.messages for t in past):
             return None
-        said = [rules.system, recollection.note, observation.text, observation.short_term]
-        said += [*rules.actions.values(), *rules.places.values()]
-        said += [text for example in rules.examples for text in example]
+        said = [recollection.note, observation.text, observation.short_term]
         said += [text for turn in past for text in (turn.observation, turn.thought, turn.action)]
-        if sum(map(len, said)) > self._most_chars:
+        if rules.chars + sum(map(len, said)) > self._most_chars:
             return None
         return _Texts(
             rules.system,
-            tuple([(text, reply) for text, reply in rules.examples]),
-            tuple(rules.actions.items()),
-            tuple(rules.places.items()),
+            *rules.as_pairs,
             tuple([PastTurn(turn.observation, turn.thought, turn.action, role=turn.role) for turn in past]),
             recollection.note,
             observation.text,
