@@ -20,7 +20,7 @@ from busy_environment import compute
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, EnvConfig, PromptFormat, Session, TurnInteraction, WindowMemory
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fixed_turns import FixedTurns

@@ -34,7 +34,7 @@ from benchmarks.laboratory.records import save
 from benchmarks.laboratory.side_by_side import SideBySide
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import ValidationConfig
 
 

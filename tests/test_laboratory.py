@@ -42,7 +42,7 @@ from benchmarks.laboratory.report import page
 from benchmarks.laboratory.t_maze import FORWARD, SIDES, TMaze
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.words import word_model
 from lightning_agentrl.prompts.memory import ClearingMemory, FullMemory, PastTurn, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer

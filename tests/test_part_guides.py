@@ -15,7 +15,7 @@ import torch
 
 from lightning_agentrl.agents.hooks import Attempt, Verdict
 from lightning_agentrl.models.demo import demo_model_folder, find_gguf
-from lightning_agentrl.models.language_model import load_causal_lm, load_tokenizer
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.prompts.memory import PastTurn
 from lightning_agentrl.types import Rollout, Sample
 from tests.agents.processes import metrics

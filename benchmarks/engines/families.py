@@ -33,7 +33,8 @@ from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
 from lightning_agentrl.engines.weights import moved
 from lightning_agentrl.errors import ConfigError, one_line
 from lightning_agentrl.models.families import SHARING
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.vllm_worker.extension import WorkerExtension
 from tests.engines.test_vllm_engine import CLOSE, request, serve, trained_logps

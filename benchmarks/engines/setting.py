@@ -16,7 +16,8 @@ from lightning_agentrl.engines import Engine, PolicyHandle
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import ChatRenderer, Interaction, PromptFormat, RawParser, Session, TurnInteraction
 from lightning_agentrl.rollout import WindowMemory as Window
 from lightning_agentrl.rollout.event_loop import LoopThread

@@ -23,7 +23,8 @@ import torch
 
 from lightning_agentrl.engines import Engine, PolicyHandle, VLLMEngine, VLLMServerEngine
 from lightning_agentrl.engines.vllm_server.answers import Transfer
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, resolve_model
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, resolve_model
 from tests.engines.servers import SMALL, ServerProcess
 from tests.moving import move
 

@@ -31,7 +31,8 @@ from lightning_agentrl.advantages import DualDiscountGAE
 from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.prompts.memory import WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules

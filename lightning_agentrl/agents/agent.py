@@ -82,13 +82,8 @@ from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.kernels import check_kernels
-from lightning_agentrl.models.language_model import (
-    LanguageModel,
-    load_tokenizer,
-    model_name,
-    read_context_length,
-    read_images,
-)
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_tokenizer, model_name, read_context_length, read_images
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered
 from lightning_agentrl.rollout import MiniBatch, Phase, Prepared, RolloutDataModule, RolloutSource

@@ -17,7 +17,7 @@ from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorr
 from lightning_agentrl.models.bfloat16 import slow_in_bfloat16
 from lightning_agentrl.models.critic import Critic
 from lightning_agentrl.models.image_reader import READERS
-from lightning_agentrl.models.language_model import load_tokenizer, read_config
+from lightning_agentrl.models.loading import load_tokenizer, read_config
 from lightning_agentrl.rollout import GroupRollout, Interaction, TurnInteraction
 
 

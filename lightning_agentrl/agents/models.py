@@ -14,7 +14,8 @@ from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.image_reader import image_reader
 from lightning_agentrl.models.kernels import Kernels, use_kernels
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, round_linear_layers
 from lightning_agentrl.models.parts import tower
 from lightning_agentrl.models.sharding import release, shard

@@ -30,7 +30,7 @@ from lightning_agentrl.losses import (
     kl_loss,
 )
 from lightning_agentrl.losses.cloning import action_weights
-from lightning_agentrl.models.language_model import model_name
+from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.rollout import Prepared
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.arguments import arguments

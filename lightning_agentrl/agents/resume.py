@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_agentrl.distributed import rank
 from lightning_agentrl.errors import CheckpointError
-from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 
 PACKAGES = (
     *("lightning-agentrl", "torch", "lightning", "transformers", "accelerate", "gymnasium", "torchmetrics"),

@@ -16,7 +16,7 @@ from lightning_agentrl.agents.checkpoint_files import METADATA, damage
 from lightning_agentrl.agents.checkpoints import KEY
 from lightning_agentrl.commands.model_argument import naming_argument
 from lightning_agentrl.models.export import DRAFT, export_policy, load_policy, take_weights
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 
 PREFIX = "actor."  # of the policy's weights in a checkpoint

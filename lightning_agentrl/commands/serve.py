@@ -13,7 +13,7 @@ import torch
 
 from lightning_agentrl.engines.vllm.start import CPU_BLOCK, check_installed
 from lightning_agentrl.engines.vllm_server.answers import MODE, Transfer
-from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.vllm_worker.extension import EXTENSION, RECEIVER
 
 DEV_MODE = "VLLM_SERVER_DEV_MODE"  # without it, a server takes no weights

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_agentrl.models.families import why_unshared
-from lightning_agentrl.models.language_model import hidden_at_logit_positions, model_name
+from lightning_agentrl.models.language_model import hidden_at_logit_positions
+from lightning_agentrl.models.loading import model_name
 from lightning_agentrl.models.packing import Packed
 from lightning_agentrl.models.value_head import value_head
 from lightning_agentrl.types.returned import in_words, is_tensor_of

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from lightning_agentrl.errors.foreign_messages import error_number
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -20,7 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from lightning_agentrl.models.families import auto_class
-from lightning_agentrl.models.language_model import resolve_model
+from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.models.parts import tower
 
 KEY = "model.init_args.lora"

@@ -16,7 +16,7 @@ from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.callbacks import PolicyFolder, TurnLog
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.models.language_model import load_causal_lm, load_tokenizer
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,

@@ -18,7 +18,7 @@ from lightning_agentrl.callbacks.run_record import facts
 from lightning_agentrl.commands.plan import DryRun, PlanShown, plan_text
 from lightning_agentrl.losses import AdaptiveKL, DropEqualScores, PPOClip
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.language_model import load_causal_lm
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.rollout import (
     FullMemory,
     GroupRollout,

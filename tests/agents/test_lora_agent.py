@@ -14,7 +14,8 @@ from lightning_agentrl.agents import KL, Optim, PPOAgent
 from lightning_agentrl.agents.scoring import score_policy
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder

@@ -20,7 +20,8 @@ from lightning_agentrl.agents.strategies import check_strategy
 from lightning_agentrl.agents.zero import GroupedAdamW, prepare_zero
 from lightning_agentrl.commands.export import OF_ZERO, PREFIX, export_checkpoint
 from lightning_agentrl.models.critic import SharedCritic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from tests.agents.harness import make_agent
 from tests.agents.processes import fit, metrics, read
 

@@ -15,7 +15,7 @@ from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints, RunSummary
 from lightning_agentrl.callbacks.turn_files import TurnFiles, cut_from
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import FullMemory
 from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import KeepRollouts, make_agent, make_data, make_trainer

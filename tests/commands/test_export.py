@@ -19,7 +19,8 @@ from lightning_agentrl.agents.master_weights import MasterWeights
 from lightning_agentrl.commands.export import export_checkpoint
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.models.export import export_policy, load_policy, take_weights
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.parts import tower
 from tests.agents.harness import make_agent, make_data, make_trainer

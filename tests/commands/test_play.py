@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, Session, TurnInteraction, WindowMemory
 from lightning_agentrl.rollout.player import Player

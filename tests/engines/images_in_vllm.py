@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
 from tests.engines.test_vllm_engine import CLOSE, LONGEST, serve

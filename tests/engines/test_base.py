@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lightning_agentrl.engines import PolicyHandle, VLLMEngine
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 
 
 @pytest.fixture

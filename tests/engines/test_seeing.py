@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.engines.transformers.rows import Rows
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import ModelInput, Row
 from tests.models.seen import VISION_FAMILIES, own_hidden, picture, reader_of, rows_with_images, text

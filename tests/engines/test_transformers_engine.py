@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, MistralConfig
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.transformers.prefill import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from tests.inputs import image, random_ids, text
 from tests.tiny import VOCABULARY
 

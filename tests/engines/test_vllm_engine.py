@@ -14,7 +14,8 @@ import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from tests.inputs import random_ids, text
 from tests.moving import move
 from tests.tiny import VOCABULARY

@@ -12,7 +12,8 @@ import pytest
 from benchmarks.engines.families import BOUND, IN_CI, gaps, measure, verdict, write
 from lightning_agentrl.engines import PolicyHandle, VLLMEngine, VLLMServerEngine
 from lightning_agentrl.engines.vllm import start
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from tests.engines.servers import ServerProcess
 from tests.engines.test_vllm_engine import CLOSE
 

@@ -17,8 +17,9 @@ from lightning_agentrl.engines import PolicyHandle, VLLMEngine
 from lightning_agentrl.engines.vllm.start import engine_arguments
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import decoder_layers
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered, shard
 

@@ -28,7 +28,8 @@ from lightning_agentrl.engines.vllm_server.engine import check_precision
 from lightning_agentrl.engines.vllm_server.pool import back_off
 from lightning_agentrl.engines.vllm_server.routing import BLOCK, IN_FLIGHT, block_keys, choose, common_blocks, preferred
 from lightning_agentrl.engines.vllm_server.shared_weights import SharedWeights
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA, merge_adapters
 from lightning_agentrl.vllm_worker.extension import checksum, sizes_of
 from tests.cli import Command, Config, changed, sentence

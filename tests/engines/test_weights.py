@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
 from lightning_agentrl.engines.weights import copy_weights, frozen_copy, moved, named_as_in_files, named_weights
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import shard
 from tests.inputs import text

@@ -22,7 +22,8 @@ from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingReque
 from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.interaction import TurnInteraction
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.prompts.memory import FullMemory, Memory, WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat

@@ -17,7 +17,7 @@ from lightning_agentrl.episodes.interaction import TurnInteraction
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn, ModelJudge, PatternJudge, verdict_on
 from lightning_agentrl.episodes.sources import all_sources
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.language_model import read_images
+from lightning_agentrl.models.loading import read_images
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.types import input_of
 from tests.models.seen import picture

@@ -13,7 +13,7 @@ from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError,
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.faults import EnvError
-from lightning_agentrl.models.language_model import load_tokenizer, read_images
+from lightning_agentrl.models.loading import load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import WindowMemory
 from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
 from lightning_agentrl.rollout import EnvConfig, Session

@@ -15,7 +15,7 @@ import torch
 
 from lightning_agentrl.engines import PolicyHandle, Reply, TransformersEngine
 from lightning_agentrl.episodes.judge import Judge, JudgedTurn
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.prompts.parser import ActionParser, ParsedReply
 from lightning_agentrl.rollout import (
     EnvConfig,

@@ -15,7 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.families import SHARING, why_unshared
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, read_context_length
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, read_context_length
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.types import Row
 from tests.inputs import text, text_row

@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_agentrl.models import language_model
-from lightning_agentrl.models.language_model import LanguageModel, TokenScores, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel, TokenScores
+from lightning_agentrl.models.loading import load_causal_lm
 
 CHUNK, CHUNKS = 64, 16
 NAMES = ("logps", "entropy", "sum_pi_squared")

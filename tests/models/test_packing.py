@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3NextConfig
 
 from lightning_agentrl.models import language_model
 from lightning_agentrl.models.critic import SharedCritic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.types import Row
 from tests.inputs import image, random_ids, text, text_row

@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from lightning_agentrl.commands.memory import gathered_bytes
 from lightning_agentrl.models.critic import SeparateCritic
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.sharding import gathered, release, shard, units
 from tests.inputs import text_row

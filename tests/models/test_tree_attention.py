@@ -15,7 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.models import tree_attention
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
 from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward

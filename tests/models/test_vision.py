@@ -17,7 +17,8 @@ from torch import Tensor
 
 from lightning_agentrl.models import language_model, vision
 from lightning_agentrl.models.image_reader import FamilyReader
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack, plan_micro_batches
 from lightning_agentrl.models.parts import tower
 from lightning_agentrl.types import Row

@@ -18,8 +18,9 @@ from lightning_agentrl.agents.checks import check_tower
 from lightning_agentrl.agents.models import Compute, Models, build_models
 from lightning_agentrl.models.critic import Critic, SeparateCritic, SharedCritic
 from lightning_agentrl.models.export import export_policy
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.last_layer import decoder_layers
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.models.lora import LoRA, linear_layers, merge_adapters
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.parts import text_decoder, tower

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lightning_agentrl.errors import ConfigError
-from lightning_agentrl.models.language_model import load_tokenizer, read_images
+from lightning_agentrl.models.loading import load_tokenizer, read_images
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
 from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
 from lightning_agentrl.prompts.shown import shown

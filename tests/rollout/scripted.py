@@ -16,7 +16,8 @@ from lightning_agentrl.episodes.env_worker import EnvWorker
 from lightning_agentrl.episodes.environment import Environment
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.stages import StageClock
-from lightning_agentrl.models.language_model import LanguageModel, load_causal_lm, load_tokenizer, read_images
+from lightning_agentrl.models.language_model import LanguageModel
+from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
 from lightning_agentrl.rollout import (
     ChatRenderer,
     Interaction,

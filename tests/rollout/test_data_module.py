@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from lightning_agentrl.advantages import GRPO
 from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.episodes.seeds import HELD_OUT_FROM, held_out_seeds
-from lightning_agentrl.models.language_model import load_tokenizer, read_context_length
+from lightning_agentrl.models.loading import load_tokenizer, read_context_length
 from lightning_agentrl.rollout import (
     EnvConfig,
     FullMemory,

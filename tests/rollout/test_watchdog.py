@@ -17,7 +17,7 @@ import gymnasium
 import pytest
 
 from lightning_agentrl.engines import TransformersEngine
-from lightning_agentrl.models.language_model import load_tokenizer
+from lightning_agentrl.models.loading import load_tokenizer
 from lightning_agentrl.rollout import EnvConfig, Judge, JudgedTurn, RawParser, RolloutDataModule, TurnInteraction
 from lightning_agentrl.rollout.fixed_turns import FixedTurns
 from lightning_agentrl.rollout.player import Player
