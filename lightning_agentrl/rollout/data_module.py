@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.engines import Engine, PolicyHandle, TransformersEngine
-from lightning_agentrl.episodes.checks import check_prompt
 from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.interaction import Interaction, TurnInteraction
+from lightning_agentrl.episodes.prompt_check import check_prompt
 from lightning_agentrl.episodes.seeds import held_out_seeds
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, Source, all_sources
