@@ -82,11 +82,9 @@ class Forked(AdvantageEstimator):
         assert values is not None and ends is not None and plan is not None  # noqa: PT018 - as checked
         layout, dtype = compress(rollout.action_mask, rollout.turn_ids, rollout.episode), result_dtype(rollout.rewards)
         turns = layout.turns(rollout.turn_ids)
-        starts_NL = turns.mask_NL & (turns.index_NL != turns.index_NL.roll(1, 1))
-        starts_NL[:, :1] = turns.mask_NL[:, :1]
         advantages_NJ, returns_NJ = minus_state_values(
             turns.sum(layout.gather(token_rewards(rollout).double())),
-            turns.sum(torch.where(starts_NL, layout.gather(values.double()), 0)),
+            turns.at_starts(layout.gather(values.double())),
             ends.double()[layout.last_row_N],
             turns.mask_NJ,
             plan.gamma,

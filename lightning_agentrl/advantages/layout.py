@@ -86,6 +86,12 @@ class Turns:
         """Return [N, J], the sums over the tokens of each turn."""
         return x_NL.new_zeros(self.mask_NJ.shape).scatter_add_(1, self.index_NL, torch.where(self.mask_NL, x_NL, 0))
 
+    def at_starts(self, x_NL: Tensor) -> Tensor:
+        """Return [N, J], the number at the first token of each turn."""
+        starts_NL = self.mask_NL & (self.index_NL != self.index_NL.roll(1, 1))
+        starts_NL[:, :1] = self.mask_NL[:, :1]
+        return self.sum(torch.where(starts_NL, x_NL, 0))
+
     def at_ends(self, x_NL: Tensor) -> Tensor:
         """Return [N, J], the number at the last token of each turn."""
         return self.sum(torch.where(self.ends_NL, x_NL, 0))

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ProgressBar
 from torch import Tensor
 
 from lightning_agentrl import advantages
-from lightning_agentrl.advantages import AdvantageEstimator, Forked, estimated
+from lightning_agentrl.advantages import AdvantageEstimator, Forked, compress, estimated
 from lightning_agentrl.agents import Agent, Needs
 from lightning_agentrl.agents.hooks import RolloutCallback
 from lightning_agentrl.callbacks.turn_record import turn_records
@@ -110,7 +110,6 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     assert rollout.state_values is not None
     at_states = rollout.action_mask & ~rollout.state_values.isnan()
     truth_BA, _ = forked.estimate(replace(rollout, shaped_rewards=None))  # branches have no KL in their rewards
-    compared = at_states & ~_before_asked_again(rollout)
     credit = {}
     for name, estimator in _estimators(own):
         try:
@@ -119,7 +118,9 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
             if estimator is own:
                 raise
             continue  # the rollout lacks what it needs
-        credit[name] = agreement(advantages_BA[compared], truth_BA[compared])
+        summed_BA = up_to_next_value(advantages_BA, rollout, forked.gamma)
+        compared = at_states & ~summed_BA.isnan()
+        credit[name] = agreement(summed_BA[compared], truth_BA[compared])
     values = None
     if rollout.scores.values is not None:
         values = agreement(rollout.scores.values[at_states], rollout.state_values[at_states])
@@ -127,20 +128,37 @@ def audit(rollout: Rollout, forked: Forked, own: AdvantageEstimator) -> Audit:
     return Audit(truth_BA, values, noise_of_means(returns), explained_by_exact_values(returns), credit, rollout)
 
 
-def _before_asked_again(rollout: Rollout) -> Tensor:
-    """[B, A] bool: turns whose next reply was asked for again. It has no state of its own: both share an advantage."""
-    asked = {(turn.env, turn.episode, turn.index) for turn in rollout.turns if turn.asked_again}
-    before = torch.zeros_like(rollout.action_mask)
-    for row, sample in enumerate(rollout.samples):
-        for turn in sample.turns:
-            if (turn.env, turn.episode, turn.index + 1) in asked:
-                before[row] |= rollout.turn_ids[row] == turn.index
-    return before
+def up_to_next_value(advantages_BA: Tensor, rollout: Rollout, gamma: float) -> Tensor:
+    """Return the sum of the advantages of turns from each turn up to the next one whose state was valued: what forks
+    give these turns together, as ``r + gamma V' - V`` of neighbouring turns adds up.
+
+    Args:
+        advantages_BA: of an estimator; those of the first tokens count.
+        rollout: with forks.
+        gamma: discount from turn to turn.
+
+    Returns:
+        [B, A] in float64, the same at all tokens of a turn; NaN where no state after the turn was valued.
+    """
+    assert rollout.state_values is not None and rollout.forked_end_values is not None  # noqa: PT018 - has forks
+    layout = compress(rollout.action_mask, rollout.turn_ids, rollout.episode)
+    turns = layout.turns(rollout.turn_ids)
+    advantages_NJ, values_NJ = (
+        turns.at_starts(layout.gather(x_BA.double())) for x_BA in (advantages_BA, rollout.state_values)
+    )
+    sums_NJ = torch.zeros_like(advantages_NJ)
+    rest_N = torch.where(rollout.forked_end_values.isnan(), math.nan, 0.0).double()[layout.last_row_N]
+    for j in reversed(range(sums_NJ.shape[1])):
+        sums_NJ[:, j] = advantages_NJ[:, j] + gamma * rest_N
+        before_N = torch.where(values_NJ[:, j].isnan(), sums_NJ[:, j], 0)
+        rest_N = torch.where(turns.mask_NJ[:, j], before_N, rest_N)
+    return layout.scatter(turns.spread(sums_NJ))
 
 
 def _estimators(own: AdvantageEstimator) -> Iterator[tuple[str, AdvantageEstimator]]:
-    """Yield the run's estimator, and the others of the package with their defaults."""
-    yield f"{type(own).__name__} (of the run)", own
+    """Yield the run's estimator, and the others of the package with their defaults, but for what is made of forks."""
+    if not isinstance(own, Forked):
+        yield f"{type(own).__name__} (of the run)", own
     for name in advantages.__all__:
         kind = getattr(advantages, name)
         estimates = inspect.isclass(kind) and issubclass(kind, AdvantageEstimator) and not inspect.isabstract(kind)
@@ -266,6 +284,8 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
         for name, one in sorted(found.credit.items(), key=lambda item: -_or_zero(item[1].rank))
     ]
     about = "Against the advantages of forks; the squared error counts their scale, the rank correlation does not."
+    if every > 1:
+        about += " Those of turns without a value are added up, as forks give them one together."
     tables.append(Table("Advantages of estimators", rows, about))
     worst = [
         Entry(f"environment {t.env}, episode {t.episode}, turn {t.index}", f"critic {value:.3g}, forks {measured:.3g}")

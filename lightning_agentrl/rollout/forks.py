@@ -28,7 +28,7 @@ from lightning_agentrl.rollout.collection import Collection
 from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.seats import play_parts
 from lightning_agentrl.rollout.session_maker import SessionMaker
-from lightning_agentrl.types import ForkPlan, Rollout, Turn
+from lightning_agentrl.types import ForkPlan, Rollout, StopReason, Turn
 
 REPLIES, NOISE = 0xF0_12, 0xF0_13  # mark seeds of replies and of environments in forks
 Key = tuple[int, int, int]  # environment, episode, turn
@@ -220,6 +220,8 @@ def valued(rollout: Rollout, branches: Mapping[Key, Sequence[ForkBranch]], gamma
             if not turn.done and after not in recorded:
                 end_values[row] = values.get(after, math.nan)
                 count += played.get(after, 0)
+            if turn.stop is StopReason.ENV_FAULT:  # the episode would have gone on, and nobody knows how
+                end_values[row] = math.nan
             turns.append(replace(turn, branch_returns=tuple(returns.get(key, ())), forked_turns=count))
             column += len(action)
         samples.append(replace(sample, turns=tuple(turns)))

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from lightning import LightningModule
-from torch import Tensor
 
-from lightning_agentrl.advantages import DualDiscountGAE, Forked
-from lightning_agentrl.advantages.whitening import Reduce
+from lightning_agentrl.advantages import GAE, DualDiscountGAE, Forked
 from lightning_agentrl.agents import KL, Needs, PPOAgent
 from lightning_agentrl.callbacks.progress import total_epochs
 from lightning_agentrl.commands.audit_critic import LONGER, AuditCritic, audit, audit_report, audit_run, worst_turns
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.credit import agreement, explained_by_exact_values, noise_of_means
-from lightning_agentrl.types import ForkPlan, Rollout, Sample, StopReason
+from lightning_agentrl.types import ForkPlan, Rollout, Sample, Scores
 from tests.advantages.cases import build, draw_episodes
 from tests.agents.harness import make_trainer
 from tests.cli import Command, Config, changed, sentence, three_iterations
@@ -86,21 +84,29 @@ def test_a_critic_that_knows_the_values_has_no_error_and_the_worst_turns_come_fi
     assert ("no order of states" in told, "better than chance" in told) == (True, False)
 
 
-def test_credit_is_not_compared_where_forks_have_one_advantage_for_a_turn_and_one_that_was_asked_again():
-    class ButTheFirst(Forked):
-        """What forks say, but for the first turn."""
+@pytest.mark.parametrize("valued", [(0, 1, 2, 3), (0, 2), (0, 3), (1, 2)], ids=str)
+@pytest.mark.parametrize("end", [2.0, math.nan], ids=["end valued", "end not valued"])
+def test_advantages_that_are_exact_have_no_error_whichever_states_are_valued(valued: tuple[int, ...], end: float):
+    """Those of GAE with lambda 0 and a critic that knows all values; a reply that is asked for again has none."""
+    turns = [turn(index=k, reward=reward) for k, reward in enumerate((1.0, 0.0, 2.0, -1.0))]
+    values = torch.tensor([[0.5], [0.75], [0.25], [1.0]])
+    known = torch.full_like(values, math.nan)
+    known[list(valued)] = values[list(valued)]
+    rollout = Rollout.from_samples([Sample((prompt(1), action(2)), (one,)) for one in turns])
+    rollout = rollout.union(
+        scores=Scores(values=values),
+        bootstrap_values=torch.tensor([0.0, 0.0, 0.0, 2.0]),
+        state_values=known,
+        forked_end_values=torch.tensor([0.0, 0.0, 0.0, end]),
+    )
+    found = audit(rollout, Forked(gamma=0.9, whiten=False), GAE(gamma=0.9, lam=0.0, whiten=False))
+    assert found.credit["GAE (of the run)"].squared == pytest.approx(0, abs=1e-12)
+    assert found.credit["ReinforcePlusPlus"].squared > 0.1
 
-        def estimate(self, rollout: Rollout, reduce: Reduce | None = None) -> tuple[Tensor, Tensor]:
-            advantages, returns = super().estimate(rollout)
-            return advantages + 7 * (rollout.turn_ids == 0), returns
 
-    turns = [turn(index=k, asked_again=k == 1, action="open" if k != 1 else "") for k in range(3)]
-    turns[-1] = replace(turns[-1], terminated=True, stop=StopReason.ENV_DONE)
-    rollout = Rollout.from_samples([Sample((prompt(1), action(2, 3)), (one,)) for one in turns])
-    values = torch.tensor([[0.5, math.nan], [math.nan, math.nan], [0.25, math.nan]])
-    rollout = rollout.union(state_values=values, forked_end_values=torch.zeros(3))
-    found = audit(rollout, Forked(whiten=False), ButTheFirst(whiten=False))
-    assert found.credit["ButTheFirst (of the run)"].squared == 0
+def test_what_is_made_of_forks_is_not_compared_with_them():
+    built = build(draw_episodes(3, dense=True), dtype=torch.float64)
+    assert not any("Forked" in name for name in audit(built.rollout, Forked(), Forked(every=3)).credit)
 
 
 def test_the_plan_of_an_audit_goes_before_that_of_the_run(tiny_folder: Path):

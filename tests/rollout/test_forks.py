@@ -37,8 +37,10 @@ from lightning_agentrl.rollout import (
     forks,
 )
 from lightning_agentrl.rollout.staleness import misfit
-from lightning_agentrl.types import ForkPlan, Rollout, rollout_from_plain, rollout_to_plain
+from lightning_agentrl.types import ForkPlan, Rollout, Sample, StopReason, rollout_from_plain, rollout_to_plain
 from tests.rollout.scripted import Learner, story
+from tests.types.samples import action, prompt
+from tests.types.samples import turn as turn_of
 
 GAMMA, LIMIT, ENVS, TURNS = 0.9, 7, 8, 4
 PLAN = ForkPlan(branches=3, every=1, gamma=GAMMA)
@@ -298,6 +300,16 @@ gymnasium.register("Forgetful-v0", Forgetful)
 def test_an_environment_that_cannot_be_replayed_is_told(words: Path):
     with pytest.raises((EnvError, ValueError), match="cannot be forked"):
         collected(1, words, PLAN, EnvConfig("Forgetful-v0"))
+
+
+def test_what_follows_a_fault_of_the_environment_is_not_known():
+    ends = (StopReason.ENV_FAULT, StopReason.MAX_TURNS, None)
+    turns = [turn_of(env=env, truncated=stop is not None, stop=stop) for env, stop in enumerate(ends)]
+    rollout = Rollout.from_samples([Sample((prompt(1), action(2)), (one,)) for one in turns])
+    after = forks.valued(rollout, {}, GAMMA).forked_end_values
+    assert after is not None
+    assert after.isnan().tolist() == [True, False, True]
+    assert after[1] == 0
 
 
 def test_unknown_values_give_no_advantage():
