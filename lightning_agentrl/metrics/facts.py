@@ -209,20 +209,21 @@ def share(part: int, whole: int) -> Measured:
 
 
 def ratio(parts: Sequence[tuple[float, float]]) -> Measured:
-    """Return the ratio of two sums over starts, with an interval from a bootstrap over starts.
+    """Return the ratio of two sums over starts, with an interval from a bootstrap over those that have a part in it.
 
     The percentiles are widened as for Student's t, since a bootstrap of so few is too narrow (Hesterberg 2015). Very
     few starts give no interval.
     """
     pairs_S2 = np.array(parts, dtype=np.float64).reshape(-1, 2)
+    pairs_S2 = pairs_S2[pairs_S2[:, 1] > 0]  # drawn too, others would only make those that tell something seem many
     part, whole = pairs_S2.sum(0)
-    if whole <= 0:
+    if not len(pairs_S2):
         return UNKNOWN
     if len(pairs_S2) < LEAST_STARTS:
         return Measured(float(part / whole))
     drawn = np.random.default_rng(0).integers(len(pairs_S2), size=(DRAWS, len(pairs_S2)))
     sums_D2 = pairs_S2[drawn].sum(1)
-    ratios = sums_D2[:, 0][sums_D2[:, 1] > 0] / sums_D2[:, 1][sums_D2[:, 1] > 0]
+    ratios = sums_D2[:, 0] / sums_D2[:, 1]
     tail = NormalDist().cdf(-student_quantile(len(pairs_S2) - 1) * math.sqrt(len(pairs_S2) / (len(pairs_S2) - 1)))
     low, high = np.quantile(ratios, (tail, 1 - tail))
     return Measured(float(part / whole), float(low), float(high))
@@ -274,7 +275,7 @@ def met_in_others(episodes: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
 def met_again(episodes: Sequence[Sequence[Hashable]]) -> tuple[int, int]:
     """Count turns whose state occurred earlier in their episode, and all of them; first turns do not count."""
     again = sum(state in states[:place] for states in episodes for place, state in enumerate(states) if place)
-    return again, sum(len(states) - 1 for states in episodes)
+    return again, sum(max(len(states) - 1, 0) for states in episodes)  # without any where all was asked for again
 
 
 def uncertain(episodes: Sequence[Sequence[Turn]]) -> tuple[int, int]:

@@ -105,6 +105,7 @@ def test_shares_by_hand() -> None:
     assert met_in_others(["abc"]) == (0, 0)  # there is no other one
     assert met_in_others(["abb", "acb", "d"]) == (3, 4)
     assert met_again(["abab", "c"]) == (2, 3)
+    assert met_again(["abab", ""]) == (2, 3)  # every reply of the other one was asked for again
     assert share(0, 0).value != share(0, 0).value  # not a number
     assert share(1, 4).value == 0.25
     assert share(1, 4).low < 0.1
@@ -131,6 +132,14 @@ def test_a_ratio_has_an_interval_only_with_enough_starts() -> None:
     spread = ratio([(0, 2), (2, 2)] * 10)
     assert 0.2 < spread.low < 0.5 < spread.high < 0.8
     assert ratio([(0, 2), (2, 2)] * 10) == spread  # drawn alike
+
+
+def test_starts_that_tell_nothing_make_no_interval_narrower():
+    """Of 20 starts one had a reward: what is known of it is what one start tells."""
+    assert math.isnan(ratio([(3, 4)] + [(0, 0)] * 19).low)
+    assert ratio([(1, 4), (3, 4), (2, 4), (0, 4)] + [(0, 0)] * 40) == ratio([(1, 4), (3, 4), (2, 4), (0, 4)])
+    assert math.isnan(ratio([(0, 0)] * 8).value)
+    assert math.isnan(ratio([]).value)
 
 
 def test_the_interval_of_a_ratio_holds_the_truth_about_as_often_as_it_says() -> None:
