@@ -26,8 +26,8 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     if correction is None or not correction.needs_old_logps:
         return rollout
     assert rollout.scores.old_logps is not None
-    weights, keep = correction(rollout.scores.old_logps, rollout.rollout_logps, rollout.action_mask, reduce)
-    return replace(rollout, weights=weights, loss_mask=keep & rollout.trained_mask)
+    weights, keep = correction(rollout.scores.old_logps, rollout.rollout_logps, rollout.trained_mask, reduce)
+    return replace(rollout, weights=weights, loss_mask=keep)
 
 
 def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> tuple[Rollout, dict[str, Number]]:

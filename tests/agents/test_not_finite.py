@@ -14,9 +14,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_agentrl.agents import Verdict
 from lightning_agentrl.agents.finite import FiniteSteps, LeftOut
+from lightning_agentrl.agents.selection import corrected
 from lightning_agentrl.agents.zero import GradientWatch
 from lightning_agentrl.callbacks import CriticWarmup
 from lightning_agentrl.errors import RunStoppedError
+from lightning_agentrl.losses import TruncatedWeights
 from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.types import Rollout, Sample, Scores
 from tests.agents import processes
@@ -193,6 +195,14 @@ def test_the_whole_episode_is_left_out_since_its_advantages_hang_together():
     assert left_out.names == ["old_logps of environment 1, episode 0, turn 0"]
     assert torch.equal(rollout.scores.old_logps[2], rollout.rollout_logps[2].where(torch.tensor([False, True]), -1.0))
     assert left_out.of(rollout) is rollout  # nothing is left to find
+
+
+def test_normalised_weights_have_the_mean_one_over_the_turns_that_are_trained_on():
+    """What is left out has log-probs of the engine for its own, and so weights of 1."""
+    rollout = corrected(LeftOut().of(scored()), TruncatedWeights(normalise=True), lambda x: x)
+    assert rollout.weights is not None
+    assert rollout.trained_mask.any(1).tolist() == [True, True, False, False]
+    assert float(rollout.weights[rollout.trained_mask].mean()) == pytest.approx(1.0)
 
 
 def test_a_rollout_with_finite_numbers_stays_as_it_is():
