@@ -130,8 +130,11 @@ def check_tokens(turns: Sequence[LoggedTurn], tokenizer: PreTrainedTokenizerBase
 
 
 def _is_whole(turns: Sequence[LoggedTurn]) -> bool:
-    """Return whether all turns of an episode are there; a log may hold those of some iterations only."""
-    ended = bool(turns[-1]["terminated"] or turns[-1]["truncated"])
+    """Return whether all turns of an episode are there, which it may lack in the log of some iterations, and where its
+    environment failed.
+    """
+    last = turns[-1]
+    ended = bool(last["terminated"] or last["truncated"]) and last["stop"] != StopReason.ENV_FAULT
     return ended and [turn["turn"] for turn in turns] == list(range(len(turns)))
 
 

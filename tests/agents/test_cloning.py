@@ -186,6 +186,11 @@ def test_a_recorded_run_is_cloned_token_by_token(memory, folder, tmp_path):
     log.write_text("".join(lines))
     left = demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
     assert len(left) == ends - 1  # an episode with a hole is none
+    last = max(k for k, line in enumerate(lines) if json.loads(line)["stop"] == "env_done")
+    failed = json.loads(lines[last]) | {"terminated": False, "truncated": True, "stop": "env_fault"}
+    log.write_text("".join([*lines[:last], json.dumps(failed) + "\n", *lines[last + 1 :]]))
+    left = demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
+    assert len(left) == ends - 2  # nor is one whose environment failed
     log.write_text("".join(lines).replace('"asked_again":false,', "").replace('"stop":null,', ""))
     with pytest.raises(ConfigError, match=r"run' lacks asked_again, stop \(iteration 1, environment 0, turn 0\)"):
         demonstrated(folder, signs(memory=memory), tmp_path, demonstrations=Recorded(str(tmp_path / "run")))
