@@ -65,7 +65,7 @@ class Recorder:
 
         Raises:
             EnvError: a reward in it is not finite.
-            ValueError: all turns that are wanted are here.
+            ValueError: all turns that are wanted are here, or its episode has ended.
         """
         if self.turns_left == 0 or (self.turns_left is None and self.ended):
             wanted = "the end of its episode" if self.turns_left is None else f"the {self.recorded} that were wanted"
@@ -76,7 +76,13 @@ class Recorder:
         turn = _plain(turn)
         _check(turn)
         last = self._samples[-1][1][-1] if self._samples else None
-        if self.grows and last is not None and not last.done and last.episode == turn.episode:
+        before = last if last is not None and last.episode == turn.episode else self.last_of(turn.episode)
+        if before is not None and before.done:
+            raise ValueError(
+                f"an interaction records turn {turn.index} of episode {turn.episode}, which has ended with turn "
+                f"{before.index}; it must begin another one (key data.init_args.interaction)"
+            )
+        if self.grows and last is not None and last is before:
             segments, turns = self._samples[-1]
             segments += [*prompt.new, action]
             turns.append(turn)

@@ -56,6 +56,21 @@ def test_no_turn_is_recorded_beyond_those_that_are_wanted(recorder):
 
 
 @pytest.mark.parametrize("grows", [False, True])
+def test_nothing_is_recorded_of_an_episode_that_has_ended(grows):
+    """Values and rewards behind an end would count as its own."""
+    recorder = Recorder(4, grows)
+    recorder.record(PROMPT, action(11), turn(terminated=True, stop=StopReason.ENV_DONE))
+    recorder.record(PROMPT, action(11), turn(episode=1))
+    for index in (0, 1):
+        with pytest.raises(ValueError, match=r"of episode 0, which has ended.*turn 0.*data\.init_args\.interaction"):
+            recorder.record(PROMPT, action(11), turn(index=index))
+    recorder.record(PROMPT, action(11), turn(episode=1, index=1, truncated=True, stop=StopReason.MAX_TURNS))
+    with pytest.raises(ValueError, match="of episode 1, which has ended"):
+        recorder.record(PROMPT, action(11), turn(episode=1, index=2))
+    assert [len(sample.turns) for sample in recorder.samples()] == ([1, 2] if grows else [1, 1, 1])
+
+
+@pytest.mark.parametrize("grows", [False, True])
 def test_what_is_recorded_is_in_types_that_a_checkpoint_can_hold(grows, tmp_path):
     """An interaction may have its numbers from numpy, where a mean of rewards is a ``np.float64``."""
     recorder = EpisodeRecorder(group=0, grows=grows)
