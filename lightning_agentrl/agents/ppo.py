@@ -108,8 +108,7 @@ class PPOAgent(Agent):
         self.loss = from_plain(policy_loss, PolicyLoss, f"{KEYS}.policy_loss") or PPOClip()
         self.aggregation, self.norm_tokens = self.loss.aggregation, self.loss.norm_tokens
         self.kl = from_plain(kl, KL, f"{KEYS}.kl") or KL()
-        reward = self.kl.reward  # stays as it was given, since what a run is made of is read from it; a copy adapts
-        self.kl_coefficient = FixedKL(reward) if isinstance(reward, int | float) else deepcopy(reward)
+        self.kl_coefficient = self._configured_coefficient()
         self._uses_kl = self.kl_coefficient.value > 0 or self.kl.loss > 0
         self.entropy_bonus = entropy_bonus
         if value_clip is not None and not value_clip > 0:
@@ -119,6 +118,11 @@ class PPOAgent(Agent):
                 raise ValueError(f"{KEYS}.{name} must be finite, got {weight}")
         self.value_clip = value_clip
         self.first_token_weight = first_token_weight
+
+    def _configured_coefficient(self) -> KLCoefficient:
+        """Return the coefficient that a run begins with. What was given stays as it is; a copy adapts."""
+        reward = self.kl.reward
+        return FixedKL(reward) if isinstance(reward, int | float) else deepcopy(reward)
 
     @property
     def needs(self) -> Needs:
@@ -134,6 +138,8 @@ class PPOAgent(Agent):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        if stage == "fit" and self.trainer.global_step == 0:  # else what an earlier run has adapted it to
+            self.kl_coefficient = self._configured_coefficient()
         if stage == "fit" and self.datamodule.groups is None:  # whose turns are known only once they are played
             with raise_once():
                 self.kl_coefficient.check_turns(self.datamodule.sizes.turns_per_rollout)
@@ -156,7 +162,7 @@ class PPOAgent(Agent):
         if "kl/reference" in prepared.metrics:
             prepared.metrics["kl/coefficient"] = self.kl_coefficient.value
             if self.phase == "train":
-                turns = int(self.ranks.sum(torch.tensor(len(prepared.rollout.turns))))
+                turns = int(self.ranks.sum(torch.tensor(len(rollout.turns))))  # also those that are left out
                 self.kl_coefficient.update(prepared.metrics["kl/reference"], turns)
         return prepared
 

@@ -118,7 +118,8 @@ class FixedKL(KLCoefficient):
 
 
 class AdaptiveKL(KLCoefficient):
-    """A coefficient that steers the KL to a target (Ziegler et al. 2019, arXiv 1909.08593).
+    """A coefficient that steers the KL to a target (Ziegler et al. 2019, arXiv 1909.08593). A run that goes on from a
+    checkpoint goes on with that of the checkpoint; any other begins with the initial one.
 
     Args:
         value: initial coefficient.

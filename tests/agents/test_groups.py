@@ -166,6 +166,17 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
     assert all(torch.equal(a, b) for a, b in zip(agent.actor.lm.parameters(), fresh.parameters(), strict=True))
 
 
+@pytest.mark.slow
+def test_an_adaptive_coefficient_counts_the_turns_that_its_kl_is_measured_on(tmp_path, tiny_folder):
+    """Also those of groups that a filter leaves out: here of all, since every reply is invalid."""
+    keep = Keep()
+    agent = agent_of(tiny_folder, GRPO(), group_filter=DropEqualScores(), kl_reward=AdaptiveKL(0.01, horizon=1000))
+    data = group_data(GroupRollout(3, 2, 2), interaction=TurnInteraction(4, None))
+    make_trainer(tmp_path, 1, [keep]).fit(agent, data)
+    (rollout,) = keep.rollouts
+    assert agent.kl_coefficient.value == pytest.approx(0.01 * (1 - 0.2 * len(rollout.turns) / 1000))  # the KL is 0
+
+
 @pytest.mark.parametrize(
     ("kl", "penalty", "keys"),
     [

@@ -242,6 +242,17 @@ def test_an_agent_that_has_adapted_its_coefficient_goes_on_from_its_own_checkpoi
 
 
 @pytest.mark.slow
+def test_a_second_run_from_python_begins_with_the_coefficient_that_is_given(tmp_path, tiny_folder):
+    """As with learning rates: it is what that run says it was made of."""
+    agent = make_agent(tiny_folder, kl_reward=AdaptiveKL(0.01, target=1e-9, horizon=100))
+    for _ in range(2):
+        trainer = make_trainer(tmp_path, 1)
+        trainer.fit(agent, make_data())
+        assert float(trainer.callback_metrics["kl/coefficient"]) == pytest.approx(0.01)
+        assert agent.kl_coefficient.value != 0.01
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_reward", [0.0, 0.01], ids=["values alone", "log-probs too"])
 def test_the_turns_of_a_warm_up_are_logged_once_however_often_they_are_trained_on(tmp_path, tiny_folder, kl_reward):
     agent = make_agent(tiny_folder, SeparateCritic(), kl_reward=kl_reward)
