@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -85,14 +86,14 @@ class GDPO(GroupEstimator):
                 continue
             scores = []
             for turns in of_episodes:
-                last = next((turn for turn in reversed(turns) if name in turn.metrics), None)
-                if last is None:
+                told = [turn.metrics[name] for turn in turns if name in turn.metrics]
+                if not told:
                     turn = turns[-1]
                     known = ", ".join([REWARD, *turn.metrics])
                     raise ValueError(
                         f"GDPO: episode {turn.episode} of environment {turn.env} reports no '{name}' up to its last "
                         f"turn {turn.index}, only {known}; change {KEY}"
                     )
-                scores.append(last.metrics[name])
+                scores.append(next((number for number in reversed(told) if math.isfinite(number)), math.nan))
             columns.append(episodes.scores_N.new_tensor(scores))
         return torch.stack(columns, 1)

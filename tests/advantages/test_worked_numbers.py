@@ -144,6 +144,20 @@ def test_a_dimension_may_be_reported_before_the_last_turn():
     assert built.read(returns) == [[3.0, 3.0], [1.0]]
 
 
+@pytest.mark.parametrize("none", [math.nan, math.inf])
+def test_a_number_of_a_dimension_that_is_not_finite_stands_for_none(none: float):
+    """As in the metrics. Where an episode has no other, nothing can be said of its group."""
+    visits = [Visit(k, (Token(),), metrics={"format": f}) for k, f in enumerate((3.0, none))]
+    advantages, returns = GDPO({"format": 1.0}).estimate(
+        (built := build([Episode(0, tuple(visits)), *simple(0.0)])).rollout
+    )
+    assert built.read(returns) == [[3.0, 3.0], [1.0]]
+    assert built.read(advantages)[1] == pytest.approx([-math.sqrt(0.5)], abs=1e-5)
+    lost = build([Episode(0, tuple(visits[1:])), *simple(0.0), *simple(1.0, 0.0, group=1)])
+    advantages, _ = GDPO({"format": 1.0, "reward": 1.0}).estimate(lost.rollout)
+    assert [math.isnan(numbers[0]) for numbers in lost.read(advantages)] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_recursion_leaves_its_argument_as_it_is(rows: int):
     x = torch.ones(rows, 4)
