@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_agentrl.metrics.numbers import ExactMetric, Mean
 from lightning_agentrl.types import StopReason, Turn
+from lightning_agentrl.types.rounding import CANCELLED
 
 GAINED, DEVIATIONS = slice(5, 7), slice(7, 9)  # columns of return and progression: sums, squared deviations
 
@@ -36,7 +37,7 @@ def succeeded(last: Turn) -> bool:
     """
     if last.stop is StopReason.ENV_FAULT:
         return False
-    return last.episode_return > 0 if last.success is None else last.success
+    return last.episode_return > CANCELLED if last.success is None else last.success
 
 
 def reported_numbers(last: Turn) -> dict[str, float]:

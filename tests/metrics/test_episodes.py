@@ -193,6 +193,12 @@ def test_an_episode_is_summed_up_by_its_last_turn_and_its_valid_turns():
     assert summarise(reporting, source=2) == EpisodeResult(True, 1.5, 3, 2, False, 0.25, 2, {"progression": 0.25})
 
 
+@pytest.mark.parametrize(("rewards", "success"), [((0.1, 0.2, -0.3), False), ((0.1, 0.2), True), ((-0.1,), False)])
+def test_a_return_of_0_is_no_success_whatever_rounding_leaves_of_it(rewards, success):
+    end = turn(episode_return=sum(rewards), terminated=True, stop=StopReason.ENV_DONE, success=None)
+    assert summarise([end]).success is success
+
+
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
     ends = [{"progression": 1.0, "bumps": 3.0}, {"progression": 0.0}, {}]
     results = [summarise([turn(metrics={"progression": 9.0}), turn(index=1, metrics=end)]) for end in ends]
