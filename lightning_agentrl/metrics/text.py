@@ -13,6 +13,8 @@ from lightning_agentrl.metrics.numbers import ExactMetric
 from lightning_agentrl.metrics.thoughts import words
 from lightning_agentrl.types import Turn
 
+AT_ONCE = 4096  # members of sets that are compared
+
 
 def bigrams(text: str) -> list[str]:
     """Return pairs of neighbouring words, without case and punctuation."""
@@ -73,12 +75,12 @@ def mean_distance(members_Q2: Tensor) -> float | None:
     if len(sets) < 2:
         return None
     members, column = members_Q2[:, 1].unique(return_inverse=True)
-    ones = torch.ones(len(row), dtype=torch.float64)
-    member_EW = torch.sparse_coo_tensor(
-        torch.stack([row, column]), ones, (len(sets), len(members)), check_invariants=False
-    )
-    shared_EE = torch.sparse.mm(member_EW, member_EW.T).to_dense()
-    sizes = shared_EE.diagonal()
+    sizes, shared_EE = row.bincount().double(), torch.zeros(len(sets), len(sets), dtype=torch.float64)
+    for first in range(0, len(members), AT_ONCE):  # a product of sparse tensors would be one line, and warn of itself
+        here = (column >= first) & (column < first + AT_ONCE)
+        member_EW = torch.zeros(len(sets), min(AT_ONCE, len(members) - first), dtype=torch.float64)
+        member_EW[row[here], column[here] - first] = 1
+        shared_EE += member_EW @ member_EW.T
     distance_EE = 1 - shared_EE / (sizes[:, None] + sizes[None, :] - shared_EE)
     return float(distance_EE.sum() / (len(sets) * (len(sets) - 1)))  # the diagonal is 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,3 +111,15 @@ def test_mean_distance_of_sets_by_hand():
     assert mean_distance(sets) == pytest.approx(((1 - 1 / 4) + 1 + 1) / 3)
     assert mean_distance(sets[:2]) is None
     assert mean_distance(sets[:0]) is None
+
+
+def test_mean_distance_of_sets_with_many_members_says_nothing_but_the_number():
+    """Of thousands, of which each set has half of the next one's; and without a warning of torch."""
+    sets = torch.tensor([(k, member) for k in range(3) for member in range(4000 * k, 4000 * (k + 2))])
+    torch.set_warn_always(True)  # else only the first process-wide call would tell
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert mean_distance(sets) == pytest.approx((2 / 3 + 2 / 3 + 1) / 3)
+    finally:
+        torch.set_warn_always(False)
