@@ -268,19 +268,19 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
     how = [
         Entry(
             "states",
-            f"{forked} of {len(rollout.turns)} turns, {branches} branches each",
+            f"{forked} of {len(rollout.turns)} turns, {branches} branch{'es' * (branches > 1)} each",
             warning=warning if left else "",
             brief=True,
         ),
         Entry("turns played for them", f"{played}, {played / max(len(rollout.turns), 1):.1f} for each recorded turn"),
-        Entry("squared error of the measured values", f"{found.noise:.4g}, by their own spread", brief=True),
-        Entry("returns explained by exact values", f"{found.explainable:.2f} of their variance", brief=True),
+        Entry("squared error of the measured values", _noise(found.noise), brief=True),
+        Entry("returns explained by exact values", f"{_known(found.explainable, '.2f')} of their variance", brief=True),
     ]
     tables = [Table("Forks", how)]
     if found.values is not None:
         tables.append(Table("Values of the critic", _values(found.values, found.noise)))
     rows = [
-        Entry(name, f"rank {one.rank:.2f}, squared error {one.squared:.4g}", brief=True)
+        Entry(name, f"rank {_known(one.rank, '.2f')}, squared error {_known(one.squared, '.4g')}", brief=True)
         for name, one in sorted(found.credit.items(), key=lambda item: -_or_zero(item[1].rank))
     ]
     about = "Against the advantages of forks; the squared error counts their scale, the rank correlation does not."
@@ -297,9 +297,11 @@ def audit_report(found: Audit, title: str, branches: int, every: int = 1) -> Rep
 
 
 def _values(values: Agreement, noise: float) -> list[Entry]:
-    own = max(values.squared - _or_zero(noise), 0.0)
+    own = math.nan if math.isnan(noise) else max(values.squared - noise, 0.0)
     warning = ""
-    if math.isnan(values.explained):
+    if math.isnan(values.squared):
+        warning = "no state was valued"
+    elif math.isnan(values.explained):
         warning = "all measured values are equal, so there is no order of states that a critic could know"
     elif values.rank < LEAST_RANK or math.isnan(values.rank):
         warning = (
@@ -307,17 +309,32 @@ def _values(values: Agreement, noise: float) -> list[Entry]:
             "(model.init_args.advantage)"
         )
     return [
-        Entry("squared error", f"{values.squared:.4g}, of which the critic's {own:.4g}", brief=True),
-        Entry("mean of value minus measured value", f"{values.bias:+.4g}", brief=True),
+        Entry(
+            "squared error",
+            f"{_known(values.squared, '.4g')}, of which the critic's {_known(own, '.4g')}",
+            brief=True,
+        ),
+        Entry("mean of value minus measured value", _known(values.bias, "+.4g"), brief=True),
         Entry(
             "rank correlation",
-            f"{values.rank:.2f}",
+            _known(values.rank, ".2f"),
             None if math.isnan(values.rank) else max(values.rank, 0.0),
             warning,
             brief=True,
         ),
-        Entry("explained share of the variance", f"{values.explained:.2f}", brief=True),
+        Entry("explained share of the variance", _known(values.explained, ".2f"), brief=True),
     ]
+
+
+def _noise(noise: float) -> str:
+    if math.isnan(noise):
+        return "unknown: one branch has no spread, give more (argument --branches)"
+    return f"{noise:.4g}, by their own spread"
+
+
+def _known(number: float, form: str) -> str:
+    """Return a number in a format, or that nothing tells it."""
+    return "unknown" if math.isnan(number) else f"{number:{form}}"
 
 
 def _or_zero(x: float) -> float:

@@ -104,6 +104,28 @@ def test_advantages_that_are_exact_have_no_error_whichever_states_are_valued(val
     assert found.credit["ReinforcePlusPlus"].squared > 0.1
 
 
+def test_what_single_branches_do_not_tell_is_told_as_unknown():
+    """Their squared error is that of a throw of a coin, and no part of it need be the critic's."""
+    built = build([replace(one, terminated=True) for one in draw_episodes(3, dense=True)], one_row=False)
+    states = built.rollout.state_values
+    assert states is not None
+    critic = torch.where(states.isnan(), 0.5, states + 0.5)
+    rollout = built.rollout.union(scores=replace(built.rollout.scores, values=critic))
+    samples = [
+        replace(one, turns=tuple(replace(turn, branch_returns=(1.0,)) for turn in one.turns)) for one in rollout.samples
+    ]
+    found = audit(replace(rollout, samples=tuple(samples)), Forked(branches=1), DualDiscountGAE())
+    told = audit_report(found, "an audit", 1).text()
+    assert "of which the critic's unknown" in told
+    assert "--branches" in told
+    assert "nan" not in told
+    nothing = rollout.union(state_values=torch.full_like(states, math.nan))
+    told = audit_report(audit(nothing, Forked(), DualDiscountGAE()), "an audit", 4).text()
+    assert "no state was valued" in told
+    assert "nan" not in told
+    assert "are equal" not in told
+
+
 def test_what_is_made_of_forks_is_not_compared_with_them():
     built = build(draw_episodes(3, dense=True), dtype=torch.float64)
     assert not any("Forked" in name for name in audit(built.rollout, Forked(), Forked(every=3)).credit)
