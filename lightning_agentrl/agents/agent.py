@@ -263,7 +263,7 @@ class Agent(L.LightningModule, ABC):
             trained = without_rows(rollout, lost_B).trained_mask
             rollout = rollout.union(advantages=whiten(cast(Tensor, rollout.advantages), trained, self.ranks.sum))
         with self.clock.stage("log"):
-            metrics = self._describe(rollout, left_out, collected_now)
+            metrics = self._describe(rollout, left_out, lost_B, collected_now)
         metrics |= follow_returns(self.critic, metrics)
         self._engine_watch.of_rollout(metrics, rollout, self.policy_version)
         rollout, numbers = self._select(rollout, left_out.rows(rollout), lost_B)
@@ -276,11 +276,13 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         return rollout
 
-    def _describe(self, rollout: Rollout, left_out: LeftOut, collected_now: bool) -> dict[str, float]:
+    def _describe(self, rollout: Rollout, left_out: LeftOut, lost_B: Tensor, collected_now: bool) -> dict[str, float]:
         """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
         # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
         described = rollout if self._corrects else replace(rollout, loss_mask=None)
-        metrics = describe(described, self.device, self.ranks.sum, left_out.rows(rollout))
+        # Without values, nothing stands for the returns of what is lost or rejected.
+        returned = None if self.advantage.needs_values else without_rows(rollout, lost_B).trained_mask
+        metrics = describe(described, self.device, self.ranks.sum, left_out.rows(rollout), returned)
         metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
         if collected_now:
             metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)

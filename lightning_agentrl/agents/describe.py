@@ -26,6 +26,7 @@ def describe(
     device: torch.device,
     reduce: Reduce,
     left_out_B: Tensor | None = None,
+    returned_BA: Tensor | None = None,
 ) -> dict[str, float]:
     """Return all numbers of a rollout by name; every rank must call it. ``docs/metrics.md`` explains each.
 
@@ -35,15 +36,18 @@ def describe(
         device: where ranks can exchange tensors.
         reduce: sums a tensor over ranks.
         left_out_B: rows (bool) whose scores were not finite, and stand for nothing; their turns count all the same.
+        returned_BA: tokens (bool) that have returns; None: all.
     """
-    scored = rollout if left_out_B is None or not left_out_B.any() else rollout.select(~left_out_B)
+    kept_B = torch.ones(len(rollout), dtype=torch.bool) if left_out_B is None else ~left_out_B
+    returned_BA = (rollout.action_mask if returned_BA is None else returned_BA) & kept_B[:, None]
+    scored = rollout if kept_B.all() else rollout.select(kept_B)
     of_ranks = {**rollout_numbers(rollout), **token_numbers(scored), **mismatch_numbers(scored)}
     numbers = over_ranks(of_ranks, device)
     text = TextMetrics().to(device)
     text.update(rollout.turns)
     numbers |= text.compute()
-    if scored.scores.values is not None and scored.returns is not None:
-        values = value_statistics(scored.scores.values, scored.returns, scored.action_mask, reduce)
+    if rollout.scores.values is not None and rollout.returns is not None:
+        values = value_statistics(rollout.scores.values, rollout.returns, returned_BA, reduce)
         if not math.isnan(values.value_mean):  # there are tokens
             numbers |= {f"critic/{name}": value for name, value in asdict(values).items()}
     if scored.loss_mask is not None:

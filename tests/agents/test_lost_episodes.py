@@ -116,6 +116,18 @@ def test_a_warm_up_fits_the_critic_to_what_is_lost_only_where_a_value_stands_for
     assert list(prepared.rollout.turns) == kept
 
 
+@pytest.mark.slow
+def test_returns_that_there_are_not_are_not_told_as_0(tmp_path, tiny_folder):
+    """By an estimator that compares groups, for broken ones; PopArt would follow them."""
+    groups = GroupRollout(size=2, per_rollout=4, mini_batches=2)
+    seen = fit(tmp_path, tiny_folder, GRPO(), warm_up=True, groups=groups)
+    assert any(lost(rollout) for rollout, _ in seen)
+    for _, prepared in seen:
+        returns = prepared.rollout.returns[prepared.rollout.action_mask]
+        assert prepared.metrics["critic/return_mean"] == pytest.approx(float(returns.mean()))
+        assert prepared.metrics["critic/return_std"] == pytest.approx(float(returns.std(correction=0)), abs=1e-7)
+
+
 @pytest.mark.slow  # two processes
 def test_a_process_whose_groups_are_all_lost_takes_the_steps_of_the_others(tmp_path, exact_folder):
     """Each has one group of a rollout, of which half do not begin, in the warm-up too. Two end as one does."""
