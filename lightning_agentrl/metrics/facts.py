@@ -172,16 +172,18 @@ def measure(
         horizon=middle_and_most(lengths),
         cut=share(sum(last.truncated and last.stop is not StopReason.INVALID_ACTION for last in lasts), len(lasts)),
         begin_alike=share(sum(len({one.turns[0].state for one in several}) == 1 for several in shared), len(shared)),
-        met_in_others=ratio([met_in_others([_states(one) for one in several]) for several in starts.values()]),
-        met_again=ratio([met_again([_states(one) for one in several]) for several in starts.values()]),
+        met_in_others=share_of_turns([met_in_others([_states(one) for one in several]) for several in starts.values()]),
+        met_again=share_of_turns([met_again([_states(one) for one in several]) for several in starts.values()]),
         mean_return=statistics.fmean(returns),
         above_least=share(above, len(returns)),
         between=between,
         within=within,
         mixed=share(sum(not all_equal([sum(one.rewards) for one in several]) for several in shared), len(shared)),
-        rewarded=ratio(_counted(starts, lambda one: (sum(r != 0 for r in one.rewards), len(one.turns)))),
-        told_apart=ratio(_counted(starts, lambda one: (sum(r != commonest for r in one.rewards), len(one.turns)))),
-        on_the_way=ratio(
+        rewarded=share_of_turns(_counted(starts, lambda one: (sum(r != 0 for r in one.rewards), len(one.turns)))),
+        told_apart=share_of_turns(
+            _counted(starts, lambda one: (sum(r != commonest for r in one.rewards), len(one.turns)))
+        ),
+        on_the_way=share_of_turns(
             _counted(
                 starts,
                 lambda one: (sum(r != commonest for r in one.rewards[:-1]), sum(r != commonest for r in one.rewards)),
@@ -206,6 +208,17 @@ def middle_and_most(numbers: Sequence[float]) -> tuple[float, float]:
 def share(part: int, whole: int) -> Measured:
     """Return a share with Wilson's interval."""
     return Measured(part / whole, *wilson_interval(part, whole)) if whole else UNKNOWN
+
+
+def share_of_turns(parts: Sequence[tuple[float, float]]) -> Measured:
+    """Return :func:`ratio` of numbers of turns, of which the first are among the second.
+
+    Where all starts agree that none or all of them are, a bootstrap would be certain of that. The interval is then
+    Wilson's, in which a start counts once, as if its turns said no more than one of them.
+    """
+    found, starts = ratio(parts), sum(whole > 0 for _, whole in parts)
+    agree = found.value in (0, 1) and not math.isnan(found.low)
+    return share(round(found.value * starts), starts) if agree else found
 
 
 def ratio(parts: Sequence[tuple[float, float]]) -> Measured:

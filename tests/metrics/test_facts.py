@@ -20,6 +20,7 @@ from lightning_agentrl.metrics.facts import (
     middle_and_most,
     ratio,
     share,
+    share_of_turns,
     student_quantile,
     uncertain,
     variances,
@@ -151,6 +152,21 @@ def test_the_interval_of_a_ratio_holds_the_truth_about_as_often_as_it_says() -> 
         found = ratio(list(zip(counted_S.tolist(), turns_S.tolist(), strict=True)))
         held += found.low <= 0.5 <= found.high
     assert 0.91 < held / 600 < 0.97
+
+
+def test_what_all_starts_agree_in_is_not_certain():
+    """Of 8 starts without a reward the share may still be a third, where one start in three has any."""
+    assert share_of_turns([(0, 30)] * 8) == share(0, 8)
+    assert share_of_turns([(5, 5)] * 8 + [(0, 0)] * 3) == share(8, 8)
+    assert share(0, 8).high == pytest.approx(0.324, abs=1e-3)
+    assert math.isnan(share_of_turns([(0, 30)] * 3).low)
+    assert share_of_turns([(1, 2)] * 8) == ratio([(1, 2)] * 8)
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(600):
+        some_S = (rng.random(8) < 0.15) * 20  # of 20 turns of each start: all or none
+        found = share_of_turns([(some, 20) for some in some_S.tolist()])
+        held += found.low <= 0.15 <= found.high
+    assert held / 600 > 0.94  # 0.76 with a bootstrap alone
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(3, 3.182), (7, 2.365), (12, 2.179), (100, 1.984)])
