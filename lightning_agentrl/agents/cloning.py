@@ -13,7 +13,7 @@ from lightning_agentrl.agents.schedule import Schedule, Schedules
 from lightning_agentrl.agents.update import CurrentScores
 from lightning_agentrl.distributed import raise_once
 from lightning_agentrl.models.lora import LoRA
-from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstrations, chosen, mean_return
+from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstrations, chosen, what_is_cloned
 from lightning_agentrl.rollout.expert import Expert
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.plain_config import from_plain
@@ -84,12 +84,9 @@ class CloneAgent(Agent):
         data = self.datamodule
         with raise_once(), self.clock.stage("collect"):
             episodes = self.demonstrations.load(data, self.tokenizer)
+        with raise_once():
             kept = chosen(episodes, float("-inf") if self.min_return is None else self.min_return)
             source = ClonedTurns(kept, data, self.action_share)
         assert data.stream is not None
         data.stream.source = source
-        turns = sum(len(episode.turns) for episode in kept)
-        rank_zero_info(
-            f"cloning {turns} turns of {len(kept)} episodes out of {len(episodes)}, of mean return "
-            f"{mean_return(kept):.3g}; one pass over them takes {len(source.samples) / source.count:.1f} iterations"
-        )
+        rank_zero_info(what_is_cloned(kept, len(episodes), len(source.samples) / source.count))

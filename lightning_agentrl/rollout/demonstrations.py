@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.distributed import all_gather, rank, ranks
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.cloning import action_weights
@@ -52,21 +53,44 @@ class Demonstrations(ABC):
 
 
 def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonstration]:
-    """Return the episodes that earned at least so much.
+    """Return the episodes of this rank that earned at least so much; every rank must call it.
 
     Raises:
-        ConfigError: there are no episodes, or none that did.
+        ConfigError: there are no episodes on any rank, or none that did; or none of these is of this rank.
     """
-    if not episodes:
+    outcomes = [outcome for part in all_gather([episode.outcome for episode in episodes]) for outcome in part]
+    if not outcomes:
         raise ConfigError("there is no whole episode to clone; give more episodes, or a longer recorded run")
+    enough = sum(outcome >= min_return for outcome in outcomes)
+    if not enough:
+        raise ConfigError(
+            f"none of {len(outcomes)} episodes earned at least min_return {min_return:g}, and the best earned "
+            f"{max(outcomes):g}; lower min_return"
+        )
     kept = [episode for episode in episodes if episode.outcome >= min_return]
     if not kept:
-        best = max(episode.outcome for episode in episodes)
         raise ConfigError(
-            f"none of {len(episodes)} episodes earned at least min_return {min_return:g}, and the best earned "
-            f"{best:g}; lower min_return"
+            f"process {rank()} has none of the {enough} episodes that are cloned, which {ranks()} processes share; "
+            "give more episodes, or fewer processes (trainer.devices)"
         )
     return kept
+
+
+def what_is_cloned(kept: Sequence[Demonstration], episodes: int, iterations: float) -> str:
+    """Return a sentence about the episodes of all ranks; every rank must call it.
+
+    Args:
+        kept: of this rank.
+        episodes: of this rank, before some were left out.
+        iterations: of one pass over them.
+    """
+    own = (sum(len(each.turns) for each in kept), len(kept), episodes, math.fsum(each.outcome for each in kept))
+    parts = all_gather((own, iterations))
+    turns, count, every, earned = (sum(each) for each in zip(*(part for part, _ in parts), strict=True))
+    return (
+        f"cloning {turns} turns of {count} episodes out of {every}, of mean return {earned / count:.3g}; one pass over "
+        f"them takes {max(passes for _, passes in parts):.1f} iterations"
+    )
 
 
 class ClonedTurns(RolloutSource):
@@ -109,8 +133,3 @@ class ClonedTurns(RolloutSource):
 
 def _placed(sample: Sample, env: int) -> Sample:
     return replace(sample, turns=tuple(replace(turn, env=env) for turn in sample.turns))
-
-
-def mean_return(episodes: Sequence[Demonstration]) -> float:
-    """Return the mean return of episodes."""
-    return math.fsum(episode.outcome for episode in episodes) / len(episodes)

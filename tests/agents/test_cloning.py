@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing.spawn import start_processes
 
 from lightning_agentrl.agents import KL, CloneAgent, Optim, PPOAgent
 from lightning_agentrl.agents.schedule import Schedule, Schedules
@@ -33,6 +35,7 @@ from lightning_agentrl.rollout.demonstrations import ClonedTurns, Demonstration,
 from lightning_agentrl.rollout.expert import Expert
 from lightning_agentrl.types import Rollout
 from tests.agents.harness import make_agent, make_data, make_trainer
+from tests.rollout import cloning_ranks
 from tests.tiny import tiny_model_folder, tiny_vision_folder
 
 
@@ -272,6 +275,20 @@ def test_episodes_are_chosen_by_their_return(folder, tmp_path):
     returns = sorted(episode.outcome for episode in episodes)
     assert returns[0] < returns[-1]
     assert [e.outcome for e in chosen(episodes, returns[-1])] == [r for r in returns if r == returns[-1]]
+
+
+@pytest.mark.slow  # two processes
+def test_two_processes_tell_of_all_episodes_that_they_clone(tmp_path):
+    multiprocessing.set_forkserver_preload([cloning_ranks.__name__])
+    start_processes(cloning_ranks.run, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    told = "cloning 7 turns of 3 episodes out of 5, of mean return 2; one pass over them takes 10.0 iterations"
+    assert first[0] == second[0] == told
+    assert first[1] == "none of 5 episodes earned at least min_return 9, and the best earned 3; lower min_return"
+    assert "process 1 has none of the 2 episodes" in second[2]
+    assert "trainer.devices" in second[2]
+    assert "no whole episode" in first[3]
+    assert {second[1], first[2], second[3]} == {"said by another process"}
 
 
 @pytest.mark.slow
