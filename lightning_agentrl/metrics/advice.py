@@ -180,7 +180,7 @@ def _against_groups(facts: Facts) -> Iterator[Choice]:
         )
     if facts.horizon[0] > LONG_EPISODE and not recurs:
         yield critic(
-            f"episodes have {_median_turns(facts)} turns and hardly meet in a state, so a group would give all of them "
+            f"episodes have {_median_turns(facts)} and hardly meet in a state, so a group would give all of them "
             "one number",
             Sure.GUESS,
         )
@@ -247,7 +247,7 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
         cut = Choice(
             "cut",
             f"{SHORT_CUT} turns",
-            f"a median episode has {facts.horizon[0]:g} turns, so a short cut holds it, and more environments play at "
+            f"a median episode has {_median_turns(facts)}, so a short cut holds it, and more environments play at "
             "a time",
             Sure.GUESS,
             SHORT,
@@ -257,7 +257,7 @@ def _of_a_critic(facts: Facts, against: Choice) -> tuple[Setting, list[Choice]]:
     cut = Choice(
         "cut",
         f"{LONG_CUT} turns",
-        f"a median episode has {_median_turns(facts)} turns, so a cut at {SHORT_CUT} leaves the credit of a reward to "
+        f"a median episode has {_median_turns(facts)}, so a cut at {SHORT_CUT} leaves the credit of a reward to "
         "a critic that knows nothing yet",
         Sure.STRONG if facts.horizon[0] >= SHORT_CUT and facts.on_the_way.value < 0.5 else WEAK,
         LONG,
@@ -314,7 +314,7 @@ def _ends(facts: Facts) -> bool:
 
 def _median_turns(facts: Facts) -> str:
     left = "at least " if 2 * facts.unended >= facts.episodes else ""  # they were watched no longer
-    return f"{left}{facts.horizon[0]:g}"
+    return f"{left}{facts.horizon[0]:g} turn{'s' * (facts.horizon[0] != 1)}"
 
 
 def _returns_differ(facts: Facts) -> bool:

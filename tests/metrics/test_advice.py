@@ -80,6 +80,12 @@ def test_each_rule_leads_to_its_setting(changes: dict[str, Any], setting: Settin
     assert found.choices[0].decides
 
 
+def test_an_episode_of_one_turn_has_one_turn() -> None:
+    said = {n: str(advise(replace(FACTS, **START_DECIDES, horizon=(n, n))).choices) for n in (1, 2)}
+    assert "a median episode has 1 turn, so" in said[1]
+    assert "a median episode has 2 turns, so" in said[2]
+
+
 def test_notes_say_what_is_wrong_with_a_task() -> None:
     changes = {"repeats": Measured(0.5), "uncertain": Measured(0.4), "met_again": Measured(0.7), "lost": 2}
     notes = " ".join(advise(replace(FACTS, episodes=4, **changes)).notes)
