@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from lightning_agentrl.distributed import all_gather, rank, ranks
+from lightning_agentrl.distributed import all_gather, rank, world_size
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.losses.cloning import action_weights
@@ -70,8 +70,8 @@ def chosen(episodes: Sequence[Demonstration], min_return: float) -> list[Demonst
     kept = [episode for episode in episodes if episode.outcome >= min_return]
     if not kept:
         raise ConfigError(
-            f"process {rank()} has none of the {enough} episodes that are cloned, which {ranks()} processes share; "
-            "give more episodes, or fewer processes (trainer.devices)"
+            f"process {rank()} has none of the {enough} episodes that are cloned, which {world_size()} processes "
+            "share; give more episodes, or fewer processes (trainer.devices)"
         )
     return kept
 

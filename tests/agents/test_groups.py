@@ -169,7 +169,7 @@ def test_filtered_groups_are_left_out_of_the_update(tmp_path, tiny_folder):
 @pytest.mark.slow
 def test_an_adaptive_coefficient_counts_the_turns_that_its_kl_is_measured_on(tmp_path, tiny_folder):
     """Also those of groups that a filter leaves out: here of all, since every reply is invalid."""
-    keep = Keep()
+    keep = KeepRollouts()
     agent = agent_of(tiny_folder, GRPO(), group_filter=DropEqualScores(), kl_reward=AdaptiveKL(0.01, horizon=1000))
     data = group_data(GroupRollout(3, 2, 2), interaction=TurnInteraction(4, None))
     make_trainer(tmp_path, 1, [keep]).fit(agent, data)
