@@ -515,8 +515,8 @@ class Agent(L.LightningModule, ABC):
     def _load_readers(self) -> None:
         """Load what reads text and images, and refuse further models that read something else."""
         self.tokenizer, self.image_reader = load_tokenizer(self.model), read_images(self.model)
-        own, longest = read_context_length(self.model), self.datamodule.longest_turn
-        others = [check_reads_alike(self.tokenizer, *pair, longest) for pair in self._further_readers()]
+        own, data = read_context_length(self.model), self.datamodule
+        others = [check_reads_alike(self.tokenizer, *pair, data.longest_turn) for pair in self._further_readers()]
         self.context_length = min([own, *filter(None, others)])
 
     def _begin_run(self) -> None:
