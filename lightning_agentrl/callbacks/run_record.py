@@ -31,21 +31,26 @@ class RunRecord(SaveConfigCallback):
 
     ``run.json`` holds the id of the run, which it writes into TensorBoard's files too, the command, seed, versions,
     device, precision, the model with its number of parameters, and the sizes of the rollout. A validation leaves a
-    record that is there as it is: it may be that of the run.
+    record that is there as it is: it may be that of the run. So does a run that is refused before it begins.
     """
 
     began: str  # a time before which nothing of the run was written; set in setup
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.began = _now()
-        folder = run_folder(trainer)
-        if self.already_saved or not trainer.is_global_zero:
+        record = run_folder(trainer) / self.config_filename
+        if not record.exists():
+            self._save(trainer, record)
+
+    @rank_zero_only
+    def _save(self, trainer: L.Trainer, record: Path) -> None:
+        """Save the config, once; what was there before is there until it is."""
+        if self.already_saved:
             return
-        record = folder / self.config_filename
-        if stage != "fit" and record.exists():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, record, skip_unset=False, overwrite=True)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        beside = record.with_suffix(".part")
+        self.parser.save(self.config, beside, skip_unset=False, overwrite=True)
+        beside.replace(record)
         self.already_saved = True
         for logger in trainer.loggers:
             if not isinstance(logger, TensorBoardLogger | CSVLogger):  # those have the file beside their events
@@ -53,6 +58,7 @@ class RunRecord(SaveConfigCallback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         folder = run_folder(trainer)
+        self._save(trainer, folder / self.config_filename)
         self._write(folder, facts(trainer, cast(Agent, pl_module)))
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

@@ -17,6 +17,7 @@ import torch
 import yaml
 
 from lightning_agentrl.agents import PPOAgent, models
+from lightning_agentrl.callbacks.chain import FOLDER, claim, release
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
 from tests.cli import Command, Config, changed, fit, sentence
@@ -34,6 +35,22 @@ def test_a_run_works_and_saves_its_config_which_a_validation_leaves_as_it_is(
     (tmp_path / "config.yaml").unlink()
     assert agentrl(config=validation, command="validate")[0] == 0
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["init_args"]["validation"]["episodes"] == 3
+
+
+def test_a_run_that_is_refused_leaves_the_config_of_the_run_in_its_folder(
+    config: Config, tmp_path: Path, agentrl: Command
+) -> None:
+    assert agentrl(config=config)[0] == 0
+    record = (tmp_path / "config.yaml").read_bytes()
+    other = changed(changed(config, "data.init_args.turns_per_env", 4), "trainer.max_epochs", 2)
+    assert "turns_per_env" in sentence(agentrl("--ckpt_path", "last", config=other))
+    assert (tmp_path / "config.yaml").read_bytes() == record
+    claimed = claim(tmp_path / FOLDER)
+    assert "another run is writing" in sentence(agentrl(config=other))
+    release(claimed)
+    assert (tmp_path / "config.yaml").read_bytes() == record
+    assert agentrl(config=other)[0] == 0
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["init_args"]["turns_per_env"] == 4
 
 
 def test_null_on_the_command_line_is_no_text(
