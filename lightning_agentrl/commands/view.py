@@ -6,7 +6,7 @@ import errno
 from pathlib import Path
 
 from lightning_agentrl.commands.written_over import PAGE, check_written_over
-from lightning_agentrl.view.build import build_page
+from lightning_agentrl.view.build import build_page, page_file
 from lightning_agentrl.view.listing import list_runs
 from lightning_agentrl.view.locate import several
 from lightning_agentrl.view.serve import PageServer
@@ -32,13 +32,12 @@ def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None,
         raise ValueError("a page is either offered or written: give --serve or --out, not both")
     if not serve and port is not None:
         raise ValueError("--port is where a page is offered; give --serve, too, or leave it out")
-    if out is not None:
-        check_written_over(out, PAGE, "out")
     if other is None and out is None and not serve and last is None and run.is_dir() and several(run):
         print(list_runs(run))
     elif serve:
         _offer(run, other, last, PORT if port is None else port)
     else:
+        check_written_over(page_file(run, out, other), PAGE, "out")
         print(f"written to {build_page(run, out, last, other)}")
 
 

@@ -50,8 +50,12 @@ def build_page(run: Path, out: Path | None = None, last: int | None = None, othe
     Raises:
         ValueError: as :func:`page_of`, or ``out`` is a folder.
     """
-    name = "view.html" if other is None else "compare.html"
-    return _write(run / name if out is None else out, page_of(run, last, other))
+    return _write(page_file(run, out, other), page_of(run, last, other))
+
+
+def page_file(run: Path, out: Path | None, other: Path | None) -> Path:
+    """Return the file of a page: ``out``, or what :func:`build_page` says when that is not given."""
+    return run / ("view.html" if other is None else "compare.html") if out is None else out
 
 
 def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp: str = "") -> str:
@@ -101,7 +105,7 @@ def page_of(run: Path, last: int | None = None, other: Path | None = None, stamp
             {"name": name, "summary": _json_file(known.summary), "facts": about, "config": config}
             for name, known, about, config in zip(names, found, facts, configs, strict=True)
         ],
-        "differences": different_keys(*configs) if other else [],
+        "differences": different_keys(*(known.config for known in found)) if other else [],
         "curves": curves_index(curves),
     }
     return _page(head, [episode for k, own in enumerate(turns) for episode in group(own, k)], stamp=stamp)
@@ -153,8 +157,19 @@ def build_report(
 def _write(target: Path, text: str) -> Path:
     if target.is_dir():
         raise ValueError(f"'{target}' is a folder; name the file to write (argument --out)")
+    data = text.encode("utf-8", "backslashreplace")  # names of files may be any bytes
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files may be any bytes
+    place = target.resolve()
+    if place.exists() and not place.is_file():  # a pipe, or a terminal
+        place.write_bytes(data)
+        return target
+    beside = place.with_name(f"{place.name}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(place)  # a page is never there by half
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(target)) from error
     return target
 
 
@@ -251,5 +266,5 @@ def _json_file(path: Path | None) -> Any:
         return None
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"'{path}' is not JSON ({error}); remove it or write it again") from error

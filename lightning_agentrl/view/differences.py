@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -10,23 +11,28 @@ import yaml
 _NOT_OF_THE_RUN = ("trainer.default_root_dir", "config")  # differ between any two runs
 
 
-def different_keys(first: str | None, second: str | None) -> list[tuple[str, str, str]]:
+def different_keys(first: Path | None, second: Path | None) -> list[tuple[str, str, str]]:
     """Return each key with its value in either config, both as text; empty where a config lacks it or is missing.
 
     Raises:
-        ValueError: a text is not YAML.
+        ValueError: a file is not YAML.
     """
     if first is None or second is None:
         return []
-    try:
-        one, other = (dict(_flat(yaml.safe_load(text))) for text in (first, second))
-    except yaml.YAMLError as error:
-        raise ValueError(f"the config.yaml of a run is not YAML ({' '.join(str(error).split())})") from error
+    one, other = (dict(_flat(_tree(path))) for path in (first, second))
     return [
         (key, one.get(key, ""), other.get(key, ""))
         for key in sorted(one.keys() | other.keys())
         if one.get(key) != other.get(key) and key not in _NOT_OF_THE_RUN
     ]
+
+
+def _tree(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except (yaml.YAMLError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise ValueError(f"'{path}' is not YAML ({why}); remove it or write it again") from error
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -36,5 +42,5 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for number, item in enumerate(value):
             yield from _flat(item, f"{path}[{number}]")
-    else:
+    elif path:
         yield path, str(value)

@@ -254,7 +254,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """Return a file's object; empty if it is not there, or not whole because it is being written."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -87,6 +87,8 @@ def _read_file(path: Path, notes: list[str], prompts: bool) -> Iterator[LoggedTu
                 notes.append(f"The last line of {path.name} was cut short and is left out.")
                 return
             raise _broken(path, number, f"it is not JSON ({error})") from error
+        except RecursionError:
+            raise _broken(path, number, "it is nested too deeply") from None
         yield _checked(record, path, number, prompts)
 
 
@@ -111,6 +113,10 @@ def _checked(record: Any, path: Path, number: int, prompts: bool) -> LoggedTurn:
     prompt = record.get("prompt_ids") if prompts else record.pop("prompt_ids", None)
     if not isinstance(prompt, list) and (prompts or prompt is not None):
         raise _broken(path, number, "'prompt_ids' is missing or of another type")
+    for key, value in record.items():
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if not {dict, list}.isdisjoint(map(type, inside)):
+            raise _broken(path, number, f"'{key}' has entries of another type")
     return {**record, "prompt_tokens": None if prompt is None else len(prompt)}
 
 

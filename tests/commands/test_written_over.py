@@ -26,5 +26,9 @@ def test_a_page_is_written_over_a_page_and_over_nothing_else(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"notes.txt' is there already.*--out"):
         view(tmp_path, tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == "kept"
+    (tmp_path / "view.html").write_text("kept, too")
+    with pytest.raises(ConfigError, match=r"view.html' is there already.*--out"):
+        view_runs(tmp_path, None, None, None, serve=False, port=None)
+    assert (tmp_path / "view.html").read_text() == "kept, too"
     (tmp_path / "empty").touch()
     assert view(tmp_path, tmp_path / "empty").startswith(PAGE)

@@ -5,12 +5,14 @@ import gzip
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_agentrl.view import build_page
+from tests.disks import mounted
 from tests.view.logs import make_turn, random_turns, write_log, write_run
 
 XSS = '</script><script>alert(1)</script><img src="http://example.org/x.png" onerror="alert(2)"><!--'
@@ -44,6 +46,33 @@ def test_a_run_whose_name_is_no_utf8_has_a_page(tmp_path: Path) -> None:
     assert "<title>m\\udcfcller" in build_page(run).read_text(encoding="utf-8")
 
 
+def test_a_page_that_finds_no_room_leaves_that_which_is_there(tmp_path: Path) -> None:
+    write_log(tmp_path / "run", [make_turn()])
+    with mounted(tmp_path / "disk", "1m") as disk:
+        page = build_page(tmp_path / "run", disk / "page.html")
+        before = page.read_bytes()
+        (disk / "filler").write_bytes(bytes(1_000_000 - len(before)))
+        write_log(tmp_path / "run", random_turns(200))
+        with pytest.raises(OSError, match=r"No space left.*page\.html"):
+            build_page(tmp_path / "run", page)
+        assert page.read_bytes() == before
+        assert {path.name for path in disk.iterdir()} == {"page.html", "filler"}
+
+
+def test_a_page_goes_into_a_pipe_and_where_a_link_leads(tmp_path: Path) -> None:
+    write_log(tmp_path, [make_turn()])
+    page = build_page(tmp_path).read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    build_page(tmp_path, pipe)
+    assert reader.communicate(timeout=60)[0] == page
+    (tmp_path / "link.html").symlink_to("page.html")
+    build_page(tmp_path, tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "page.html").read_bytes() == page
+
+
 def test_a_log_without_turns(tmp_path):
     write_log(tmp_path, [])
     (tmp_path / "turns" / "rank0-000000.jsonl").touch()
@@ -56,6 +85,19 @@ def test_a_broken_summary_is_named(tmp_path):
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json.*JSON"):
         build_page(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "", "a: 1\n"])
+def test_a_broken_config_of_two_runs_is_named_and_an_empty_one_has_no_keys(tmp_path: Path, text: str) -> None:
+    one, other = (write_run(tmp_path / name, random_turns(20)) for name in ("one", "other"))
+    config = other / "lightning_logs" / "version_0" / "config.yaml"
+    config.write_text(text)
+    if "[" in text:
+        with pytest.raises(ValueError, match=rf"'{config}' is not YAML"):
+            build_page(one, other=other)
+        return
+    differences = index_of(build_page(one, other=other))["differences"]
+    assert [key for key, *_ in differences] == [*(["a"] if text else []), "model.class_path", "seed_everything"]
 
 
 def test_the_page_holds_every_turn_once(tmp_path):
