@@ -13,8 +13,8 @@ import yaml
 from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
 from lightning_agentrl.commands.shipped import shipped_configs
 from lightning_agentrl.errors import closest
-from lightning_agentrl.errors.problem import COMMAND_LINE, ConfigError, Place, Problem
-from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, unknown_argument, unknown_top_key
+from lightning_agentrl.errors.problem import ConfigError, Place, Problem
+from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, no_value, unknown_argument, unknown_top_key
 
 _FURTHER_KEYS = (
     *("weights_only", "subcommand", "verbose", "quiet", "dry_run", "resume_with_changes"),
@@ -53,8 +53,7 @@ def _refuse_no_value(arguments: Sequence[str]) -> None:
         name = argument.removeprefix("--")
         of_a_key = name.split(".")[0] in (*TOP_KEYS, "config") and not name.endswith((".help", "="))
         if argument.startswith("--") and of_a_key and "=" not in name and following.startswith("--"):
-            what, fix = f"the option --{name} has no value", f"give one behind it, as in --{name} VALUE"
-            raise ConfigError(Problem(what, place=Place(COMMAND_LINE, f"--{name}"), fix=fix))
+            raise ConfigError(no_value(name))
 
 
 def no_config(value: str) -> Problem:

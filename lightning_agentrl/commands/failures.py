@@ -41,6 +41,14 @@ def explained(error: BaseException, stage: str = "") -> ConfigError | None:
     return None
 
 
+def file_fault(error: OSError) -> str:
+    """Return a sentence for a file that a command other than a run's cannot read or write."""
+    if disk_full(error):
+        what = f", cannot write '{error.filename}'" if error.filename else ""
+        return f"the disk is full{what}; free some space, or name another place to write to"
+    return f"'{error.filename}' cannot be used: {error.strerror}" if error.filename else str(error)
+
+
 def _raised_from(error: BaseException, problem: Problem) -> ConfigError:
     config_error = ConfigError(problem)
     config_error.__cause__ = error

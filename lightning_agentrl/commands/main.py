@@ -17,8 +17,9 @@ from typing import Any, Literal
 from lightning_agentrl import __version__
 from lightning_agentrl.commands.check_files import check_files
 from lightning_agentrl.commands.ending import one_line_errors
+from lightning_agentrl.commands.failures import file_fault
 from lightning_agentrl.commands.shipped import with_shipped_configs
-from lightning_agentrl.errors import ConfigError, explain, unknown_command
+from lightning_agentrl.errors import ConfigError, Usage, explain, unknown_command
 from lightning_agentrl.models.allocator import keep_freed_memory
 
 HELP = """usage: agentrl COMMAND [OPTIONS]
@@ -360,13 +361,18 @@ def _with_negative_numbers(arguments: Sequence[str]) -> list[str]:
 def _run_own(command: str, arguments: Sequence[str]) -> None:
     from jsonargparse import ArgumentParser
 
+    function, (follows, about) = OWN[command], MAY_FOLLOW.get(command, ("", ""))
+    taken = inspect.signature(function).parameters.values()
+    alone = [each.name for each in taken if each.default is each.empty]
+    named = [each.name for each in taken if each.name not in (*alone, follows, OPTIONS)]
+    written = " ".join(["agentrl", command, *map(str.upper, alone), *([f"[{follows.upper()}]"] if follows else [])])
+    usage = Usage((*alone, *([follows] if follows else [])), written)
+
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
-            raise ConfigError(explain(message, ex, list(inspect.signature(OWN[command]).parameters))) from ex
+            raise ConfigError(explain(message, ex, named, usage)) from ex
 
-    function = OWN[command]
     parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
-    follows, about = MAY_FOLLOW.get(command, ("", ""))
     parser.add_function_arguments(function, as_positional=True, skip={OPTIONS, follows})
     if follows:
         parser.add_argument(follows, nargs="?", type=str | None, default=None, help=about)
@@ -379,5 +385,7 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
         function(**settings.as_dict(), **options)
     except ConfigError:  # knows the place
         raise
-    except (ValueError, OSError, ImportError) as error:
+    except OSError as error:
+        raise ConfigError(file_fault(error)) from error
+    except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error

@@ -17,8 +17,11 @@ from lightning_agentrl.errors.names import closest, import_class, keys_of
 from lightning_agentrl.errors.problem import Problem, one_line
 from lightning_agentrl.errors.unknown import (
     TOP_KEYS,
+    Usage,
+    missing_arguments,
     missing_keys,
     no_class,
+    no_value,
     unknown_argument,
     unknown_class,
     unknown_key,
@@ -48,7 +51,9 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 # The parser
 
 
-def explain(message: str, error: BaseException | None = None, options: Sequence[str] = OPTIONS) -> Problem:
+def explain(
+    message: str, error: BaseException | None = None, options: Sequence[str] = OPTIONS, usage: Usage | None = None
+) -> Problem:
     """Return the problem behind a message of the parser, or the message's first line if nothing is recognised.
 
     The parser nests its errors: each is raised from the one about what is inside it, a union from its first member.
@@ -57,7 +62,14 @@ def explain(message: str, error: BaseException | None = None, options: Sequence[
         message: of the parser.
         error: the exception behind the message.
         options: what the command takes, without dashes.
+        usage: what it takes without a name; None: nothing.
     """
+    if usage is not None and (match := re.match(r"the following arguments are required: (.*)", message)):
+        return missing_arguments(match[1].split(", "), usage)
+    if usage is not None and (match := re.match(r"unrecognized arguments: (\S+)", message)):
+        return unknown_argument(match[1], options, usage)
+    if match := re.match(r"argument --?(\S+): expected one argument", message):
+        return no_value(match[1])
     faults = [message.strip(), *(str(cause).strip() for cause in causes(error))]
     return _read([fault for fault, _ in itertools.groupby(faults)], options)  # an inner parser's appears twice
 

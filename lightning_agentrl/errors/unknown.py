@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lightning_agentrl.errors.names import class_names, closest, import_class, import_fault, keys_inside, keys_of
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place, Problem
@@ -112,15 +113,48 @@ def no_class(key: str, bases: Sequence[type]) -> Problem:
     return Problem(what, key=key, classless=True, known=tuple(class_names(bases)))
 
 
-def unknown_argument(argument: str, options: Sequence[str]) -> Problem:
+@dataclass(frozen=True)
+class Usage:
+    """What a command takes without a name.
+
+    Args:
+        alone: the names that such arguments have in its help.
+        text: how it is written with them.
+    """
+
+    alone: tuple[str, ...]
+    text: str
+
+
+def missing_arguments(names: Sequence[str], usage: Usage) -> Problem:
+    """Describe required arguments without a name that were not given."""
+    many = len(names) > 1
+    what = f"the argument{'s' * many} {' and '.join(names)} {'are' if many else 'is'} missing"
+    return Problem(what, fix=f"write {usage.text}")
+
+
+def no_value(option: str) -> Problem:
+    """Describe an option, without its dashes, behind which its value is missing."""
+    place, fix = Place(COMMAND_LINE, f"--{option}"), f"give one behind it, as in --{option} VALUE"
+    return Problem(f"the option --{option} has no value", place=place, fix=fix)
+
+
+def unknown_argument(argument: str, options: Sequence[str], usage: Usage | None = None) -> Problem:
     """Describe an argument that a command does not take.
 
     Args:
         argument: as it was given.
         options: what the command takes, without dashes.
+        usage: what it takes without a name; None: nothing.
     """
     name = argument.lstrip("-").split("=")[0]
     head, _, rest = name.partition(".")
+    if usage is not None and not argument.startswith("-"):
+        place = Place(COMMAND_LINE, argument)
+        return Problem(f"the argument '{argument}' is one too many", place=place, fix=f"write {usage.text}")
+    if usage is not None and head in usage.alone:
+        place = Place(COMMAND_LINE, f"--{name}")
+        return Problem(f"there is no option '--{head}'; it stands alone", place=place, fix=f"write {usage.text}")
     if not argument.startswith("-"):
         is_config = "config" in options and argument.endswith((".yaml", ".yml"))
         meant = f"--config {argument}" if is_config else f"--{argument}" if "=" in argument else ""

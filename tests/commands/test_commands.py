@@ -16,6 +16,7 @@ from lightning_agentrl.commands import main as commands
 from lightning_agentrl.commands.fit import AgentCLI
 from lightning_agentrl.view.read import read_turns
 from tests.cli import Config, changed, fit, run_command
+from tests.disks import mounted
 from tests.view.logs import random_turns, write_run
 
 
@@ -79,6 +80,44 @@ def test_the_wrong_things_are_told(agentrl: Callable[..., tuple[int, str, str]],
     code, _, printed = agentrl("view", str(tmp_path), "--output", "x.html")
     assert code == 2
     assert "--output" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ("replay", ["argument run is missing", "agentrl replay RUN"]),
+        ("export a.ckpt", ["argument folder is missing", "agentrl export CHECKPOINT FOLDER"]),
+        ("view --run x", ["no option '--run'", "agentrl view RUN [OTHER]"]),
+        ("view --other x", ["no option '--other'", "agentrl view RUN [OTHER]"]),
+        ("view a b c", ["'c' is one too many", "agentrl view RUN [OTHER]"]),
+        ("view a --last", ["option --last has no value", "--last VALUE"]),
+        ("serve --options x", ["no option '--options'", "known: --port, --host, --transfer"]),
+        ("play x --sed 1", ["no option '--sed'", "did you mean --seed?"]),
+    ],
+)
+def test_arguments_without_a_name_are_told_as_such(
+    agentrl: Callable[..., tuple[int, str, str]], given: str, parts: list[str]
+) -> None:
+    code, _, told = agentrl(*given.split())
+    assert code == 2
+    assert told.count("\n") == 1
+    for part in parts:
+        assert part in told
+
+
+def test_a_file_that_cannot_be_used_is_told_in_words(
+    agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    code, _, told = agentrl("new", str(tmp_path / "file" / "agent"))
+    assert (code, told) == (2, f"agentrl: '{tmp_path}/file/agent' cannot be used: Not a directory\n")
+    run = write_run(tmp_path / "run", random_turns(20))
+    with mounted(tmp_path / "disk", "16k") as disk:
+        code, _, told = agentrl("view", str(run), "--out", str(disk / "page.html"))
+        assert list(disk.iterdir()) == []
+    assert code == 2
+    assert f"the disk is full, cannot write '{disk}/page.html'" in told
+    assert "trainer" not in told
 
 
 def test_runs_are_listed_and_two_are_compared(
