@@ -10,7 +10,8 @@ from typing import Any
 from lightning_agentrl.check_env.certificate import Certificate, certify, recipe_of
 from lightning_agentrl.check_env.page import page
 from lightning_agentrl.check_env.terminal import lines
-from lightning_agentrl.commands.written_over import PAGE, check_written_over
+from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.episodes.secrets import check_secrets
 from lightning_agentrl.errors import EnvError
 
@@ -35,10 +36,8 @@ def check_environment(
         if not value > 0:
             raise ValueError(f"--{name} is {value}; give a number above 0")
     for file, begins, argument in ((json_file, b"{", "json"), (html_file, PAGE, "html")):
-        if file is not None and not file.parent.is_dir():
-            raise ValueError(f"'{file}' cannot be written: the folder '{file.parent}' does not exist")
         if file is not None:
-            check_written_over(file, begins, argument)
+            make_room_for(file, begins, argument)
     if json_file is not None and html_file is not None and json_file.resolve() == html_file.resolve():
         raise ValueError(f"'{html_file}' cannot be both files; name another one (argument --html)")
     certificate = certify(env, kwargs, seconds, cap, most_tokens)

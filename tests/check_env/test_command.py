@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli import run_command
+from tests.disks import mounted
 
 QUESTION = "tests.check_env.defects:Question-v0"
 
@@ -75,6 +77,18 @@ def test_one_file_for_json_and_page_is_refused_before_anything_is_played(
     assert run_command(monkeypatch, "check-env", QUESTION, *files, "--seconds", "1") == 2
     answer = capsys.readouterr()
     assert "cannot be both files" in answer.err
+    assert not answer.out
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mounted(tmp_path / "disk", "16k") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert run_command(monkeypatch, "check-env", QUESTION, "--json", str(disk / "told.json")) == 2
+    answer = capsys.readouterr()
+    assert f"'{disk}/told.json' cannot be written" in answer.err
+    assert "--json" in answer.err
     assert not answer.out
 
 
