@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import accumulate
 
-from lightning_agentrl.episodes.env_worker import EnvWorker
+from lightning_agentrl.episodes.env_worker import EnvWorker, close_all
 from lightning_agentrl.episodes.sources import Source
 
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, fill [0, 1) evenly however they are cut
@@ -70,8 +70,7 @@ class EnvPool:
     def close_held_out(self) -> None:
         """Close idle environments of held-out episodes."""
         for key in [key for key in self._idle if key[1]]:
-            for worker in self._idle.pop(key):
-                worker.close()
+            close_all(self._idle.pop(key))
 
     def end_threads(self) -> None:
         """Let the threads end, one with a running call after it. The pool is to be closed before it is used again."""
@@ -83,9 +82,7 @@ class EnvPool:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
-        for workers in self._idle.values():
-            for worker in workers:
-                worker.close()
+        close_all([worker for workers in self._idle.values() for worker in workers])
         self._idle.clear()
 
 

@@ -75,6 +75,7 @@ class ProcessEnvironment:
         self._recipe, self._timeout, self._memory_mb = recipe, timeout, memory_mb
         self._contract: Contract | None = None
         self._waiting = False  # for an answer
+        self._closing_since: float | None = None
         try:
             self._start(order)
         except OSError as error:  # the machine has no process or no file left
@@ -122,11 +123,20 @@ class ProcessEnvironment:
     def drew(self) -> bool:
         return self._ask("drew")
 
+    def begin_close(self) -> None:
+        """Ask the environment to close, unless it is busy."""
+        if self._contract is not None and not self._waiting and not self._pipe.closed:
+            self._closing_since = time.monotonic()
+            self._waiting = True
+            with suppress(OSError):  # the process is gone, which `close` reports
+                self._pipe.send(("close", ()))
+
     def close(self) -> None:
         """Close the environment, then end the process. A busy one is ended at once."""
+        self.begin_close()
         try:
-            if self._contract is not None and not self._waiting and not self._pipe.closed:
-                self._ask("close", limit=CLOSING_SECONDS)
+            if self._closing_since is not None and not self._pipe.closed:
+                self._receive("close", CLOSING_SECONDS, self._closing_since)
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(CLOSING_SECONDS)
         finally:
@@ -141,14 +151,19 @@ class ProcessEnvironment:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _ask(self, call: str, *args: Any, limit: float | None = None) -> Any:
+    def _ask(self, call: str, *args: Any) -> Any:
         assert self.contract is not None
         with suppress(OSError):  # the process is gone, which is reported below
             self._pipe.send((call, args))
-        return self._receive(call, limit or self._timeout)
+        return self._receive(call, self._timeout)
 
-    def _receive(self, call: str, limit: float | None) -> Any:
+    def _receive(self, call: str, limit: float | None, since: float | None = None) -> Any:
         """Wait for an answer and return it.
+
+        Args:
+            call: that is answered.
+            limit: seconds that it may take; None: any number.
+            since: when it began, by the monotonic clock; None: now.
 
         Raises:
             EnvError: what the environment raised; ``died``: its process has ended; ``timeout`` and ``memory``: it was
@@ -157,8 +172,10 @@ class ProcessEnvironment:
         """
         self._waiting = True
         try:
-            if not self._comes(call, limit):
+            if not self._comes(call, limit, time.monotonic() if since is None else since):
                 self.end()
+                if call == "close":
+                    raise EnvError("timeout", f"the environment's close took longer than {limit:g} s")
                 raise EnvError(
                     "timeout",
                     f"the environment's {call} took longer than {limit:g} s, the most that "
@@ -180,14 +197,14 @@ class ProcessEnvironment:
             raise result.error
         return result
 
-    def _comes(self, call: str, limit: float | None) -> bool:
-        """Wait for an answer or the end of the process, ``limit`` seconds at most; return whether an answer is there.
+    def _comes(self, call: str, limit: float | None, since: float) -> bool:
+        """Wait for an answer or the end of the process until ``limit`` seconds are over; return whether one is there.
 
         Raises:
             EOFError: the process has ended without an answer.
             EnvError: it was ended here, since it held too much memory.
         """
-        end = None if limit is None else time.monotonic() + limit
+        end = None if limit is None else since + limit
         look = _LOOK_SECONDS if self._memory_mb is None else _LOOK_AT_MEMORY_SECONDS
         while True:
             left = look if end is None else max(0.0, min(look, end - time.monotonic()))

@@ -179,6 +179,10 @@ class EnvWorker:
         except EnvError as error:
             warnings.warn(f"{error} (while it was closed)", stacklevel=2)
 
+    def begin_close(self) -> None:
+        """Let the environment close in its process, if it has one; :meth:`close` waits for it."""
+        self._environment.begin_close()
+
     def take_errors(self) -> tuple[str, ...]:
         """Return the kinds of errors that were recovered from since the last call."""
         errors, self.errors = tuple(self.errors), []
@@ -299,6 +303,14 @@ class EnvWorker:
         return answer
 
 
+def close_all(workers: Sequence[EnvWorker]) -> None:
+    """Close environments, those in processes beside each other."""
+    for worker in workers:
+        worker.begin_close()
+    for worker in workers:
+        worker.close()
+
+
 class _Unmade:
     """Stands for an environment that could not be made; whatever asks for it learns why, and it is made anew."""
 
@@ -323,6 +335,9 @@ class _Unmade:
 
     def drew(self) -> bool:
         raise self.error
+
+    def begin_close(self) -> None:
+        """Do nothing: there is none."""
 
     def close(self) -> None:
         """Do nothing: there is none."""

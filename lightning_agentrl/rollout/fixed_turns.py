@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from lightning_agentrl.episodes.env_worker import close_all
 from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
@@ -51,8 +52,7 @@ class FixedTurns:
 
     def close(self) -> None:
         """Close all environments."""
-        for session in self.sessions:
-            session.close()
+        close_all([session.worker for session in self.sessions])
 
 
 def endless_session(make: SessionMaker, env: int, pictures: bool = False) -> Session:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lightning_agentrl.episodes.env_worker import close_all
 from lightning_agentrl.episodes.recorder import EpisodeRecorder
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.episodes.session import Session
@@ -244,8 +245,7 @@ class WholeGroups:
 
     def close(self) -> None:
         """Close the environments of running episodes."""
-        for session in self.sessions:
-            session.close()
+        close_all([session.worker for session in self.sessions])
         self._members = {}
 
 

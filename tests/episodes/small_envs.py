@@ -106,6 +106,24 @@ class Walk(gymnasium.Env):
         return np.full((2, 3, 3), self.count, dtype=np.uint8)
 
 
+class Together(Walk):
+    """Closes once so many of its kind are closing.
+
+    Args:
+        folder: where each leaves a file.
+        count: of them.
+    """
+
+    def __init__(self, folder: str, count: int) -> None:
+        super().__init__()
+        self.folder, self.together = Path(folder), count
+
+    def close(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+        while len(list(self.folder.iterdir())) < self.together:
+            threading.Event().wait(0.01)
+
+
 class Changing(Walk):
     """Offers one more action after each step."""
 
@@ -255,5 +273,5 @@ class Stubborn(Walk):
         raise OSError("was gone already")
 
 
-for cls in (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Stubborn):
+for cls in (Walk, Unrepeatable, Garbled, Changing, Telling, Gambling, Quick, Late, Locked, Closing, Together, Stubborn):
     gymnasium.register(f"{cls.__name__}-v0", cls)

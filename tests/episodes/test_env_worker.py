@@ -21,6 +21,7 @@ import gymnasium
 import pytest
 
 from lightning_agentrl.episodes import env_process
+from lightning_agentrl.episodes.env_pool import EnvPool
 from lightning_agentrl.episodes.env_worker import EnvWorker, ReplayDiffersError, Start
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.errors.faults import EnvError
@@ -219,6 +220,20 @@ def test_a_process_that_ends_or_hangs_is_replaced_within_the_retries(fault, kind
         wait_for(lambda: not members(first.pid))
         assert set(worker.take_errors()) == {kind}
         assert worker.take_errors() == ()
+
+
+@pytest.mark.slow
+def test_processes_close_beside_each_other(tmp_path):
+    """Each closes once all do; one that is not let go on within its time would warn."""
+    pool = EnvPool([config("Together", folder=str(tmp_path), count=3)], 3)
+    workers = [pool.take(0) for _ in range(3)]
+    for worker in workers:
+        worker.reset_now(START)
+        pool.give_back(0, worker)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pool.close()
+    assert all(gone(process_of(worker).pid) for worker in workers)
 
 
 @pytest.mark.slow
