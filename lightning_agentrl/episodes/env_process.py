@@ -137,8 +137,9 @@ class ProcessEnvironment:
         try:
             if self._closing_since is not None and not self._pipe.closed:
                 self._receive("close", CLOSING_SECONDS, self._closing_since)
+                ends_by = self._closing_since + 2 * CLOSING_SECONDS
                 with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(CLOSING_SECONDS)
+                    self._process.wait(max(ends_by - time.monotonic(), 0.0))
         finally:
             self.end()
             self._process.wait()
