@@ -266,12 +266,17 @@ class AgentCLI(LightningCLI):
                 data.teardown(stage)  # a thread inside torch would abort the process as it exits
             if isinstance(error, PlanShown):
                 return
+            trains = self.subcommand == "fit"  # other commands have nothing to continue
             if interrupted:
-                raise KeyboardInterrupt(_stopped(self.trainer)) from None
-            if stage == "fit" and lost_reader(error):
+                raise KeyboardInterrupt(_stopped(self.trainer) if trains else "") from None
+            if trains and lost_reader(error):
                 error.add_note(_stopped(self.trainer))
                 raise
-            if config_error := self._config_error(error, playing):
+            config_error = self._config_error(error, playing)
+            told = "ckpt_path" in str(config_error or error)
+            if trains and playing and isinstance(error, Exception) and not told and last_good_checkpoint(self.trainer):
+                error.add_note(_stopped(self.trainer))
+            if config_error:
                 raise config_error from error
             raise
 

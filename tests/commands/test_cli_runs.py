@@ -18,9 +18,11 @@ import yaml
 
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.callbacks.chain import FOLDER, claim, release
+from lightning_agentrl.commands.verify_engine import VerifyEngine
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.rollout import RolloutDataModule
 from tests.cli import Command, Config, changed, fit, sentence
+from tests.disks import mounted
 
 
 def test_a_run_works_and_saves_its_config_which_a_validation_leaves_as_it_is(
@@ -244,6 +246,30 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     code, text = agentrl(config=changed(config, "trainer.max_epochs", 5))
     assert code == 130
     assert "there is no checkpoint yet" in text
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify-engine"])
+def test_ctrl_c_in_a_command_that_trains_nothing_tells_of_no_checkpoint(
+    command: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(RolloutDataModule, "play_whole", interrupted)
+    monkeypatch.setattr(VerifyEngine, "on_validation_epoch_start", interrupted)
+    code, text = agentrl(config=config, command=command)
+    assert (code, text.rstrip().splitlines()[-1]) == (130, "agentrl: stopped")
+
+
+def test_a_run_that_a_full_disk_ends_says_how_it_goes_on(config: Config, agentrl: Command, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "64k") as disk:
+        log = {"class_path": "TurnLog", "init_args": {"folder": str(disk)}}
+        config = changed(changed(config, "trainer.callbacks", [log]), "trainer.max_epochs", 20)
+        told = sentence(agentrl(config=config))
+    assert told.startswith("the disk is full")
+    done, path = re.findall(r"\(stopped after iteration (\d+); continue with --ckpt_path (\S+)\)$", told)[0]
+    assert Path(path).name == f"iteration-{int(done):05d}.ckpt"
+    assert Path(path).is_file()
 
 
 @pytest.mark.slow
