@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from lightning_agentrl.commands.written_over import PAGE, check_written_over
+from lightning_agentrl.commands.room_to_write import make_room_for
+from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.view.build import build_page, page_file
 from lightning_agentrl.view.listing import list_runs
 from lightning_agentrl.view.locate import several
@@ -37,7 +38,9 @@ def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None,
     elif serve:
         _offer(run, other, last, PORT if port is None else port)
     else:
-        check_written_over(page_file(run, out, other), PAGE, "out")
+        page = page_file(run, out, other)
+        if page.parent.is_dir():
+            make_room_for(page, PAGE, "out")
         print(f"written to {build_page(run, out, last, other)}")
 
 

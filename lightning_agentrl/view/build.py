@@ -8,6 +8,7 @@ import html
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -168,7 +169,8 @@ def _write(target: Path, text: str) -> Path:
         beside.write_bytes(data)
         beside.replace(place)  # a page is never there by half
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that cannot be written at all
+            beside.unlink()
         raise OSError(error.errno, error.strerror, str(target)) from error
     return target
 

@@ -115,6 +115,12 @@ def test_a_file_that_cannot_be_used_is_told_in_words(
     with mounted(tmp_path / "disk", "16k") as disk:
         code, _, told = agentrl("view", str(run), "--out", str(disk / "page.html"))
         assert list(disk.iterdir()) == []
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for page in (disk / "page.html", disk / "new" / "page.html"):
+            code, _, of_reading = agentrl("view", str(run), "--out", str(page))
+            assert code == 2
+            assert str(page.parent if page.parent != disk else page) in of_reading
+        assert "--out" in agentrl("view", str(run), "--out", str(disk / "page.html"))[2]
     assert code == 2
     assert f"the disk is full, cannot write '{disk}/page.html'" in told
     assert "trainer" not in told
