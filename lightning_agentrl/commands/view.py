@@ -9,7 +9,7 @@ from lightning_agentrl.commands.room_to_write import make_room_for
 from lightning_agentrl.commands.written_over import PAGE
 from lightning_agentrl.view.build import build_page, page_file
 from lightning_agentrl.view.listing import list_runs
-from lightning_agentrl.view.locate import several
+from lightning_agentrl.view.locate import find_run, several
 from lightning_agentrl.view.serve import PageServer
 
 PORT = 8002  # the same at each start, since browsers keep stars and notes by the address of a page
@@ -36,6 +36,9 @@ def view_runs(run: Path, other: Path | None, out: Path | None, last: int | None,
     if other is None and out is None and not serve and last is None and run.is_dir() and several(run):
         print(list_runs(run))
     elif serve:
+        for each in filter(None, (run, other)):
+            if each.is_dir() and several(each):
+                find_run(each)  # says which there are; to wait would not help
         _offer(run, other, last, PORT if port is None else port)
     else:
         page = page_file(run, out, other)

@@ -141,6 +141,10 @@ def test_runs_are_listed_and_two_are_compared(
         code, _, printed = agentrl("view", str(one), *wrong)
         assert code == 2
         assert wrong[-2] in printed
+    for runs in ([tmp_path], [one, tmp_path]):
+        code, _, printed = agentrl("view", *map(str, runs), "--serve", "--port", "0")
+        assert code == 2
+        assert "choose one: one/lightning_logs, other/lightning_logs" in printed
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr("lightning_agentrl.commands.view.PORT", taken.getsockname()[1])
         code, _, printed = agentrl("view", str(one), "--serve")
