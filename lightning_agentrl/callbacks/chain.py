@@ -214,6 +214,8 @@ def read_link(path: Path) -> Link:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
+    except FileNotFoundError as error:  # of a run that is going on
+        raise ValueError(f"the file '{path}' is no longer in the chain, of which a run keeps the last ones") from error
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"the file '{path}' of the chain is damaged: {error}") from error
 

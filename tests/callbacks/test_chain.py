@@ -63,3 +63,8 @@ def test_a_claim_ends_with_its_run_though_a_process_that_was_forked_lives_on(tmp
         os.waitpid(forked, 0)
         os.close(end)
         os.close(beginning)
+
+
+def test_a_file_that_its_run_has_removed_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"000001-rank0\.npz' is no longer in the chain"):
+        chain.read_link(chain.link_path(tmp_path, 1, 0))
