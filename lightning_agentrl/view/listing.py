@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from lightning_agentrl.view.locate import (
+    FACTS,
     find_runs,
     held_out_logs,
     json_object,
@@ -30,7 +32,7 @@ def list_runs(root: Path) -> str:
         raise ValueError(f"there is no run below '{root}'")
     rows = sorted((_row(run) for run in runs), reverse=True)
     width = max(len(row[1]) for row in rows)
-    lines = [f"  {path:<{width}}  {started or 'start unknown':<16}  {result}" for started, path, result in rows]
+    lines = [f"  {path:<{width}}  {_minute(started):<16}  {result}" for started, path, result in rows]
     return "\n".join(
         [
             f"runs below {root}:",
@@ -41,9 +43,17 @@ def list_runs(root: Path) -> str:
     )
 
 
+def _minute(started: str) -> str:
+    """Return a time of run.json to the minute, by the clock of this machine."""
+    try:
+        return datetime.fromisoformat(started).astimezone().strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError):
+        return "start unknown"
+
+
 def _row(run: Path) -> tuple[str, str, str]:
-    """Return when a run was started, to the minute, its folder, and how it went."""
-    started = str(json_object(run / "run.json").get("started", ""))[:16].replace("T", " ")
+    """Return when a run was started, its folder, and how it went."""
+    started = str(json_object(run / FACTS).get("started", ""))
     iterations = last_iteration(run)
     several = "s" if iterations > 1 else ""
     parts = [f"{iterations} iteration{several}" if iterations else "no iteration in its turn log"]

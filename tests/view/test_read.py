@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -275,6 +276,25 @@ def test_iterations_of_an_earlier_run_in_the_same_folder_do_not_count(tmp_path):
         write_log(tmp_path, [make_turn(iteration=k) for k in (*range(1, 13), 1, 2)], per_file=12, rank=rank)
     assert [t["iteration"] for t in read(tmp_path)[0]] == [1, 2] * 2
     assert "2 iterations" in list_runs(tmp_path)
+
+
+@pytest.fixture
+def far_east(monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_the_start_of_a_run_is_told_by_the_clock_of_the_machine(tmp_path, far_east):
+    for name, started in (("one", "2026-05-06T20:08:09+00:00"), ("two", "yesterday"), ("three", "0001-01-01T00:00:00")):
+        write_log(tmp_path / name, [make_turn()])
+        (tmp_path / name / "run.json").write_text(json.dumps({"started": started}))
+    told = {Path(line.split()[0]).name: line for line in list_runs(tmp_path).splitlines()[1:4]}
+    assert "2026-05-07 05:08" in told["one"]
+    assert "start unknown" in told["two"]
+    assert "three" in told
 
 
 def test_runs_are_listed_with_what_they_came_to(tmp_path, monkeypatch):
