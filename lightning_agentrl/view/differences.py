@@ -15,11 +15,11 @@ def different_keys(first: Path | None, second: Path | None) -> list[tuple[str, s
     """Return each key with its value in either config, both as text; empty where a config lacks it or is missing.
 
     Raises:
-        ValueError: a file is not YAML.
+        ValueError: a file is not YAML, or a part of it holds itself.
     """
     if first is None or second is None:
         return []
-    one, other = (dict(_flat(_tree(path))) for path in (first, second))
+    one, other = map(_keys, (first, second))
     return [
         (key, one.get(key, ""), other.get(key, ""))
         for key in sorted(one.keys() | other.keys())
@@ -27,12 +27,14 @@ def different_keys(first: Path | None, second: Path | None) -> list[tuple[str, s
     ]
 
 
-def _tree(path: Path) -> Any:
+def _keys(path: Path) -> dict[str, str]:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (yaml.YAMLError, RecursionError) as error:
-        why = " ".join(str(error).split())
-        raise ValueError(f"'{path}' is not YAML ({why}); remove it or write it again") from error
+        return dict(_flat(yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))))
+    except yaml.YAMLError as error:
+        why = f"not YAML ({' '.join(str(error).split())})"
+        raise ValueError(f"'{path}' is {why}; remove it or write it again") from error
+    except RecursionError:
+        raise ValueError(f"'{path}' is nested too deeply; remove it or write it again") from None
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
