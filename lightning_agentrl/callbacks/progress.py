@@ -37,11 +37,13 @@ class StageProgress(ProgressBar):
     ``success`` is that of the last 100 episodes before which no running one began; a dash until 20 of them have ended.
 
     Args:
-        line_seconds: without a terminal, seconds from one line inside an iteration to the next.
+        line_seconds: without a terminal, seconds from one line inside an iteration to the next; infinite: no such line.
     """
 
     def __init__(self, line_seconds: float = 30.0) -> None:
         super().__init__()
+        if not line_seconds >= 0:
+            raise ValueError(f"StageProgress needs line_seconds of at least 0, got {line_seconds}")
         self.line_seconds = line_seconds
         self.console = _Output(soft_wrap=True, highlight=False)
         self._enabled = True

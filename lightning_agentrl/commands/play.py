@@ -197,9 +197,8 @@ class _Play:
         self.solved.append(last is not None and succeeded(last))
         result = "solved" if self.solved[-1] else f"lost to a fault ({lost})" if lost else "not solved"
         turns, value = recorder.recorded, last.episode_return if last else 0.0
-        print(
-            f"\n=== {result}: {turns} turns, return {value:g}" + (f", {last.stop.value}" if last and last.stop else "")
-        )
+        stop = f", {last.stop.value}" if last and last.stop else ""
+        print(f"\n=== {result}: {turns} turn{'s' * (turns != 1)}, return {value:g}{stop}")
         self.make.end(session, 0)
 
 

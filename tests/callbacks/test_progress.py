@@ -32,6 +32,12 @@ def test_a_number_that_is_nearly_0_has_no_sign() -> None:
     assert StageProgress()._numbers(trainer) == "kl 0.000 explained -0.020"
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_seconds_that_cannot_pass_are_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match=f"line_seconds of at least 0, got {seconds}"):
+        StageProgress(seconds)
+
+
 @pytest.mark.slow
 def test_one_line_for_each_iteration_where_there_is_no_terminal(tiny_folder: Path, tmp_path: Path) -> None:
     bar, shown = progress(terminal=False)
