@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.counted_memory
 
 It is the plan of `agentrl fit --dry-run`, with activations that are counted and not measured. Weights, gradients and
-Adam state of actor and critic and the weights of the reference are in float32. Autocast keeps a copy in bfloat16 of
-each trained weight that it multiplies by; under FSDP2 layers are gathered in bfloat16 instead, one at a time. With
+Adam state of actor and critic are in float32, and of the reference what its linear layers do not hold in bfloat16.
+Autocast keeps a copy in bfloat16 of each trained weight that it multiplies by; under FSDP2 the reference is in float32
+too, and layers are gathered in bfloat16 instead, one at a time. With
 gradient checkpointing, activations are the inputs of all layers, what one layer keeps, and one chunk of logits. A
 gigabyte is 10^9 bytes.
 """
@@ -46,11 +47,13 @@ class Counted:
         all: of the policy.
         backbone: of a critic, which has no output head of its own.
         cast: of the weights of linear layers of policy and critic.
+        rounded: of those of a reference, which has no head of its own where that is tied to the embedding.
     """
 
     all: int
     backbone: int
     cast: int
+    rounded: int
 
 
 @cache
@@ -63,7 +66,8 @@ def count(size: str) -> Counted:
     head = lm.get_output_embeddings().weight.numel()
     every = sum(p.numel() for p in lm.parameters())
     cast = sum(weight.numel() for weight in linear.values())
-    return Counted(every, every - (0 if config.tie_word_embeddings else head), 2 * cast - head)
+    own_head, rounded = (0, cast - head) if config.tie_word_embeddings else (head, cast)
+    return Counted(every, every - own_head, 2 * cast - head, rounded)
 
 
 def activations(config: Qwen2Config, tokens: int) -> float:
@@ -87,7 +91,7 @@ def plan(size: str, gpus: int, strategy: str, tokens: int = 16384) -> MemoryPlan
     copied = 0 if strategy == "FSDP2" else 2 * counted.cast
     return MemoryPlan(
         program=0,
-        weights=trained + 4 * counted.all // shards,
+        weights=trained + (4 * counted.all // shards if strategy == "FSDP2" else 4 * counted.all - 2 * counted.rounded),
         gradients=gradients * (2 if strategy.endswith("ddp") and gpus > 1 else 1),  # in buckets too
         optimizer=optimizer,
         activations=int(activations(SIZES[size], tokens)) + copied,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -537,9 +538,15 @@ class Agent(L.LightningModule, ABC):
 
     def configure_model(self) -> None:
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
-        if hasattr(self, "models"):
-            return
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
+        if hasattr(self, "models"):
+            reads = precision is not None and (self.lora or self.trainer.state.fn == TrainerFn.FITTING)  # a reference
+            if self.models.rounded and reads and precision != "bf16-mixed":
+                raise ValueError(
+                    "the frozen weights of this agent were rounded for an earlier run with trainer.precision "
+                    f"bf16-mixed, so a run with {precision} needs a new agent"
+                )
+            return
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         reference = self.reference if self.needs.ref_logps else None
         self.models = build_models(
@@ -682,7 +689,11 @@ class Agent(L.LightningModule, ABC):
     @contextmanager
     def cached_precision(self) -> Iterator[None]:
         """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
-        with self.trainer.precision_plugin.forward_context():
+        plugin = self.trainer.precision_plugin
+        if isinstance(plugin, HalfPrecision | DoublePrecision):  # weights say it all; what their contexts set is the
+            yield  # default dtype of all threads
+            return
+        with plugin.forward_context():
             torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
             yield
 
@@ -710,5 +721,6 @@ class Agent(L.LightningModule, ABC):
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:
-            reference.to(self.device, dtype=None if self.lora else self.actor.lm.dtype)  # a base is shared already
+            kept = self.lora is not None or self.models.rounded  # a base is shared already
+            reference.to(self.device, dtype=None if kept else self.actor.lm.dtype)
         self.datamodule.connect(self)

@@ -10,13 +10,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from lightning_agentrl.models.autocast import round_linear_layers
 from lightning_agentrl.models.critic import Critic, SeparateCritic
 from lightning_agentrl.models.families import why_unshared
 from lightning_agentrl.models.image_reader import image_reader
 from lightning_agentrl.models.kernels import Kernels, use_kernels
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
-from lightning_agentrl.models.lora import LoRA, round_linear_layers
+from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.parts import tower
 from lightning_agentrl.models.sharding import release, shard
 
@@ -54,6 +55,7 @@ class Models:
     actor: LanguageModel
     critic: Critic | None
     reference: LanguageModel | None  # frozen; not registered in the agent, so neither optimised nor saved
+    rounded: bool = False  # frozen weights are as autocast to bfloat16 rounds them
 
     @property
     def shared_critic(self) -> Critic | None:
@@ -118,13 +120,15 @@ def build_models(
         share_out(critic)
     frozen = None
     if reference is not None:
-        own = base if reference == model and base is not None else load_causal_lm(reference)
-        frozen = LanguageModel(own).requires_grad_(False).eval()
+        lm = base if reference == model and base is not None else load_causal_lm(reference)
+        frozen = LanguageModel(lm).requires_grad_(False).eval()
         _check_images(actor, frozen, reference)
         share_out(frozen)
-    if base is not None and precision == "bf16-mixed":
-        round_linear_layers(base, torch.bfloat16)
-    models = Models(actor, critic, frozen)
+    compared = frozen.lm if frozen is not None and mesh is None else None  # a sharded one is rounded as it is gathered
+    to_round = [lm for lm in (base, compared) if lm is not None] if precision == "bf16-mixed" else []
+    for lm in to_round:
+        round_linear_layers(lm, torch.bfloat16)
+    models = Models(actor, critic, frozen, rounded=bool(to_round))
     if not models.share_prefixes:
         why = why_unshared(actor.lm.config)
         who = f"'{model}' ({why})" if why else "the critic"

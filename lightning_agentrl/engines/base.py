@@ -76,9 +76,14 @@ class PolicyHandle:
     @property
     def computes_in(self) -> torch.dtype:
         """The dtype in which the trainer scores and trains the policy."""
+        return self.rounds_to or self.policy.lm.dtype
+
+    @property
+    def rounds_to(self) -> torch.dtype | None:
+        """The dtype of autocast, to which it rounds weights; None where there is none."""
         device = self.policy.lm.device.type
         with self.precision():
-            return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.policy.lm.dtype
+            return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 @dataclass(frozen=True)

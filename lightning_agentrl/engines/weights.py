@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.models.autocast import linear_layers, round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.lora import has_adapters, merge_adapters
 from lightning_agentrl.models.sharding import gathered, units
@@ -80,8 +81,12 @@ def whole(lm: PreTrainedModel) -> PreTrainedModel:
     return merge_adapters(lm) if has_adapters(lm) else lm
 
 
-def frozen_copy(policy: LanguageModel) -> LanguageModel:
+def frozen_copy(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> LanguageModel:
     """Return a copy of a policy with trained weights of its own; frozen weights never change and are shared.
+
+    Args:
+        policy: that is trained.
+        rounds_to: dtype of the autocast in which the copy runs; None: it runs in none.
 
     Raises:
         ValueError: the policy is sharded.
@@ -92,7 +97,19 @@ def frozen_copy(policy: LanguageModel) -> LanguageModel:
             "needs (data.init_args.max_staleness above 0); use VLLMEngine (key data.init_args.engine), or 0"
         )
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}
-    return copy.deepcopy(policy, shared).requires_grad_(False).eval()  # what is in the memo is not copied
+    copied = copy.deepcopy(policy, dict(shared)).requires_grad_(False).eval()  # what is in the memo is not copied
+    if rounds_to is not None:
+        round_linear_layers(copied.lm, rounds_to, but=shared.values())
+    return copied
+
+
+def copied_bytes(policy: LanguageModel, rounds_to: torch.dtype | None = None) -> int:
+    """Return what the weights that :func:`frozen_copy` copies take."""
+    sizes = {id(weight): weight.nbytes for weight in policy.parameters() if weight.requires_grad}
+    if rounds_to is not None:
+        rounded = [weight for layer in linear_layers(policy.lm) for weight in layer.parameters(recurse=False)]
+        sizes |= {id(weight): weight.numel() * rounds_to.itemsize for weight in rounded if weight.requires_grad}
+    return sum(sizes.values())
 
 
 @torch.no_grad()

@@ -152,18 +152,6 @@ def frozen_weights(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
-def round_linear_layers(lm: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Store the frozen weights of linear layers in ``dtype``, for models that run under autocast to ``dtype``.
-
-    Autocast caches rounded copies of trained weights only, and would round these in each forward pass. Results are
-    equal to the last bit, faster and in half the memory. An output head tied to the embedding is left unchanged.
-    """
-    embedding = lm.get_input_embeddings().weight
-    for module in lm.modules():
-        if isinstance(module, nn.Linear) and module.weight is not embedding:
-            module.to(dtype)
-
-
 def has_adapters(lm: PreTrainedModel) -> bool:
     return hasattr(lm, "peft_config")
 

@@ -14,7 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM
 
 from lightning_agentrl.engines import PolicyHandle, Reply, SamplingRequest, TransformersEngine
-from lightning_agentrl.engines.weights import copy_weights, frozen_copy, moved, named_as_in_files, named_weights
+from lightning_agentrl.engines.weights import (
+    copied_bytes,
+    copy_weights,
+    frozen_copy,
+    moved,
+    named_as_in_files,
+    named_weights,
+)
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
@@ -42,6 +49,25 @@ def test_a_copy_has_weights_of_its_own_until_they_are_copied(tiny_folder):
     assert not equal(policy, copied)
     copy_weights(policy, to=copied)
     assert equal(policy, copied)
+
+
+def test_a_copy_that_runs_under_autocast_takes_less_and_reads_the_same_bits(tiny_folder):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+    copied = frozen_copy(policy, torch.bfloat16)
+    assert sum(weight.nbytes for weight in copied.parameters()) == copied_bytes(policy, torch.bfloat16)
+    assert copied_bytes(policy, torch.bfloat16) < copied_bytes(policy) == sum(p.nbytes for p in policy.parameters())
+    move(policy, seed=0, share=0.1)
+    copy_weights(policy, to=copied)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        ids = torch.arange(8)[None]
+        assert torch.equal(copied.lm(ids).logits, policy.lm(ids).logits)
+    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
+
+
+def test_what_a_copy_shares_is_not_rounded(tiny_folder):
+    policy = LanguageModel(LoRA(rank=2).adapt(load_causal_lm(str(tiny_folder)), "actor"))
+    frozen_copy(policy, torch.bfloat16)
+    assert {weight.dtype for weight in policy.parameters()} == {torch.float32}
 
 
 def test_below_adapters_the_base_is_shared(tiny_folder):

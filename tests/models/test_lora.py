@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_agentrl.models.autocast import round_linear_layers
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
-from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters, round_linear_layers
+from lightning_agentrl.models.lora import LoRA, frozen_weights, has_adapters, merge_adapters
 from lightning_agentrl.models.packing import pack
 from tests.inputs import text_row
 from tests.tiny import tiny_model_folder

@@ -21,7 +21,7 @@ from lightning_agentrl.engines.transformers.admission import Admission, Asked, R
 from lightning_agentrl.engines.transformers.batch import Batch, Draft
 from lightning_agentrl.engines.transformers.prefill import PaddedPrefill, TreePrefill, check_prompt
 from lightning_agentrl.engines.waiting import Waiting, tell_all
-from lightning_agentrl.engines.weights import copy_weights, frozen_copy
+from lightning_agentrl.engines.weights import copied_bytes, copy_weights, frozen_copy
 from lightning_agentrl.models.language_model import LanguageModel
 
 
@@ -87,12 +87,12 @@ class TransformersEngine(Engine):
         batch = min(concurrency, self.max_batch) * handle.window * per_token
         if not handle.trained_meanwhile:
             return EngineMemory(sampling=batch)
-        return EngineMemory(resident=batch + sum(p.nbytes for p in handle.policy.parameters() if p.requires_grad))
+        return EngineMemory(resident=batch + copied_bytes(handle.policy, handle.rounds_to))
 
     def start(self, handle: PolicyHandle) -> None:
         self._trained = handle.policy if handle.trained_meanwhile else None
         if self._trained is not None:
-            handle = replace(handle, policy=frozen_copy(self._trained))
+            handle = replace(handle, policy=frozen_copy(self._trained, handle.rounds_to))
         self._handle = handle
         self._prefill = (TreePrefill if handle.policy.shares_prefixes else PaddedPrefill)(handle.policy)
         if self._worker is None:
