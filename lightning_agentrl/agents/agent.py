@@ -37,6 +37,7 @@ from lightning_agentrl.agents.checks import (
     check_popart,
     check_reads_alike,
     check_returns,
+    check_rounded,
     check_tower,
     check_trainer,
     correction_for,
@@ -540,12 +541,8 @@ class Agent(L.LightningModule, ABC):
         """Build actor, critic and reference once the strategy is up; harmless when called again."""
         precision = None if self._trainer is None else cast(str, self._trainer.precision)
         if hasattr(self, "models"):
-            reads = precision is not None and (self.lora or self.trainer.state.fn == TrainerFn.FITTING)  # a reference
-            if self.models.rounded and reads and precision != "bf16-mixed":
-                raise ValueError(
-                    "the frozen weights of this agent were rounded for an earlier run with trainer.precision "
-                    f"bf16-mixed, so a run with {precision} needs a new agent"
-                )
+            fitting = precision is not None and self.trainer.state.fn == TrainerFn.FITTING
+            check_rounded(self.models.rounded and (fitting or self.lora is not None), precision)
             return
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         reference = self.reference if self.needs.ref_logps else None

@@ -98,6 +98,23 @@ def check_popart(critic: Critic | None, strategy: Strategy) -> None:
         )
 
 
+def check_rounded(rounded: bool, precision: str | None) -> None:
+    """Refuse weights that were rounded for autocast where a run would read them without it.
+
+    Args:
+        rounded: whether frozen weights that the run reads were rounded, in an earlier run of the agent.
+        precision: of the trainer; None outside of one.
+
+    Raises:
+        ValueError: one sentence with the key.
+    """
+    if rounded and precision not in (None, "bf16-mixed"):
+        raise ValueError(
+            "the frozen weights of this agent were rounded for an earlier run with trainer.precision bf16-mixed, so a "
+            f"run with {precision} needs a new agent"
+        )
+
+
 def check_reads_alike(tokenizer: PreTrainedTokenizerBase, other: str, key: str, longest: int) -> int | None:
     """Refuse a model that would read other text from the rows of the policy than the policy does, or not all of it.
 

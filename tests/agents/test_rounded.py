@@ -66,6 +66,8 @@ def test_with_rounded_weights_a_run_is_the_same_to_the_bit(
 def test_a_run_with_another_precision_needs_another_agent(tmp_path: Path, tiny_folder: Path) -> None:
     agent, data = make_agent(tiny_folder), make_data()
     make_trainer(tmp_path, 1, precision="bf16-mixed").fit(agent, data)
+    make_trainer(tmp_path, 1, precision="bf16-mixed").fit(agent, data)
+    make_trainer(tmp_path, 1, precision="32-true").validate(agent, data, verbose=False)  # which reads no reference
     with pytest.raises(ValueError, match=r"rounded.*trainer\.precision.*bf16-mixed.*32-true needs a new agent"):
         make_trainer(tmp_path, 1, precision="32-true").fit(agent, data)
 
