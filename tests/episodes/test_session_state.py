@@ -52,6 +52,32 @@ def test_resumed_sessions_give_the_same_rollouts(tiny_folder, tmp_path, memory, 
         assert story(place.collect(7)) == expected
 
 
+class Opening(Scripted):
+    """Opens one more door with each step, and says so in its rules."""
+
+    default_action = "door 0"
+
+    @property
+    def actions(self) -> dict[str, str]:
+        return {f"door {number}": "" for number in range(getattr(self, "count", 0) + 1)}
+
+    @property
+    def system_prompt(self) -> str:
+        return f"There are {len(self.actions)} doors."
+
+
+@pytest.mark.parametrize("memory", [WindowMemory(0), WindowMemory(2)])
+def test_a_prompt_says_what_the_environment_offers_in_its_turn(tiny_folder, memory):
+    settings = {"memory": memory, "prompt": PromptFormat(think=False, max_prompt_tokens=1500)}
+    tokenizer = load_tokenizer(str(tiny_folder))
+    with workplace(tiny_folder, [Opening(9)], interaction=TurnInteraction(4), **settings) as place:
+        prompts = [tokenizer.decode(sample.segments[0].ids) for sample in place.collect(4).samples]
+    for doors, prompt in enumerate(prompts, 1):
+        assert f"There are {doors} doors." in prompt
+        assert f"door {doors - 1}" in prompt
+        assert f"door {doors}" not in prompt
+
+
 class Numpys(Scripted):
     """Gives texts and numbers of numpy's own types, as its generators draw them; in messages or as they are."""
 
