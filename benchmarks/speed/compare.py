@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,18 @@ def jobs_of(comparison: Comparison, job: Job, tuned: Path) -> tuple[Job, Job]:
 def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict[str, Any]:
     """Seconds of both sides, step by step, and whether they computed the same."""
     our_job, their_job = jobs_of(comparison, job, tuned)
-    with Contender(comparison.ours.module, our_job) as ours, Contender(comparison.theirs.module, their_job) as theirs:
-        first = ours.step(), theirs.step()  # warms up; both from the same weights
-        steps = [(ours.step(), theirs.step()) for _ in range(repeats)]
+    sides = comparison.ours.module, comparison.theirs.module
+    with ExitStack() as beside:
+        exact: list[Contender] = []  # they load while the others do, and step when these have left
+        if not their_job.episodes:
+            jobs = exact_jobs(comparison, our_job, their_job)
+            exact = [beside.enter_context(Contender(side, job)) for side, job in zip(sides, jobs, strict=True)]
+        with Contender(sides[0], our_job) as ours, Contender(sides[1], their_job) as theirs:
+            for contender in (*exact, ours, theirs):
+                contender.wait_until_ready()
+            first = ours.step(), theirs.step()  # warms up; both from the same weights
+            steps = [(ours.step(), theirs.step()) for _ in range(repeats)]
+        exact_error = checked((exact[0].step(), exact[1].step()), "float32") if exact else None
     return {
         "setting": comparison.setting,
         "theirs": comparison.theirs.name,
@@ -68,25 +78,20 @@ def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict
         "seconds": [[a.seconds for a, _ in steps], [b.seconds for _, b in steps]],
         "idle_cpu": max(step.idle_cpu for pair in steps for step in pair),
         "peak_bytes": [step.peak_bytes for step in steps[-1]],
-        "norm_error": None if their_job.episodes else checked(first, comparison.precision),
-        "norm_error_float32": None if their_job.episodes else check_float32(our_job, their_job, comparison),
+        "norm_error": checked(first, comparison.precision) if exact else None,
+        "norm_error_float32": exact_error,
         "busy_cores": [  # all threads at work would be their number; less tells that something else ran beside
             statistics.median(step.cpu_seconds / step.seconds for step in side) for side in zip(*steps, strict=True)
         ],
     }
 
 
-def check_float32(our_job: Job, their_job: Job, comparison: Comparison) -> float:
-    """One step of few turns without rounding."""
-    exact = {"precision": "float32", "turns": CHECK_TURNS}
-    their_size = (
-        min(their_job.micro_batch, CHECK_TURNS) if comparison.theirs.module == "trl_grpo" else their_job.micro_batch
-    )
-    with (
-        Contender(comparison.ours.module, replace(our_job, **exact)) as ours,
-        Contender(comparison.theirs.module, replace(their_job, **exact, micro_batch=their_size)) as theirs,
-    ):
-        return checked((ours.step(), theirs.step()), "float32")
+def exact_jobs(comparison: Comparison, our_job: Job, their_job: Job) -> tuple[Job, Job]:
+    """Of few turns and without rounding."""
+    ours, theirs = (replace(job, precision="float32", turns=CHECK_TURNS) for job in (our_job, their_job))
+    if comparison.theirs.module == "trl_grpo":  # counts in rows
+        theirs = replace(theirs, micro_batch=min(theirs.micro_batch, CHECK_TURNS))
+    return ours, theirs
 
 
 def checked(pair: tuple[Step, Step], precision: str) -> float:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +32,7 @@ class Step:
 
 
 class Contender:
-    """A worker process; use it as a context.
+    """A worker process, which begins to load its model at once; use it as a context.
 
     Args:
         module: `ours`, `plain` or `trl_grpo`, the file next to this one.
@@ -40,6 +41,7 @@ class Contender:
 
     def __init__(self, module: str, job: Job) -> None:
         self.module, self.job = module, job
+        self.is_ready = False
 
     def __enter__(self) -> Contender:
         threads = str(self.job.threads)
@@ -59,23 +61,34 @@ class Contender:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()  # asks it to leave
-        self.process.wait()
+        self.leave()
         if self.log is not None:
             self.log.close()
 
+    def leave(self) -> None:
+        """Ask the process to end, and wait until it has."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the model is loaded; others that load theirs would disturb a step."""
+        if not self.is_ready:
+            self._answer()
+            self.is_ready = True
+
     def step(self) -> Step:
         """Ask for one step and wait for it."""
+        self.wait_until_ready()
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
+        with suppress(BrokenPipeError):  # it has ended, and so has its answer
             self.process.stdin.write("step\n")
             self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
+        return Step(**self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        if not (answer := self.process.stdout.readline()):
             raise RuntimeError(f"{self.module} ended without an answer to {self.job}; set SPEED_LOG=1 to see its words")
         numbers: dict[str, Any] = json.loads(answer)
-        return Step(**numbers)
+        return numbers

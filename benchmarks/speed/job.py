@@ -51,9 +51,13 @@ class Channel:
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._program_bytes = peak_bytes(device)
+        self._told_ready = False
 
     def wait(self) -> bool:
         """Sleep until a step is asked for, then start the clock; False when there is nothing more to do."""
+        if not self._told_ready:
+            print("{}", file=self._answers, flush=True)
+            self._told_ready = True
         before = time.process_time()
         line = sys.stdin.readline()
         self._idle_cpu = time.process_time() - before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ def tuned_size(side: Side, case: Case, precision: str, file: Path) -> int:
 def tune(comparisons: Sequence[Comparison], job: Job, anew: bool, file: Path) -> None:
     """Try all sizes for their side of the comparisons: one step that warms up and one that counts.
 
+    The processes of a side load their models at the same time and step one after the other.
+
     Args:
         comparisons: whose sides.
         job: everything but the size.
@@ -47,20 +50,28 @@ def tune(comparisons: Sequence[Comparison], job: Job, anew: bool, file: Path) ->
     for name, (side, case, precision) in sides.items():
         if name in kept and not anew:
             continue
-        seconds, rows = {}, min(ROWS[job.device], job.turns)
-        for size in SIZES[job.device]["episodes" if side.episodes else side.module]:
-            wanted = replace(
-                job,
-                case=case,
-                precision=precision,
-                turns=rows * case.turns_per_episode if side.episodes else rows,
-                variant=side.variant,
-                episodes=side.episodes,
-                micro_batch=size,
-            )
-            with Contender(side.module, wanted) as contender:
+        rows = min(ROWS[job.device], job.turns)
+        wanted = replace(
+            job,
+            case=case,
+            precision=precision,
+            turns=rows * case.turns_per_episode if side.episodes else rows,
+            variant=side.variant,
+            episodes=side.episodes,
+        )
+        sizes = SIZES[job.device]["episodes" if side.episodes else side.module]
+        seconds = {}
+        with ExitStack() as all_at_once:
+            contenders = {
+                size: all_at_once.enter_context(Contender(side.module, replace(wanted, micro_batch=size)))
+                for size in sizes
+            }
+            for contender in contenders.values():
+                contender.wait_until_ready()
+            for size, contender in contenders.items():
                 contender.step()
                 seconds[str(size)] = round(contender.step().seconds, 3)
+                contender.leave()  # and give its memory back
         best = min(seconds, key=lambda size: seconds.get(size, math.inf))
         kept[name] = {"best": int(best), "seconds": seconds}
         file.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
