@@ -22,6 +22,8 @@ from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention, flash, f
 
 TREE = "tree"  # name of the attention implementation in transformers
 GRAPHS = 64  # the most of FlexAttention; dynamo's own limit is 8
+# Not its kernel for few queries: where several heads share keys, that one has no blocks for 65 to 127 tokens.
+FLEX_OPTIONS: dict[str, Any] = {"FORCE_USE_FLEX_ATTENTION": True}
 _NO_MASK_SHAPE = (0, 0, 0, 0)
 
 
@@ -77,7 +79,9 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: flo
     if heads & (heads - 1):  # only powers of two can be shared, as transformers has it too
         key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
     with torch._dynamo.config.patch(recompile_limit=GRAPHS):
-        out = _compiled_flex()(query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale)
+        out = _compiled_flex()(
+            query, key, value, block_mask=mask, enable_gqa=shared > 1, scale=scale, kernel_options=FLEX_OPTIONS
+        )
     return cast(Tensor, out).transpose(1, 2).contiguous()
 
 

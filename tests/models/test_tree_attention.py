@@ -202,9 +202,11 @@ def test_blocks_of_flex_attention_are_found_a_few_at_a_time(window):
     ("dtype", "width", "tolerance"),
     [(torch.float32, 64, 1e-4), (torch.bfloat16, 64, 2e-2), (torch.float64, 64, 1e-10), (torch.float32, 8, 1e-4)],
 )
-def test_a_gpu_computes_the_same(dtype, width, tolerance, window):
-    """By FlexAttention, and what its kernel does not take by dense attention."""
-    tree = random_tree(0, 60, 90)
+@pytest.mark.parametrize("rows", [60, 2])
+def test_a_gpu_computes_the_same(dtype, width, tolerance, window, rows):
+    """By FlexAttention, and what its kernel does not take by dense attention; with few tokens, too."""
+    tree = random_tree(0, rows, 90)
+    assert (64 < len(tree.ends) < 128) == (rows == 2)  # 128 queries of two heads are a block
     on_gpu = PrefixTree(tree.branches, tree.ends.cuda(), tree.positions.cuda())
     x = [torch.randn(1, heads, len(tree.ends), width, dtype=dtype, device="cuda") for heads in (4, 2, 2)]
     x = [t.requires_grad_() for t in x]
