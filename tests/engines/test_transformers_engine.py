@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from lightning_agentrl.engines.transformers.prefill import LEAST_PREFIX
 from lightning_agentrl.engines.waiting import Waiting
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
-from tests.inputs import image, random_ids, text
+from lightning_agentrl.models.packing import pack
+from tests.inputs import image, random_ids, text, text_row
 from tests.tiny import VOCABULARY
 
 CLOSE = 2
@@ -417,6 +419,58 @@ def test_precision_of_the_trainer_is_used(tiny_folder):
     finally:
         engine.stop()
     assert set(seen) == {torch.bfloat16}
+
+
+def test_weights_are_cast_once_for_all_that_is_collected_with_them(tiny_folder):
+    """And not kept beyond it: not to be trained on, nor to be sampled from later."""
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+    weight = policy.lm.base_model.layers[0].mlp.down_proj.weight
+    precision = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=True)
+    engine = TransformersEngine()
+    engine.start(PolicyHandle(policy, (CLOSE,), precision))
+
+    def sampled():
+        (reply,) = serve(engine, [request(PREFIX[:4])])  # too short for what is kept of prompts
+        return reply.logps[0]
+
+    def change():
+        with torch.no_grad():
+            weight.neg_()
+
+    try:
+        with engine.collecting():
+            first = sampled()
+            change()  # as it must not be there; so it is seen that nothing casts the weight
+            assert sampled() == first
+        with engine.collecting():
+            second = sampled()
+            assert second != pytest.approx(first, abs=0.1)
+        third = sampled()
+        change()
+        engine.sync(1)
+        assert sampled() != pytest.approx(third, abs=0.1)
+        with precision():
+            policy.hidden(pack([text_row(PREFIX, (1,))])).float().square().sum().backward()
+        assert weight.grad is not None
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32])
+def test_an_engine_that_is_started_anew_takes_the_new_precision(tiny_folder, first):
+    policy = LanguageModel(load_causal_lm(str(tiny_folder)))
+    seen = []
+    policy.lm.base_model.layers[0].mlp.register_forward_hook(lambda _m, _x, y: seen.append(y.dtype))
+    precisions = {torch.bfloat16: lambda: torch.autocast("cpu", torch.bfloat16), torch.float32: nullcontext}
+    engine = TransformersEngine()
+    try:
+        for dtype in sorted(precisions, key=lambda dtype: dtype != first):
+            engine.start(PolicyHandle(policy, (CLOSE,), precisions[dtype]))
+            serve(engine, [request(PREFIX, max_tokens=2)])
+            assert set(seen) == {dtype}
+            seen.clear()
+    finally:
+        engine.stop()
 
 
 def test_sampling_from_a_copy_leaves_the_weights_that_autocast_keeps_for_the_update(tiny_folder):

@@ -10,7 +10,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import ClassVar, get_args
 
@@ -102,14 +102,21 @@ class TransformersEngine(Engine):
 
     def sync(self, policy_version: int) -> None:
         self.policy_version = policy_version
-        if self._trained is not None and self._handle is not None:
+        if self._trained is None:
+            torch.clear_autocast_cache()  # of the old weights
+        elif self._handle is not None:
             copy_weights(self._trained, to=self._handle.policy)
         if self._prefill is not None:
             self._prefill.forget()  # computed with the old weights
 
-    def collecting(self) -> AbstractContextManager:
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
         """Gather all weights of the policy on this rank, since ranks sample different numbers of batches."""
-        return self._started()[1].gathered()
+        with self._started()[1].gathered():
+            try:
+                yield
+            finally:
+                torch.clear_autocast_cache()  # of weights that were cast without gradients, and change now
 
     def seats(self, players: int) -> AbstractContextManager[Sequence[AbstractContextManager]]:
         if self.admission == "as_they_come":
@@ -146,23 +153,28 @@ class TransformersEngine(Engine):
         try:
             if (device := handle.policy.lm.device).type == "cuda":
                 torch.cuda.set_device(device)  # a new thread begins with the first one
-            self._sample_all(desk, handle)
+            self._sample_all(desk)
         except BaseException as error:  # such as a warning that counts as an error
             for asked in desk.close():  # and what comes later is refused
                 asked.waiting.tell(RuntimeError(_ended_by(error)))
             raise
 
-    def _sample_all(self, desk: Admission, handle: PolicyHandle) -> None:
-        # Leaving autocast drops the weights that it has cast, of all threads: also those that are trained on meanwhile.
-        with handle.precision() if self.holds_copy else nullcontext():
-            while (first := desk.next(self.max_batch, running=False)) is not None:
-                self._sample_batch(first)
+    def _sample_all(self, desk: Admission) -> None:
+        first = desk.next(self.max_batch, running=False)
+        while first is not None:
+            handle = self._started()[1]
+            # Leaving autocast drops the weights that it has cast, of all threads: those of the batch before, and also
+            # those that are trained on meanwhile.
+            with handle.precision():
+                while first is not None and handle is self._handle:  # else it was started anew
+                    self._sample_batch(first)
+                    first = desk.next(self.max_batch, running=False)
 
     def _sample_batch(self, first: Sequence[Asked]) -> None:
         desk, handle, prefill = self._started()
         batch = Batch(prefill, set(handle.stop_token_ids))
         try:
-            with _sampling(handle):
+            with _evaluating(handle.policy):
                 last = self._sample(desk, batch, first)
             self._tell(desk, batch, last)
         except BaseException as error:  # passed to everyone who waits for a reply of this batch
@@ -202,12 +214,11 @@ def _ended_by(error: BaseException) -> str:
 
 
 @contextmanager
-def _sampling(handle: PolicyHandle) -> Iterator[None]:
-    """Run the policy as it samples: in its precision and without what is for training only."""
-    was_training = handle.policy.training
-    handle.policy.eval()
+def _evaluating(policy: LanguageModel) -> Iterator[None]:
+    """Leave out what is for training only."""
+    was_training = policy.training
+    policy.eval()
     try:
-        with handle.precision():
-            yield
+        yield
     finally:
-        handle.policy.train(was_training)
+        policy.train(was_training)
