@@ -148,6 +148,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._connection: Connection | None = None  # once there is an agent
         self._loop: LoopThread | None = None
         self._failed = False  # a run has, and threads have ended
+        self._froze = False  # what the process held when the run began
         self.stopping = Stopping()
         self.episodes = TrainingEpisodes(self.sizes, self.max_staleness, self.faults.share, self._origin, self.stopping)
 
@@ -289,10 +290,20 @@ class RolloutDataModule(L.LightningDataModule):
             raise RuntimeError("the data module is not connected to an agent; call connect(agent) first")
         if self.trainer is not None:
             resume_between_epochs(self.trainer.fit_loop)
-            gc.unfreeze()
-            gc.collect()
-            gc.freeze()  # packages and models stay while a run lasts; to look through them each time takes long
+            self._freeze()
         return self.stream
+
+    def _freeze(self) -> None:
+        """Keep the garbage collector from looking again and again through packages and models, which stay."""
+        if not gc.get_freeze_count():  # else the process decides what stays, and for how long
+            gc.collect()
+            gc.freeze()
+            self._froze = True
+
+    def _unfreeze(self) -> None:
+        if self._froze:
+            gc.unfreeze()
+            self._froze = False
 
     def val_dataloader(self) -> EpisodeSeeds:
         return EpisodeSeeds(self.validation_seeds())
@@ -307,7 +318,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop engine, event loop and environments; ``state_dict`` still gives the episodes as they were."""
-        gc.unfreeze()
+        self._unfreeze()
         if self._loop is not None:
             if self.preparing:
                 self.episodes.cancel()
@@ -329,7 +340,7 @@ class RolloutDataModule(L.LightningDataModule):
         """End what is collected in the background, and after an error all threads; episodes stay as they were."""
         if is_running(self.trainer):  # of a second Trainer, which was refused this
             return
-        gc.unfreeze()  # so that models of a run that failed can be freed
+        self._unfreeze()  # so that models of a run that failed can be freed
         self.episodes.cancel()
         if not isinstance(exception, Exception):  # a run that was asked to end does not wait for running replies
             return

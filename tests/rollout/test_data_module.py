@@ -253,12 +253,23 @@ class Frozen(L.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
-def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails):
+@pytest.mark.parametrize("before", [False, True])
+def test_objects_of_a_run_can_be_freed_once_it_is_over(tiny_folder, tmp_path, fails, before):
+    """And a process that has frozen objects before keeps them, and no others."""
+    gc.unfreeze()
+    if before:
+        gc.freeze()
+    frozen = gc.get_freeze_count()
     callback = Frozen(fails)
-    with pytest.raises(RuntimeError, match="as it should") if fails else nullcontext():
-        make_trainer(tmp_path, 1, callbacks=[callback]).fit(make_agent(tiny_folder), make_data())
-    assert callback.count > 100_000  # packages
-    assert gc.get_freeze_count() == 0
+    try:
+        with pytest.raises(RuntimeError, match="as it should") if fails else nullcontext():
+            make_trainer(tmp_path, 1, callbacks=[callback]).fit(make_agent(tiny_folder), make_data())
+        assert callback.count > 100_000  # packages
+        if before:
+            assert callback.count <= frozen  # some may have been freed since
+        assert (gc.get_freeze_count() > 0) is before
+    finally:
+        gc.freeze()  # as the tests begin
 
 
 def test_what_cannot_work_is_refused_by_python_too_before_weights_are_read(tiny_folder, tmp_path, monkeypatch):
