@@ -27,11 +27,11 @@ PACKAGES = (
 MODEL = "model.init_args.model"
 FREE = (  # taken from the configuration; learning rates are meant to be changed, the others change no result
     r"model\.init_args\.(optim|compute|variance_proxy)\b.*",
-    r"data\.init_args\.(validation|stall_seconds)\b.*",
+    r"data\.init_args\.(validation|faults|prove|stall_seconds)\b.*",
     r"data\.init_args\.engine\.init_args\."
     r"(max_batch|gpu_memory_utilization|kv_cache_gb|sleep|tensor_parallel|cuda_graphs|model_runner_v2|"
     r"async_scheduling|urls|weights_folder|transfer|.*_seconds)\b.*",
-    r"data\.init_args\.envs?(\[\d+\])?\.(retries|worker|timeout_seconds)",
+    r"data\.init_args\.envs?(\[\d+\])?\.(retries|worker|timeout_seconds|memory_mb)",
     r"trainer\.callbacks\.CriticWarmup\.init_args\.min_explained_variance",
 )
 _NEVER = (  # the episodes in a checkpoint follow from them, which the data module checks (`RolloutState.check_origin`)

@@ -15,7 +15,15 @@ from lightning_agentrl.callbacks import CriticWarmup, RunCheckpoints
 from lightning_agentrl.engines import TransformersEngine
 from lightning_agentrl.errors import CheckpointError
 from lightning_agentrl.losses import DPPOTV, AdaptiveKL
-from lightning_agentrl.rollout import FullMemory, PromptFormat, TurnInteraction, ValidationConfig, WindowMemory
+from lightning_agentrl.rollout import (
+    EnvConfig,
+    FaultLimits,
+    FullMemory,
+    PromptFormat,
+    TurnInteraction,
+    ValidationConfig,
+    WindowMemory,
+)
 from lightning_agentrl.types.arguments import arguments
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.tiny import tiny_model_folder
@@ -67,6 +75,8 @@ def changed(model: Path, agent: dict[str, Any] | None = None, warm_up: bool = Fa
         ),
         ({"agent": {"lr_actor": 1e-9, "max_tokens_per_micro_batch": 9}}, []),
         ({"validation": ValidationConfig(episodes=4, num_envs=2), "stall_seconds": 1.0}, []),
+        ({"prove": "stop", "faults": FaultLimits(in_a_row=1, share=1.0)}, []),
+        ({"env": EnvConfig("agentrl_envs:GuessNumber-v0", memory_mb=2000.0, retries=9)}, []),
         ({"engine": TransformersEngine(max_batch=1)}, []),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
