@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from lightning_agentrl.agents.checks import check_trainer
+from lightning_agentrl.advantages import AdvantageEstimator, DualDiscountGAE
+from lightning_agentrl.agents import KL
+from lightning_agentrl.agents.checks import check_trainer, tell_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
 from lightning_agentrl.prompts.renderer import Observation, Rules
 from lightning_agentrl.prompts.shown import shown
+from lightning_agentrl.types.plain_config import from_plain
 from tests.engines.servers import ServerProcess
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
 
@@ -196,6 +200,16 @@ def test_the_published_prompt_is_filled_by_the_environment() -> None:
     assert f"Tips:\n{contract.tips}\n\nPLAY!<|im_end|>" in text
     assert contract.system_prompt not in text
     assert not re.search(r"[{}]", text)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_config_is_warned_of_a_kl_in_rewards_that_are_divided(path: Path) -> None:
+    model = yaml.safe_load(path.read_text())["model"]["init_args"]
+    advantage = from_plain(model.get("advantage"), AdvantageEstimator, "advantage") or DualDiscountGAE()
+    kl = from_plain(model.get("kl"), KL, "kl") or KL()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_of_kl_in_groups(advantage, kl.reward != 0, model.get("group_filter"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

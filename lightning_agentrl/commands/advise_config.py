@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from lightning_agentrl.agents import KL
+from lightning_agentrl.losses import FixedKL
 from lightning_agentrl.metrics.advice import GROUP, LONG_CUT, SHORT_CUT, WARMUP_ROUNDS, Advice, Setting
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV
 
@@ -48,7 +50,7 @@ def setting_config(
     own, critic = model["init_args"], {"class_path": "SeparateCritic"}
     found: dict[str, Any] = {"advantage": ADVANTAGES[setting]}
     if setting not in CUTS:
-        found["critic"] = None
+        found |= {"critic": None} | _kl_in_loss(own)
     else:
         found |= _without_groups(own)
         if setting is not Setting.WARM_UP:
@@ -104,6 +106,20 @@ def _without_groups(own: Mapping[str, Any]) -> dict[str, Any]:
     if (loss.get("init_args") or {}).get("aggregation") == "prompt-mean":
         found["policy_loss"] = {"class_path": loss["class_path"], "init_args": {"aggregation": "token-mean"}}
     return found
+
+
+def _kl_in_loss(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes that take a KL from the rewards to the loss.
+
+    Divided by the spread of a group, it would teach at full size where all episodes earn the same.
+    """
+    if "kl" not in own:  # an agent of somebody else's
+        return {}
+    kl = own["kl"] or {}
+    reward = kl.get("reward", KL().reward)
+    if isinstance(reward, Mapping):  # a coefficient by its class
+        reward = (reward.get("init_args") or {}).get("value", FixedKL().value)
+    return {"kl": {"reward": 0.0, "loss": kl.get("loss") or reward}} if reward else {}
 
 
 def _critic_rate(own: Mapping[str, Any]) -> dict[str, Any]:

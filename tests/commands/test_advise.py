@@ -208,6 +208,7 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
     groups = setting_config(Setting.GROUPS_BY_STATE, config, 20.0, False)
     assert groups["data"]["init_args"]["groups"] == {"size": 8, "per_rollout": 3, "mini_batches": 2, "ahead": 0}
     assert groups["model"]["init_args"]["critic"] is None
+    assert "kl" not in groups["model"]["init_args"]  # an agent that may have no such key
     for processes in (2, 8):
         of_all = setting_config(Setting.GROUPS, config, 5.0, False, processes)["data"]["init_args"]["groups"]
         assert of_all["per_rollout"] % processes == 0
@@ -232,6 +233,28 @@ def test_sizes_keep_the_turns_of_an_iteration() -> None:
     assert warm["model"]["init_args"]["policy_loss"]["init_args"] == {"aggregation": "token-mean"}
     assert [one["class_path"] for one in warm["trainer"]["callbacks"]] == ["CriticWarmup", "TurnLog"]
     assert warm["trainer"]["max_epochs"] == 40
+
+
+@pytest.mark.parametrize(
+    ("kl", "moved"),
+    [
+        (None, {"reward": 0.0, "loss": 0.001}),  # as the agent has it where the key is left out
+        ({"reward": 0.01, "loss": 0.0}, {"reward": 0.0, "loss": 0.01}),
+        ({"reward": 0.01, "loss": 0.5}, {"reward": 0.0, "loss": 0.5}),
+        ({"reward": {"class_path": "AdaptiveKL", "init_args": {"value": 0.02}}}, {"reward": 0.0, "loss": 0.02}),
+        ({"reward": 0.0, "loss": 0.0}, None),
+    ],
+    ids=["left out", "reward", "both", "adaptive", "none"],
+)
+def test_groups_have_their_kl_in_the_loss(kl: Any, moved: Any) -> None:
+    """In the rewards, it alone would give advantages of full size where all episodes of a group earn the same."""
+    data = {"num_envs": 8, "turns_per_env": 8, "mini_batch_turns": 32, "groups": None}
+    config = {
+        "model": {"class_path": "PPOAgent", "init_args": {"kl": kl}},
+        "data": {"class_path": "RolloutDataModule", "init_args": data},
+    }
+    assert setting_config(Setting.GROUPS, config, 4.0, False)["model"]["init_args"].get("kl") == moved
+    assert "kl" not in setting_config(Setting.LONG_CUTS, config, 4.0, False)["model"]["init_args"]
 
 
 @pytest.mark.slow
