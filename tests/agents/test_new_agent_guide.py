@@ -15,7 +15,11 @@ import pytest
 import torch
 import yaml
 
+from lightning_agentrl.agents import KL
+from lightning_agentrl.callbacks import CriticWarmup
+from lightning_agentrl.models.critic import SeparateCritic
 from lightning_agentrl.types import Rollout, Sample
+from tests.agents.harness import KeepRollouts, make_data, make_trainer
 from tests.agents.processes import metrics
 from tests.cli import Command, changed, sentence
 from tests.guides import write_files
@@ -89,6 +93,15 @@ def test_the_command_trains_it_and_scores_stay_those_of_the_environment(
     assert logged[0]["exploration/bonus"] > logged[-1]["exploration/bonus"] > 0
     checkpoint = max(folder.rglob("iteration-*.ckpt"))
     assert torch.load(checkpoint, weights_only=True)["visits"] == dict(visits)
+
+
+def test_a_warm_up_counts_each_turn_once(folder: Path, tiny_folder: Path) -> None:
+    """Also where its rollout, which it prepares in each round, has no log-probs: one step an iteration and no KL."""
+    agent_class = importlib.import_module("my_agent").CountBonusAgent
+    agent = agent_class(model=str(tiny_folder), critic=SeparateCritic(), kl=KL(reward=0.0))
+    warm_up, played = CriticWarmup(rollouts=1, rounds=2, fraction=1.0), KeepRollouts()
+    make_trainer(folder, 2, [warm_up, played]).fit(agent, make_data(mini_batch_turns=16))
+    assert sum(agent.visits.values()) == sum(len(rollout.turns) for rollout in played.rollouts) == 16
 
 
 def test_keys_that_it_hands_on_are_known_by_name(folder: Path, agentrl: Command) -> None:

@@ -43,6 +43,10 @@ def test_it_trains_averaged_as_it_prefers_and_logs_its_metric(tmp_path, tiny_fol
     assert 0 < trainer.logged_metrics["policy/weight"] < 1
 
 
+def test_a_config_may_say_another_mean(loss_class):
+    assert loss_class(power=0.5, aggregation="token-mean").aggregation == "token-mean"
+
+
 def test_it_refuses_what_it_cannot_do(loss_class):
     with pytest.raises(ValueError, match="power must not be negative, got -1"):
         loss_class(power=-1)
