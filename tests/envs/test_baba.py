@@ -257,7 +257,7 @@ def test_wrong_arguments_are_answered_with_a_sentence(kwargs, message):
 
 
 def test_the_map_of_the_docs_can_be_played_and_won():
-    page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "games.md").read_text()
     (example,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "map: |" in block)
     env = BabaIsAIEnv(**yaml.safe_load(example)["env"]["kwargs"])
     env.reset()
