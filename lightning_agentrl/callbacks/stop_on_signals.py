@@ -41,8 +41,8 @@ class StopOnSignals(L.Callback):
     Under SLURM, SIGUSR1 (``sbatch --signal=SIGUSR1@90``) ends the run too, and ``scontrol`` puts the job back into the
     queue, where the same command goes on with what was saved.
 
-    ``agentrl`` has this callback with its defaults. In Python, put it first in the list of callbacks: ``fit`` then
-    raises ``SystemExit``.
+    ``agentrl`` and ``lightning_agentrl.Trainer`` have this callback with its defaults. With Lightning's own Trainer,
+    put it first in the list of callbacks. ``fit`` raises ``SystemExit`` once the run is saved.
 
     Args:
         grace_seconds: seconds from the first signal to the end of the process, if it has not come to save by then. The
