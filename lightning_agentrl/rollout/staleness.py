@@ -34,9 +34,9 @@ def check_staleness(max_staleness: int, groups: GroupRollout | None, engine: Eng
     oldest = 1 if groups is None else 1 + groups.longest_ahead
     if max_staleness < oldest:
         raise ValueError(
-            f"groups that are begun {oldest - 1} iterations ahead, in rollouts that are collected 1 iteration ahead, "
-            f"have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} or lower "
-            "data.init_args.groups.ahead"
+            f"groups that are begun {oldest - 1} iteration{'s' * (oldest > 2)} ahead, in rollouts that are collected "
+            f"1 iteration ahead, have turns of up to {oldest} iterations; raise {key} from {max_staleness} to {oldest} "
+            "or lower data.init_args.groups.ahead"
         )
 
 

@@ -315,6 +315,10 @@ class Foreign(Engine):
             r"share one vLLM .* lower .*engine\.init_args\.tensor_parallel from 2 to 1, or .*max_staleness from 1 to 0",
         ),
         (
+            {"groups": GroupRollout(2, 2, 1, ahead=2), "turns_per_env": 8, "mini_batch_turns": 128},
+            r"begun 1 iteration ahead.* up to 2 iterations; raise data\.init_args\.max_staleness from 1 to 2",
+        ),
+        (
             {"groups": GroupRollout(2, 2, 1, ahead=3), "turns_per_env": 8, "mini_batch_turns": 128},
             r"begun 2 iterations ahead.* raise data\.init_args\.max_staleness from 1 to 3 or lower .*groups\.ahead",
         ),
