@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning as L
 import numpy as np
@@ -135,14 +136,20 @@ def activation_bytes(agent: Agent, tokens: int, reads: int) -> int:
     A micro-batch of up to PROBE_TOKENS is measured. Beyond that, a parabola through three measurements has a constant
     (weights cast by autocast), a part that grows with the tokens, and one that grows with their square (attention,
     where it is dense). They have the same share of logit positions as the micro-batch, up to one chunk of them if
-    logits are recomputed.
+    logits are recomputed: a multiple of four in the longest, since far outside a row too many would count a thousand
+    times.
     """
     kept = min(reads, LOGITS_PER_CHUNK) if agent.compute.recompute_logits else reads
-    share = min(kept / tokens, 1.0)
     longest = max(min(PROBE_TOKENS, agent.actor.context_length, tokens), 3)
     lengths = [max(longest // 4, 1), longest // 2 + longest % 2, longest]
-    measured = [micro_batch_bytes(agent, length, max(round(share * length), 1)) for length in lengths]
-    return int(np.polynomial.Polynomial.fit(lengths, measured, deg=2)(tokens))
+    most = 4 * math.ceil(longest * min(kept / tokens, 1.0) / 4)
+
+    def measured() -> list[int]:
+        return [micro_batch_bytes(agent, n, min(most // parts, n)) for n, parts in zip(lengths, (4, 2, 1), strict=True)]
+
+    if agent.device.type == "cuda":
+        measured()  # libraries take memory of their own at their first use
+    return int(np.polynomial.Polynomial.fit(lengths, measured(), deg=2)(tokens))
 
 
 def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
@@ -154,17 +161,18 @@ def micro_batch_bytes(agent: Agent, tokens: int, reads: int) -> int:
     critic, whole = agent.critic, not units(agent.actor)
     with gathered(agent.actor), gathered(critic or agent.actor):
         live = AllocatedBytes() if agent.device.type == "cuda" else LiveBytes([*agent.parameters(), *agent.buffers()])
-        with agent.trainer.precision_plugin.forward_context(), live:
-            hidden = agent.actor.hidden(packed)
-            scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
-            outputs = [scores.logps, scores.entropy]
-            if critic is not None and critic.shares_trunk:
-                outputs.append(critic(packed, hidden))
-            del hidden, scores
-            _differentiate(outputs, agent.actor if critic is None else agent, live, whole)
-            if critic is not None and not critic.shares_trunk:
-                outputs = [critic(packed, None)]
-                _differentiate(outputs, critic, live, whole)
+        with agent.cached_precision(), live:
+            for _ in range(2 if torch.is_autocast_enabled(agent.device.type) else 1):  # then with what that has cast
+                hidden = agent.actor.hidden(packed)
+                scores = agent.actor.token_scores(hidden, packed.targets, agent.temperature)
+                outputs = [scores.logps, scores.entropy]
+                if critic is not None and critic.shares_trunk:
+                    outputs.append(critic(packed, hidden))
+                del hidden, scores
+                _differentiate(outputs, agent.actor if critic is None else agent, live, whole)
+                if critic is not None and not critic.shares_trunk:
+                    outputs = [critic(packed, None)]
+                    _differentiate(outputs, critic, live, whole)
     return live.peak
 
 
@@ -181,17 +189,21 @@ def _differentiate(
         torch.autograd.grad([output.float().sum() for output in outputs], trained, allow_unused=True)
         for hook in hooks:
             hook.remove()
+        live.forgotten_are_freed()
     outputs.clear()
 
 
 class AllocatedBytes:
-    """As :class:`LiveBytes`, of a GPU, by its allocator: FlexAttention is not compiled under a dispatch mode."""
+    """As :class:`LiveBytes`, of a GPU, by its allocator: FlexAttention is not compiled under a dispatch mode.
+
+    By what the allocator was asked for, since it gives up to a MiB more for each large tensor.
+    """
 
     peak = 0
 
     def __enter__(self) -> AllocatedBytes:
         torch.cuda.reset_peak_memory_stats()
-        self._known = torch.cuda.memory_allocated()
+        self._before = self._known = _asked("current")
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -203,8 +215,19 @@ class AllocatedBytes:
         torch.cuda.reset_peak_memory_stats()
         self._known += x.nbytes
 
+    def forgotten_are_freed(self) -> None:
+        """Note that the tensors that are counted no longer are not there any more."""
+        self._look()
+        torch.cuda.reset_peak_memory_stats()
+        self._known = self._before
+
     def _look(self) -> None:
-        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self._known)
+        self.peak = max(self.peak, _asked("peak") - self._known)
+
+
+def _asked(when: Literal["current", "peak"]) -> int:
+    kind = "requested" if torch.cuda.get_allocator_backend() == "native" else "allocated"  # which is all others tell
+    return int(torch.cuda.memory_stats()[f"{kind}_bytes.all.{when}"])
 
 
 class LiveBytes(TorchDispatchMode):
@@ -232,6 +255,9 @@ class LiveBytes(TorchDispatchMode):
         key = x.untyped_storage()._cdata
         self.now -= self._sizes.get(key, 0)
         self._sizes[key] = 0
+
+    def forgotten_are_freed(self) -> None:
+        """Do nothing: that is seen."""
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

@@ -14,7 +14,13 @@ import torch
 from lightning_agentrl.agents import PPOAgent, Schedule
 from lightning_agentrl.callbacks import CriticWarmup, RunSummary
 from lightning_agentrl.commands import memory
-from lightning_agentrl.commands.memory import LiveBytes, activation_bytes, memory_plan, micro_batch_bytes
+from lightning_agentrl.commands.memory import (
+    AllocatedBytes,
+    LiveBytes,
+    activation_bytes,
+    memory_plan,
+    micro_batch_bytes,
+)
 from lightning_agentrl.commands.plan import (
     DryRun,
     PlanShown,
@@ -34,6 +40,7 @@ from lightning_agentrl.types import Row
 from tests.agents.harness import make_agent, make_data, make_trainer
 from tests.cli import Config, changed, fit
 from tests.inputs import text
+from tests.tiny import tiny_model_folder
 
 
 @pytest.fixture
@@ -96,6 +103,38 @@ def test_a_dry_run_on_a_gpu_measures_a_model_that_shares_prefixes(
     small["trainer"] |= {"accelerator": "gpu", "logger": True, "default_root_dir": "runs/planned"}
     fit(small, tmp_path, monkeypatch, "--dry-run")
     assert re.search(r"expected peak +[1-9]", capsys.readouterr().out)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_activations_on_a_gpu_are_foretold(served_folder: Path, tmp_path: Path, precision: str) -> None:
+    """Without what its libraries take for themselves at their first use, of which the curve would make gigabytes."""
+    agent, data = make_agent(served_folder, critic=SeparateCritic()), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()], accelerator="gpu", precision=precision).fit(agent, data)
+    foretold = activation_bytes(agent, 12000, 500)
+    assert 0.9 <= foretold / micro_batch_bytes(agent, 12000, 500) <= 1.25
+    data.teardown("fit")
+
+
+@pytest.mark.gpu
+def test_the_allocator_of_a_gpu_tells_what_live_bytes_tell() -> None:
+    """With gradients that leave the count, and are freed before more is made."""
+
+    def peak(live: LiveBytes | AllocatedBytes) -> int:
+        with live:
+            for _ in range(2):
+                once = known * 2
+                (once * once).backward(torch.ones_like(once), inputs=[known])
+                live.forget(known.grad)
+                more = known.detach() * 3
+                del once, more
+                known.grad = None
+                live.forgotten_are_freed()
+        return live.peak
+
+    known = torch.zeros(10**6, device="cuda", requires_grad=True)
+    assert peak(AllocatedBytes()) == pytest.approx(peak(LiveBytes([known])), rel=0.01)
 
 
 @pytest.mark.slow
@@ -247,6 +286,32 @@ def test_activations_of_a_length_that_was_not_measured_are_foretold(
     assert 0.95 <= foretold / micro_batch_bytes(agent, tokens, reads) <= 1.25  # rather too much than too little
     more = activation_bytes(agent, tokens, 4 * LOGITS_PER_CHUNK)  # in chunks, each of which is computed again
     assert (more == activation_bytes(agent, tokens, LOGITS_PER_CHUNK)) is recompute
+    data.teardown("fit")
+
+
+def test_logit_positions_far_outside_what_is_measured_are_foretold(tiny_folder, tmp_path, monkeypatch) -> None:
+    """The three short rows have the same share of them: the curve would make a thousand of one too many."""
+    agent, data = make_agent(tiny_folder), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()]).fit(agent, data)
+    monkeypatch.setattr(memory, "micro_batch_bytes", lambda agent, tokens, reads: 10**3 * tokens + 10**6 * reads)
+    for reads in (1, 87, 100, 617, 1024, 4000):
+        kept = min(reads, LOGITS_PER_CHUNK)
+        foretold = (activation_bytes(agent, 16384, reads) - 10**3 * 16384) / 10**6
+        assert kept - 1e-3 <= foretold <= kept + 4 * 16384 / memory.PROBE_TOKENS
+    data.teardown("fit")
+
+
+def test_copies_that_autocast_keeps_of_both_models_are_counted(tmp_path: Path) -> None:
+    """From the second micro-batch on those of the critic are there while the actor is differentiated."""
+    folder = tiny_model_folder(tmp_path / "model", num_hidden_layers=16)
+    agent, data = make_agent(folder, critic=SeparateCritic()), make_data()
+    with pytest.raises(PlanShown):
+        make_trainer(tmp_path, 3, [DryRun()], precision="bf16-mixed").fit(agent, data)
+    linear = [m.weight for m in (*agent.actor.modules(), *agent.critic.modules()) if isinstance(m, torch.nn.Linear)]
+    read = {id(weight): weight for weight in linear}  # the critic's output head is not
+    read.pop(id(agent.critic.backbone.get_output_embeddings().weight))
+    assert micro_batch_bytes(agent, 4, 1) >= sum(2 * weight.numel() for weight in read.values())
     data.teardown("fit")
 
 
