@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,14 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from benchmarks.gpu_report import runner
+from benchmarks.gpu_report import host_reads, runner
+from benchmarks.gpu_report.host_reads import HostReads
 from benchmarks.gpu_report.page import NONE_YET, page
 from benchmarks.gpu_report.parts import Machine, config_for, count_of_tests, parts_for
 from benchmarks.gpu_report.runner import Outcome, Part, outcome_of, run_parts
 from benchmarks.gpu_report.utilisation import sizes_of, step_flops
+from lightning_agentrl.models import tree_attention
+from lightning_agentrl.models.prefix_tree import lay_out
 from tests.engines.servers import is_running
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +142,28 @@ def test_operations_of_a_step_are_those_that_torch_counts(tiny_folder: Path) -> 
     every_pair, attended = 7 * 7, 7 * 8 // 2
     more = 3 * 3 * 4 * sizes.attention * (every_pair - attended)
     assert step_flops(sizes, rows=3, tokens=7, scored=7) == counter.get_total_flops() - more
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+def test_flex_attention_is_compiled_while_reads_are_counted() -> None:
+    """As it reads the prompts on a GPU."""
+    tree = lay_out([(1, 2, 3), (1, 2, 4, 5, 6)]).tree
+    query, key, value = torch.randn(3, 1, 2, len(tree.ends), 16)
+    with HostReads() as reads, torch.no_grad():
+        out = tree_attention._flex(query, key, value, tree.block_mask(), 0.3)
+        float(out.sum())
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=tree.mask(), scale=0.3)
+    torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-4, atol=1e-5)
+    assert reads.counts == {"aten::_local_scalar_dense": 1}
+
+
+@pytest.mark.gpu
+def test_reads_are_counted_on_a_gpu(served_folder: Path) -> None:
+    found = host_reads.measure(str(served_folder), "cuda", replies=4, tokens=8)
+    assert found["tokens"] == 32
+    assert found["reads_per_token"] > 0
+    assert found["waits_per_token"] > 0
 
 
 @pytest.mark.parametrize(
