@@ -27,7 +27,7 @@ Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the
 
 DENSE_TOKENS = 192  # of a small subtree
 BLOCK = 128  # side of a block of FlexAttention
-BLOCKS_AT_A_TIME = 4  # of queries, while blocks are looked for
+PAIRS_AT_A_TIME = 2**25  # of queries and keys, while blocks are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class PrefixTree:
     def _seen_blocks(self, window: int | None) -> tuple[Tensor, Tensor]:
         """Return in which blocks of queries and keys pairs see each other, and in which all; [B, B], B = ⌈N / 128⌉.
 
-        This takes a few blocks of queries at a time: all N x N pairs can take more memory than the model. Nor does it
+        This takes some blocks of queries at a time: all N x N pairs can take more memory than the model. Nor does it
         count pairs, for which a GPU makes them int64.
         """
         blocks = -(-len(self.ends) // BLOCK)
         order = torch.arange(blocks * BLOCK, device=self.ends.device)
         ends, positions = (F.pad(x, (0, len(order) - len(x))) for x in (self.ends, self.positions))  # never seen
         some, whole = [], []
-        for queries in order.split(BLOCK * BLOCKS_AT_A_TIME):
+        for queries in order.split(BLOCK * max(PAIRS_AT_A_TIME // (BLOCK * len(order)), 1)):
             seen = (queries[:, None] >= order) & (queries[:, None] < ends)
             if window is not None:
                 seen &= positions[queries][:, None] - positions < window
