@@ -44,4 +44,4 @@ def test_two_gpus_that_share_one_engine_sample_from_what_is_trained(vllm_config:
     config = shared(vllm_config, tmp_path)
     config["trainer"]["accelerator"] = "gpu"
     config["data"]["init_args"]["engine"]["init_args"] |= {"dtype": "float32", "gpu_memory_utilization": 0.2}
-    assert gap_of(config, tmp_path) < 5e-3
+    assert gap_of(config, tmp_path) < TF32

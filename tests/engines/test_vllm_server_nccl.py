@@ -10,6 +10,7 @@ import torch
 from lightning_agentrl.engines import VLLMServerEngine
 from tests.engines.servers import ServerProcess
 from tests.engines.test_vllm_engine import MIXED, handle_of, policy_of, serve, trained_logps
+from tests.engines.test_vllm_gpu import TF32
 from tests.moving import move
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
@@ -35,7 +36,7 @@ def test_weights_go_from_gpu_to_gpu(served_folder: Path, tmp_path: Path, monkeyp
             engine.sync(version)
             for asked, reply in zip(MIXED, serve(engine, MIXED), strict=True):
                 expected = trained_logps(policy.cpu(), asked, reply)
-                assert reply.logps == pytest.approx(expected, abs=5e-3)
+                assert reply.logps == pytest.approx(expected, abs=TF32)
             move(policy.to("cuda:0"), seed=version, share=0.1)
     finally:
         engine.stop()

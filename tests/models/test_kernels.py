@@ -69,6 +69,17 @@ def test_a_run_with_compiled_layers_takes_the_steps_of_a_plain_one(tmp_path, exa
 
 
 @pytest.mark.gpu
+def test_compiled_layers_compute_the_same_on_a_gpu(served_folder):
+    """Around FlexAttention, which is compiled by itself."""
+    plain = LanguageModel(load_causal_lm(str(served_folder))).cuda()
+    compiled = LanguageModel(load_causal_lm(str(served_folder))).cuda()
+    use_kernels(compiled.lm, "compiled")
+    for count in (2, 5, 9, 14):
+        for a, b in zip(numbers(compiled, count), numbers(plain, count), strict=True):
+            assert (a - b).norm() <= 1e-4 * b.norm()
+
+
+@pytest.mark.gpu
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is None, reason='pip install "lightning-agentrl[liger]"')
 def test_liger_kernels_compute_the_same(tiny_folder):
     plain = LanguageModel(load_causal_lm(str(tiny_folder))).cuda()

@@ -226,6 +226,8 @@ def error(
 
     Under autocast, queries and keys come in float32 and values in bfloat16, as models with rotary positions give them.
     """
+    if device != "cpu":
+        torch._dynamo.reset()  # no run has so many graphs
     tree = PrefixTree(tree.branches, tree.ends.to(device), tree.positions.to(device))
     shapes = [(1, count, len(tree.ends), width) for count in (heads[0], heads[1], heads[1])]
     x = [torch.randn(shape, device=device).to(dtype) for shape in shapes]
@@ -244,8 +246,8 @@ def error(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("tokens", [1, 2, 127, 128, 129, 256])
-@pytest.mark.parametrize("heads", [(4, 2), (14, 2), (3, 3)])
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129])
+@pytest.mark.parametrize("heads", [(4, 2), (14, 2)])
 def test_layouts_of_few_tokens_and_of_whole_blocks(device, tokens, heads):
     """And heads whose number is no power of two."""
     tree = lay_out([range(tokens)]).tree
@@ -278,9 +280,14 @@ def test_fewer_blocks_of_flex_attention_are_loaded_ahead_where_a_window_leaves_n
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("window", [None, 40])
-@pytest.mark.parametrize("width", [16, 20, 80, 96, 128, 192, 256, 512])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "width", "window"),
+    [
+        *((torch.bfloat16, 2e-2, width, None) for width in (20, 80, 128, 256, 512)),
+        *((torch.float32, 1e-4, width, None) for width in (80, 128, 256)),
+        (torch.bfloat16, 2e-2, 128, 40),
+    ],
+)
 def test_a_gpu_has_room_for_heads_of_each_width(monkeypatch, dtype, tolerance, width, window, small):
     """In the memory that a block of threads has; also with the blocks that a smaller GPU needs."""
     if small:
