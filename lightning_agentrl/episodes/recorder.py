@@ -131,7 +131,7 @@ class Recorder:
         for _, turns in reversed(self._samples):
             last = turns[-1]
             if last.episode not in looked_at and not last.done:
-                noted = () if found else (*last.lost, *lost)
+                noted = last.lost if found else (*last.lost, *lost)
                 turns[-1] = replace(last, truncated=True, stop=stop, bootstrap=last_state(), lost=noted)
                 found = True
             looked_at.add(last.episode)

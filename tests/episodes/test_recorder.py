@@ -87,3 +87,12 @@ def test_what_is_recorded_is_in_types_that_a_checkpoint_can_hold(grows, tmp_path
     told = sample.turns[0]
     assert (told.action, told.reward, told.valid, told.metrics) == ("left", 1.0, True, {"coins": 2})
     assert json.dumps(told.episode_return) == "1.5"
+
+
+def test_faults_that_were_noted_in_a_turn_stay_there_when_a_later_one_ends_its_episode():
+    """Two episodes side by side: the first turn of one tells of a start that failed, then both are cut."""
+    recorder = Recorder(4, grows=False)
+    recorder.record(PROMPT, action(11), turn(episode=0, lost=("start",)))
+    recorder.record(PROMPT, action(11), turn(episode=1))
+    assert recorder.truncate(StopReason.ENV_FAULT, lambda: (prompt(2),), ("step",))
+    assert [sample.turns[0].lost for sample in recorder.samples()] == [("start",), ("step",)]
