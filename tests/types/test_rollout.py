@@ -73,6 +73,22 @@ def test_a_rollout_of_nothing():
     assert rollout.action_mask.shape == (0, 0)
     assert rollout.last_of_episode.tolist() == []
     assert_same(rollout.select([]), rollout)
+    ended = Rollout.from_samples(windowed())
+    assert_same(Rollout.concat([rollout, replace(ended, groups=ended.episode)]), replace(ended, groups=ended.episode))
+
+
+def test_no_two_episodes_share_a_label():
+    """Whatever their environments, and however long a run."""
+    places = [(env, episode) for env in (0, 1, 2, 10**6) for episode in (0, 1, 2, 3, 2**31)]
+    samples = [Sample((prompt(1), action(2)), (turn(env=env, episode=episode),)) for env, episode in places]
+    assert len(Rollout.from_samples(samples).episode.unique()) == len(places)
+
+
+def test_all_action_tokens_are_trained_but_those_that_were_rejected():
+    rollout = Rollout.from_samples(windowed())
+    assert torch.equal(rollout.trained_mask, rollout.action_mask)
+    kept = rollout.action_mask & (rollout.turn_ids != 5)
+    assert torch.equal(rollout.union(loss_mask=kept).trained_mask, kept)
 
 
 def test_select_takes_rows_in_order_and_drops_empty_columns():
@@ -137,6 +153,7 @@ def test_union_merges_scores_field_by_field():
     assert one.scores.old_logps is None
     assert torch.equal(one.scores.values, values)
     assert rollout.scores == Scores()
+    assert (rollout.scored, one.scored, two.scored) == (False, True, True)
     assert two.advantages is logps
     with pytest.raises(TypeError, match="no_such_field"):
         rollout.union(no_such_field=values)
@@ -174,6 +191,11 @@ def test_plain_types_survive_a_safe_checkpoint(tmp_path, samples, fill):
     rollout = fill(Rollout.from_samples(samples()))
     torch.save(rollout_to_plain(rollout), tmp_path / "rollout.pt")
     assert_same(rollout_from_plain(torch.load(tmp_path / "rollout.pt", weights_only=True)), rollout)
+
+
+def test_a_checkpoint_holds_no_pictures_that_are_for_people_only():
+    rollout = Rollout.from_samples([Sample((prompt(1), action(2)), (turn(image=b"PNG"),))])
+    assert rollout_from_plain(rollout_to_plain(rollout)).turns == (replace(rollout.turns[0], image=None),)
 
 
 # Groups
