@@ -61,6 +61,7 @@ def test_sample_knows_its_actions():
     assert sample.ids == (1, 2, 3, 4, 5, 6, 7, 8, 9)
     assert sample.action_positions == (3, 4, 8)
     assert sample.actions == [first, second]
+    assert (sample.row.ids, sample.row.logit_positions) == (sample.ids, (2, 3, 7))  # before each of them
 
 
 @pytest.mark.parametrize(
