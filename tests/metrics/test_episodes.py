@@ -199,6 +199,12 @@ def test_a_return_of_0_is_no_success_whatever_rounding_leaves_of_it(rewards, suc
     assert summarise([end]).success is success
 
 
+@pytest.mark.parametrize("told", [True, None])
+def test_an_episode_that_is_lost_to_a_fault_has_not_succeeded_whatever_it_earned_before(told):
+    end = turn(episode_return=5.0, success=told, truncated=True, stop=StopReason.ENV_FAULT)
+    assert summarise([end], lost=True) == EpisodeResult(False, 5.0, turns=1, valid_turns=1, lost=True, progression=0.0)
+
+
 def test_what_environments_tell_is_averaged_over_the_episodes_that_tell_it():
     ends = [{"progression": 1.0, "bumps": 3.0}, {"progression": 0.0}, {}]
     results = [summarise([turn(metrics={"progression": 9.0}), turn(index=1, metrics=end)]) for end in ends]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from lightning_agentrl.advantages import Groups
 from lightning_agentrl.agents.selection import filtered
 from lightning_agentrl.losses import DropEqualScores
 from lightning_agentrl.metrics.groups import group_numbers, kept_groups
@@ -72,6 +73,20 @@ def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
     assert set(kept.groups.tolist()) == {6}
     assert over_ranks(numbers, torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
     assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1 / 2
+
+
+def test_scores_are_equal_where_estimators_see_them_so() -> None:
+    """The score of one episode misses 0 by more than its own rounding, and by less than that of both."""
+    samples = [
+        Sample((prompt(1), action(2)), (turn(env=env, group=5, reward=reward, index=index),))
+        for env, rewards in enumerate([(1.0, -1.0), (1.0, -1.0 + 3 * 2**-24)])
+        for index, reward in enumerate(rewards)
+    ]
+    played = Rollout.from_samples(samples)
+    assert played.groups is not None
+    assert played.outcome_rounding.max() < played.outcomes.max() < 2 * played.outcome_rounding.min()
+    assert Groups(played.groups, played.outcome_rounding).equal(played.outcomes).all()
+    assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1
 
 
 def test_rewards_of_episodes_in_full_precision_may_cancel_too() -> None:
