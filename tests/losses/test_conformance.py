@@ -136,6 +136,28 @@ def test_there_are_losses_and_each_has_a_definition() -> None:
 
 
 @of_every_loss
+def test_how_it_is_averaged_is_what_was_given_or_what_its_class_says(cls):
+    assert make(cls).aggregation == cls.aggregation
+    own = cls(**ARGUMENTS.get(cls.__name__, {}), aggregation="seq-mean-token-sum-norm", norm_tokens=7)
+    assert (own.aggregation, own.norm_tokens) == ("seq-mean-token-sum-norm", 7)
+
+
+def test_a_loss_of_your_own_gets_constants_and_zeros_off_the_mask_in_one_dtype():
+    class Watching(PolicyLoss):
+        def token_loss(self, *given):
+            self.given = given
+            return given[0]
+
+    loss, mask = Watching(), torch.tensor([[True, False]])
+    x = torch.tensor([[2.0, NAN]], requires_grad=True)
+    loss(x.bfloat16(), x.double(), x, mask)
+    *numbers, got_mask = loss.given
+    assert torch.equal(got_mask, mask)
+    assert [(y.tolist(), y.dtype) for y in numbers] == [([[2.0, 0.0]], torch.float64)] * 3
+    assert [y.requires_grad for y in numbers] == [True, False, False]
+
+
+@of_every_loss
 @pytest.mark.parametrize("seed", range(4))
 def test_equals_the_definition(cls: type, seed: int) -> None:
     case, loss = Case(seed), make(cls)

@@ -82,6 +82,11 @@ def test_staleness_by_hand():
     turns = [turn(policy_version=version) for version in (9, 8, 8, 6, 4)]
     numbers = over_ranks(staleness_numbers(turns, policy_version=10, steps_per_iteration=4), torch.device("cpu"))
     assert numbers == pytest.approx(OF_STALENESS, rel=1e-12)
+    assert staleness([turn(policy_version=0)], policy_version=4, steps_per_iteration=4) == [1.0]
+
+
+def test_a_rank_without_turns_has_none_that_are_old():
+    assert over_ranks(staleness_numbers([], 10, 4), torch.device("cpu")) == {"mismatch/staleness_max": 0.0}
 
 
 @pytest.mark.parametrize(("version", "ages"), [(6, [0, 0, 0]), (10, [0, 0, 0]), (14, [1.0, 1.0, 0.5])])
