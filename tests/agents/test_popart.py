@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from lightning_agentrl.agents import Optim, PPOAgent
+from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.ppo import KL
+from lightning_agentrl.losses import clipped_value_loss
 from lightning_agentrl.models.critic import SharedCritic
+from lightning_agentrl.types import Rollout, Scores
 from tests.agents.harness import make_data, make_trainer
+from tests.types.samples import windowed
 
 
 class OtherUnits(PPOAgent):
@@ -47,3 +53,34 @@ def test_with_popart_the_unit_of_rewards_does_not_matter(tmp_path, exact_folder)
     assert wider == pytest.approx(256 * spread, rel=1e-3)
     (actor, _), (other, _) = hundreds
     assert (actor - other).abs().max() > 1e-4
+
+
+def built(popart: float | None) -> SharedCritic:
+    critic = SharedCritic(popart=popart)
+    critic.build(4, lambda model: pytest.fail("a shared critic has no model"))
+    return critic.double()
+
+
+def test_units_follow_the_returns_where_there_are_any():
+    critic = built(0.1)
+    told = {"critic/return_mean": 3.0, "critic/return_std": 2.0}
+    units = {"critic/popart_mean": 3.0, "critic/popart_std": 2.0}
+    assert follow_returns(critic, told) == pytest.approx(units)
+    for nothing in ({}, {"critic/return_mean": math.nan, "critic/return_std": math.nan}):
+        assert follow_returns(critic, nothing) == {}
+    assert (float(critic.head.mean), float(critic.head.std)) == pytest.approx((3.0, 2.0))
+    assert follow_returns(built(None), told) == follow_returns(None, told) == {}
+
+
+def test_the_value_loss_is_that_of_values_old_values_and_returns_in_the_units_that_are_learned():
+    def value_loss(batch: Rollout, values: torch.Tensor) -> torch.Tensor:
+        return clipped_value_loss(values, batch.scores.values, batch.returns, 0.5)
+
+    critic, rollout = built(0.1), Rollout.from_samples(windowed())
+    old, returns, values = (torch.randn(4, 4, dtype=torch.float64) * 10 + 5 for _ in range(3))
+    batch = rollout.union(scores=Scores(values=old), returns=returns)
+    follow_returns(critic, {"critic/return_mean": 5.0, "critic/return_std": 10.0})
+    expected = clipped_value_loss(*((x - 5.0) / 10.0 for x in (values, old, returns)), 0.5)
+    torch.testing.assert_close(in_units_of(critic, value_loss)(batch, values), expected)
+    for other in (built(None), None):
+        assert in_units_of(other, value_loss) is value_loss
