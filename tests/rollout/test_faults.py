@@ -601,7 +601,6 @@ def test_what_is_left_of_a_last_try_that_cannot_be_resumed_is_not_taken_for_an_e
     assert lost_rows(rollout, bootstraps=True, group_size=2).all()
 
 
-@pytest.mark.slow
 def test_a_lost_greedy_episode_leaves_its_group_out(tiny_folder):
     class Greedy(Learner):
         needs_greedy_baseline = True
