@@ -274,15 +274,24 @@ def test_wrong_arguments_name_their_keys():
 
 
 class Nearest(ActionParser):
-    """Takes a name out of an array, whose texts are numpy's."""
+    """Takes names out of an array, whose texts are numpy's.
+
+    Args:
+        thought: whether the thought stays such a text.
+        action: whether the action does.
+    """
+
+    def __init__(self, thought: bool, action: bool) -> None:
+        self.thought, self.action = thought, action
 
     def parse(self, reply: str, actions: Any, aliases: Any) -> ParsedReply:
-        names = np.array(["left", "right"])
-        return ParsedReply(names[0], names[1])
+        left, right = np.array(["left", "right"])
+        return ParsedReply(left if self.thought else str(left), right if self.action else str(right))
 
 
-def test_an_episode_whose_parser_gives_texts_of_numpys_can_be_saved(tiny_folder, tmp_path):
-    interaction = TurnInteraction(max_reply_tokens=2, parser=Nearest())
+@pytest.mark.parametrize(("thought", "action"), [(True, True), (True, False), (False, True)])
+def test_an_episode_whose_parser_gives_texts_of_numpys_can_be_saved(tiny_folder, tmp_path, thought, action):
+    interaction = TurnInteraction(max_reply_tokens=2, parser=Nearest(thought, action))
     with workplace(tiny_folder, [Scripted(9)], interaction=interaction) as place:
         turns = place.collect(2).turns
         torch.save(place.sessions[0].state_dict(), tmp_path / "saved")

@@ -190,8 +190,8 @@ def test_a_reply_without_action_runs_the_default(tiny_folder):
     with workplace(tiny_folder, [env], interaction=loop) as place:
         turns = place.collect(4).turns
     assert env.steps == ["go forward"] * 4
-    assert [(turn.valid, turn.action, turn.reward) for turn in turns] == [
-        (False, "go forward", n - 0.1) for n in (1, 2, 3, 4)
+    assert [(turn.valid, turn.parsed_action, turn.action, turn.reward) for turn in turns] == [
+        (False, None, "go forward", n - 0.1) for n in (1, 2, 3, 4)
     ]
 
 
@@ -213,7 +213,7 @@ def test_an_action_without_a_letter_is_taken_and_told_as_it_is(tiny_folder):
 
     with workplace(tiny_folder, [env], interaction=TurnInteraction(4, Waits())) as place:
         turns = place.collect(2).turns
-    assert env.steps == [turn.action for turn in turns] == ["", ""]
+    assert env.steps == [turn.action for turn in turns] == [turn.parsed_action for turn in turns] == ["", ""]
 
 
 def test_a_wrapper_may_name_the_actions(tiny_folder):
