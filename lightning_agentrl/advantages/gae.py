@@ -71,9 +71,8 @@ def dual_discount_gae(
     gamma = torch.where(is_step, values.new_tensor(gamma_step), gamma_token)
     lam = torch.where(is_step, values.new_tensor(lam_step), lam_token)
     delta = torch.where(layout.mask_NL, rewards + gamma * next_values - values, 0)
-    decay = torch.where(has_next, gamma * lam, 0)
 
-    advantages = backward_sum(delta, decay)
+    advantages = backward_sum(delta, gamma * lam)  # behind the last token of an episode delta is 0
     return layout.scatter(advantages), layout.scatter(advantages + values)
 
 
