@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lightning_agentrl.metrics.gap import EXACT, MOST_LARGEST, MOST_MEAN, ROUGH, Bounds
+from lightning_agentrl.metrics.gap import EXACT, MOST_LARGEST, MOST_MEAN, ROUGH, Bounds, GapWatch
 
 
 @pytest.mark.parametrize("bounds", [EXACT, ROUGH])
@@ -20,3 +20,20 @@ def test_what_is_too_large_for_rounding_or_not_a_number_is_not_taken_for_it(boun
     assert bounds.widened(3.0, 50.0) == Bounds(MOST_MEAN, MOST_LARGEST)
     for mean, largest in ((math.nan, math.nan), (math.inf, math.inf), (0.14, math.inf)):
         assert bounds.widened(mean, largest) == bounds
+
+
+def test_a_gap_is_measured_against_the_latest_ones() -> None:
+    watch = GapWatch(Bounds(mean=0.05, largest=1.0))
+    for mean in [0.001] * 20 + [0.004] * 8:
+        assert watch.judge(mean, older=False) == ""
+    assert watch.judge(0.015, older=False) == ""  # fifteen times the first ones
+    assert watch.usual == 0.004
+    assert watch.judge(0.021, older=False) == "jump"
+
+
+def test_gaps_of_older_weights_are_measured_against_such_gaps_alone() -> None:
+    watch = GapWatch(Bounds(mean=0.05, largest=1.0))
+    assert watch.judge(0.001, older=False) == watch.judge(0.2, older=True) == watch.judge(0.3, older=True) == ""
+    assert watch.judge(math.nan, older=True) == ""
+    assert watch.judge(0.3, older=False) == "beyond"
+    assert watch.judge(3.0, older=True) == "jump"
