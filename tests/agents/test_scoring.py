@@ -11,7 +11,16 @@ from lightning_agentrl.agents import PPOAgent
 from lightning_agentrl.agents.scoring import bootstrap_rows
 from lightning_agentrl.models.critic import SeparateCritic, SharedCritic
 from lightning_agentrl.rollout import GroupRollout
+from lightning_agentrl.types import Rollout
 from tests.agents.harness import KeepRollouts, grouped, make_agent, make_data, make_trainer
+from tests.inputs import text_row
+from tests.types.samples import growing, windowed
+
+
+def test_the_state_behind_the_last_turn_of_an_episode_is_read_at_its_last_token() -> None:
+    assert bootstrap_rows(Rollout.from_samples(growing())) == {0: text_row((1, 92), (1,))}
+    cut = bootstrap_rows(Rollout.from_samples(windowed()))
+    assert cut == {2: text_row((1, 91), (1,)), 3: text_row((1, 2, 90), (2,))}  # the one before has ended
 
 
 @pytest.mark.parametrize(
