@@ -294,7 +294,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self.stream
 
     def _freeze(self) -> None:
-        """Keep the garbage collector from looking again and again through packages and models, which stay."""
+        """Leave packages and models, which stay, out of what is looked through for garbage again and again."""
         if not gc.get_freeze_count():  # else the process decides what stays, and for how long
             gc.collect()
             gc.freeze()
