@@ -23,7 +23,7 @@ from benchmarks.gpu_report.page import NONE_YET, page
 from benchmarks.gpu_report.parts import Machine, config_for, count_of_tests, parts_for
 from benchmarks.gpu_report.runner import Outcome, Part, outcome_of, run_parts
 from benchmarks.gpu_report.utilisation import sizes_of, step_flops
-from lightning_agentrl.models import tree_attention
+from lightning_agentrl.models import flex
 from lightning_agentrl.models.prefix_tree import lay_out
 from tests.engines.servers import is_running
 
@@ -151,7 +151,7 @@ def test_flex_attention_is_compiled_while_reads_are_counted() -> None:
     tree = lay_out([(1, 2, 3), (1, 2, 4, 5, 6)]).tree
     query, key, value = torch.randn(3, 1, 2, len(tree.ends), 16)
     with HostReads() as reads, torch.no_grad():
-        out = tree_attention._flex(query, key, value, tree.block_mask(), 0.3)
+        out = flex.flex_tree_attention(query, key, value, tree.block_mask(), 0.3)
         float(out.sum())
     expected = scaled_dot_product_attention(query, key, value, attn_mask=tree.mask(), scale=0.3)
     torch.testing.assert_close(out.transpose(1, 2), expected, rtol=1e-4, atol=1e-5)

@@ -80,6 +80,7 @@ def parts_for(machine: Machine, folder: Path) -> Parts:
         ("Tests", _tests(gpu)),
         ("Is it the policy that is sampled", [_verify(e, p, small, gpu) for e in ENGINES for p in PRECISIONS]),
         ("Updates, against TRL and plain transformers", [_update(key, small, on, folder) for key in UPDATES]),
+        ("Updates, by kernels of layers and attention", [_kernels(way, small, on) for way in WAYS_OF_LAYERS]),
         (
             "Model FLOP utilisation",
             [_utilisation(precision, small, on) for precision in ("bf16", "float32")],
@@ -197,6 +198,13 @@ def _nothing() -> str | None:
 
 # Updates
 
+WAYS_OF_LAYERS = {
+    "torch": "`kernels: torch`; tokens of prompts / of them shared, in micro-batches of tokens",
+    "flex": "the same, FlexAttention for every tree",
+    "compiled": "`kernels: compiled`",
+    "liger": "`kernels: liger`",
+}
+
 
 def _update(key: str, model: str, on: Sequence[str], folder: Path) -> Part:
     turns = "128" if on[1] == "cuda" or "episodes" in key else "16"
@@ -219,6 +227,27 @@ def updated(folder: Path) -> str:
         f"{result['turns']} turns: ours {median(ours):.3g} s, theirs {median(theirs):.3g} s, "
         f"**{median(ratios):.2f}** times as long ({min(ratios):.2f} to {max(ratios):.2f}); peak memory "
         f"{peaks[0]:.2f} and {peaks[1]:.2f} GiB"
+    )
+
+
+def _kernels(way: str, model: str, on: Sequence[str]) -> Part:
+    few = () if on[1] == "cuda" else ("--turns", "4", "--repeats", "1", "--tokens", "1024")
+    command = python("benchmarks.gpu_report.update_kernels", way, "--model", model, *on, *few)
+
+    def hindrance() -> str | None:
+        if way != "liger":
+            return None
+        return "needs a GPU" if on[1] != "cuda" else None if importlib.util.find_spec("liger_kernel") else "needs Liger"
+
+    return Part(f"kernels-{way}", WAYS_OF_LAYERS[way], command, 10, by_setting, hindrance)
+
+
+def by_setting(folder: Path) -> str:
+    settings = {name: found for name, found in figures_of(folder).items() if name != "way"}
+    return "; ".join(
+        f"{name}: **{found['seconds']:.3g} s**"
+        + ("" if found["peak_gib"] is None else f", {found['peak_gib']:.1f} GiB")
+        for name, found in settings.items()
     )
 
 

@@ -18,9 +18,9 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
+from lightning_agentrl.models.branches import BranchedAttention
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
 from lightning_agentrl.models.tiles import TILED_DEPTH, TiledAttention
-from lightning_agentrl.models.tree_attention import BranchedAttention
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "attention.md"
 PAIRS, FIRST = 24, 4  # of which the first do not count
@@ -28,7 +28,7 @@ TEXT = """\
 # Attention over prefix trees on a CPU
 
 One layer, forward and backward, float32: all tokens in tiles of 32 (`models/tiles.py`) against a call of the kernel for
-each branch (`models/tree_attention.py`), the same trees by turns. *Times as fast* is the median of {pairs} pairs that
+each branch (`models/branches.py`), the same trees by turns. *Times as fast* is the median of {pairs} pairs that
 are neighbours in time, in brackets their quartiles; {threads} threads. A run reads rows of up to {depth} tokens in
 tiles, longer ones by branches. Written by `benchmarks/speed/attention.py`.
 

@@ -41,7 +41,7 @@ def jobs_of(comparison: Comparison, job: Job, tuned: Path) -> tuple[Job, Job]:
     case, precision, theirs = comparison.case, comparison.precision, comparison.theirs
     common = replace(job, case=case, precision=precision)
     return (
-        replace(common, micro_batch=OUR_TOKENS[job.device], variant=comparison.ours.variant),
+        replace(common, micro_batch=job.micro_batch, variant=comparison.ours.variant or job.variant),
         replace(
             common,
             micro_batch=tuned_size(theirs, case, precision, tuned),
@@ -74,6 +74,7 @@ def measure(comparison: Comparison, job: Job, repeats: int, tuned: Path) -> dict
         "threads": job.threads,
         "model": NAME if job.model == str(demo_model_folder()) else Path(job.model).name,
         "device": job.device,
+        "our_kernels": our_job.variant,
         "micro_batch": [our_job.micro_batch, their_job.micro_batch],
         "seconds": [[a.seconds for a, _ in steps], [b.seconds for _, b in steps]],
         "idle_cpu": max(step.idle_cpu for pair in steps for step in pair),
@@ -115,6 +116,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="find all best micro-batch sizes anew")
     parser.add_argument("--model", default="demo", help="demo, or the folder of a model")
     parser.add_argument("--device", choices=OUR_TOKENS, default="cpu")
+    parser.add_argument("--our-tokens", type=int, help="of our micro-batches; as in the configs, if not given")
+    parser.add_argument("--our-kernels", default="", help="our `kernels`, where a comparison leaves them open")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of speed.md and speed.json")
     wanted = parser.parse_args()
     chosen = [c for c in COMPARISONS if c.key == wanted.only] or [c for c in COMPARISONS if wanted.only in c.key]
@@ -123,7 +126,8 @@ def main() -> None:
     if not Path(PYTHONS["trl_grpo"]).exists() and any(c.theirs.module == "trl_grpo" for c in chosen):
         raise SystemExit("TRL has an environment of its own; `make benchmarks` makes it")
     folder = str(demo_model_folder()) if wanted.model == "demo" else wanted.model
-    job = Job(chosen[0].case, wanted.turns, folder, precision="bf16", micro_batch=0, device=wanted.device)
+    tokens = wanted.our_tokens or OUR_TOKENS[wanted.device]
+    job = Job(chosen[0].case, wanted.turns, folder, "bf16", tokens, wanted.our_kernels, device=wanted.device)
     wanted.out.mkdir(parents=True, exist_ok=True)
     usual = wanted.model == "demo" and wanted.device == "cpu"
     tuned = TUNED if usual else wanted.out / "tuned.json"

@@ -6,7 +6,7 @@ Started by `compare.py`; its micro-batch is counted in tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import lightning as L
 import torch
@@ -19,8 +19,11 @@ from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.agents import Agent, Compute, CurrentScores, Optim
 from lightning_agentrl.losses import PPOClip
 from lightning_agentrl.models.allocator import keep_freed_memory
+from lightning_agentrl.models.kernels import Kernels
 from lightning_agentrl.rollout import MiniBatch
 from lightning_agentrl.types import ModelInput, Rollout, Sample, Segment, SegmentKind, Turn
+
+KERNELS = get_args(Kernels)
 
 
 class Given(AdvantageEstimator):
@@ -41,7 +44,7 @@ class PolicyAgent(Agent):
             model=job.model,
             advantage=Given(),
             optim=Optim(job.lr, job.lr, job.weight_decay, job.max_grad_norm, job.max_grad_norm),
-            compute=Compute(job.micro_batch, kernels="compiled" if job.variant == "compiled" else "torch"),
+            compute=Compute(job.micro_batch, kernels=cast(Kernels, job.variant if job.variant in KERNELS else "torch")),
         )
         self.loss = PPOClip(dual_clip=None)
 

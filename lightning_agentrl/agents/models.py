@@ -32,7 +32,8 @@ class Compute:
         gradient_checkpointing: recompute activations in the backward pass.
         recompute_logits: recompute the logits of the sampled tokens in the backward pass, 1024 tokens at a time; off:
             keep those of a micro-batch, which is faster and takes memory for tokens times vocabulary.
-        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU.
+        kernels: ``compiled`` compiles the decoder layers, once per run; ``liger`` uses Liger's kernels, on a GPU. What
+            they save was measured on one (docs/results/gpu_runs.md).
     """
 
     max_tokens_per_micro_batch: int = 16384

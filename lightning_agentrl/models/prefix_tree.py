@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
 from lightning_agentrl.models.integers import integers
+from lightning_agentrl.models.levels import Level, Span, lay_levels
 from lightning_agentrl.models.tiles import Tiles, lay_tiles
 
 Keys = tuple[int, ...]  # of the tokens of a row: equal where rows have read the same, as :attr:`ModelInput.keys`
@@ -129,6 +130,16 @@ class PrefixTree:
     @cached_property
     def _tiles(self) -> dict[int, Tiles]:
         return {}
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...] | None:
+        """The branches level by level; None where there are too many."""
+        spans: list[Span] = []
+        for branch in self.branches:
+            length = branch.stop - branch.start
+            firsts = range(branch.start, branch.start + branch.copies * length, length)
+            spans += (Span(k, k + length, k + length if branch.copies > 1 else branch.end) for k in firsts)
+        return lay_levels(spans, self.ends.device)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,13 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers import AutoModelForCausalLM
 
-from lightning_agentrl.models import prefix_tree, tree_attention
+from lightning_agentrl.models import flex, levels, prefix_tree, tree_attention
+from lightning_agentrl.models.flex import flex_options
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.packing import pack
 from lightning_agentrl.models.prefix_tree import PrefixTree, lay_out
-from lightning_agentrl.models.tree_attention import flex_options, no_mask, tree_attention_forward
+from lightning_agentrl.models.tree_attention import no_mask, tree_attention_forward
 from tests.inputs import text_row
 from tests.tiny import tiny_model_folder
 
@@ -151,8 +153,8 @@ def test_block_mask_of_flex_attention():
 def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
     """Whatever the trees are. Where there would be too many, it is not left uncompiled. Without the kernel."""
     torch._dynamo.reset()
-    whole = tree_attention._compiled_flex("eager")
-    monkeypatch.setattr(tree_attention, "_compiled_flex", lambda: whole)
+    whole = flex.compiled_flex("eager")
+    monkeypatch.setattr(flex, "compiled_flex", lambda: whole)
 
     def graphs(seed: int) -> int:
         tree = random_tree(seed, 1 + seed % 12, (3, 40, 128, 300)[seed % 4])
@@ -161,7 +163,7 @@ def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
             for grad in (False, True):
                 x = [t.detach().float() for t in qkv(tree, seed)]  # a CPU has no gradients of it
                 with torch.set_grad_enabled(grad):
-                    out = tree_attention._flex(*x, tree.block_mask(window), 0.3)
+                    out = flex.flex_tree_attention(*x, tree.block_mask(window), 0.3)
                 if seed < 4:
                     expected = dense(x, tree.mask(window), 0.3)
                     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
@@ -169,10 +171,10 @@ def test_flex_attention_is_compiled_into_few_graphs(monkeypatch):
 
     before = counters["stats"]["unique_graphs"]
     first = [graphs(seed) - before for seed in range(12)]
-    assert first[-1] <= tree_attention.GRAPHS // 2, first
+    assert first[-1] <= flex.GRAPHS // 2, first
     assert graphs(40) == graphs(63) == graphs(70) == before + first[-1]
     torch._dynamo.reset()
-    monkeypatch.setattr(tree_attention, "GRAPHS", 1)
+    monkeypatch.setattr(flex, "GRAPHS", 1)
     with torch._dynamo.config.patch(recompile_limit=1), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
         graphs(1)
     torch._dynamo.reset()
@@ -199,15 +201,118 @@ def test_blocks_of_flex_attention_are_found_a_few_at_a_time(monkeypatch, at_a_ti
         assert torch.equal(getattr(ours, f"{of}_indices")[listed], getattr(theirs, f"{of}_indices")[listed])
 
 
+def rows_of(level: levels.Level) -> list[tuple[slice, slice]]:
+    """Which queries and keys of a level belong to each of its rows."""
+    queries, keys = (
+        [slice(int(a), int(b)) for a, b in pairwise(bounds)] for bounds in (level.query_bounds, level.key_bounds)
+    )
+    return list(zip(queries, keys, strict=True))
+
+
+def rows_one_by_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, level: levels.Level, scale: float):
+    """What FlashAttention's kernels for rows of different lengths compute, from the definition."""
+    outs, lses = [], []
+    starts = zip(
+        level.query_bounds[:-1], level.query_bounds[1:], level.key_bounds[:-1], level.key_bounds[1:], strict=True
+    )
+    for q_start, q_stop, k_start, k_stop in starts:
+        shared = q.shape[1] // k.shape[1]
+        keys, values = (x[k_start:k_stop].repeat_interleave(shared, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[q_start:q_stop], keys) * scale
+        if level.causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+        lses.append(scores.logsumexp(-1))
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+def rows_one_by_one_backward(grad, q, k, v, out, lse, level, scale):
+    """The gradients of scores whose softmax has these log-sum-exps, over more keys than are read here."""
+    grads = [torch.zeros_like(x) for x in (q, k, v)]
+    shared = q.shape[1] // k.shape[1]
+    bounds = zip(
+        level.query_bounds[:-1], level.query_bounds[1:], level.key_bounds[:-1], level.key_bounds[1:], strict=True
+    )
+    for q_start, q_stop, k_start, k_stop in bounds:
+        queries, at = slice(q_start, q_stop), slice(k_start, k_stop)
+        keys, values = (x[at].repeat_interleave(shared, 1) for x in (k, v))
+        weights = (torch.einsum("qhd,khd->hqk", q[queries], keys) * scale - lse[:, queries, None]).exp()
+        if level.causal:
+            weights = weights.tril()
+        of_weights = torch.einsum("qhd,khd->hqk", grad[queries], values)
+        of_scores = weights * (of_weights - (grad[queries] * out[queries]).sum(-1).T[..., None]) * scale
+        grads[0][queries] = torch.einsum("hqk,khd->qhd", of_scores, keys)
+        for x, found in (
+            (grads[1], torch.einsum("hqk,qhd->khd", of_scores, q[queries])),
+            (grads[2], torch.einsum("hqk,qhd->khd", weights, grad[queries])),
+        ):
+            x[at] = found.unflatten(1, (k.shape[1], shared)).sum(2)
+    return tuple(grads)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 12))
+def test_levels_of_a_tree_add_up_to_it(seed, rows, longest):
+    """Merged outputs and gradients of calls are those of dense attention, with kernels from the definition."""
+    tree = random_tree(seed, rows, longest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "MOST_LEVELS", 99)
+        patch.setattr(levels, "flash_rows", rows_one_by_one)
+        patch.setattr(levels, "flash_rows_backward", rows_one_by_one_backward)
+        ours, theirs = qkv(tree, seed), qkv(tree, seed)
+        out = levels.LevelledAttention.apply(*(x[0].transpose(0, 1) for x in ours), tree.levels, 0.3)
+        expected = dense(theirs, tree.mask(), 0.3)[0]
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 20))
+def test_levels_show_what_the_tree_shows(seed, rows, longest):
+    """Each pair of tokens in one level, once."""
+    tree = random_tree(seed, rows, longest)
+    count = len(tree.ends)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(levels, "MOST_LEVELS", 99)
+        found = tree.levels
+    order, shown = torch.arange(count), torch.zeros(count, count)
+    for level in found:
+        queries, keys = order[level.queries], order[level.keys]
+        assert (level.query_bounds[-1], level.key_bounds[-1]) == (len(queries), len(keys))
+        assert (level.query_bounds.diff().max(), level.key_bounds.diff().max()) == (level.most_queries, level.most_keys)
+        for row in range(len(level.query_bounds) - 1):
+            its_queries, its_keys = (
+                x[bounds[row] : bounds[row + 1]]
+                for x, bounds in ((queries, level.query_bounds), (keys, level.key_bounds))
+            )
+            seen = torch.ones(len(its_queries), len(its_keys))
+            shown[its_queries[:, None], its_keys] += seen.tril() if level.causal else seen
+    assert torch.equal(shown, tree.mask().float())
+
+
+def test_trees_of_many_levels_or_rows_are_left_to_flex_attention():
+    shared = tuple(range(200))
+    assert len(lay_out([(*shared, 1), (*shared, 2)]).tree.levels) == 2
+    assert len(lay_out([(*shared, 1), (900, 2)]).tree.levels) == 1
+    assert lay_out([shared[:k] for k in range(1, 200, 20)]).tree.levels is None
+    assert lay_out([(1, k) for k in range(511)]).tree.levels is None
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("by_levels", [True, False])
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize(
     ("dtype", "width", "tolerance"),
     [(torch.float32, 64, 1e-4), (torch.bfloat16, 64, 2e-2), (torch.float64, 64, 1e-10), (torch.float32, 8, 1e-4)],
 )
 @pytest.mark.parametrize("rows", [60, 2])
-def test_a_gpu_computes_the_same(dtype, width, tolerance, window, rows):
-    """By FlexAttention, and what its kernel does not take by dense attention; with few tokens, too."""
+def test_a_gpu_computes_the_same(monkeypatch, dtype, width, tolerance, window, rows, by_levels):
+    """By FlashAttention or FlexAttention, and what their kernels do not take by dense attention; few tokens, too."""
+    monkeypatch.setattr(levels, "MOST_LEVELS", 99 if by_levels else -1)
     tree = random_tree(0, rows, 90)
     assert (64 < len(tree.ends) < 128) == (rows == 2)  # 128 queries of two heads are a block
     assert error("cuda", tree, dtype, width, window) <= tolerance
@@ -245,11 +350,37 @@ def error(
     return max(float((a.double() - b).norm() / (b.norm() if b.norm() > least else expected.norm())) for a, b in pairs)
 
 
+TREES = {
+    "one token": [(1,)],
+    "single tokens": [(k,) for k in range(5)],
+    "single tokens below a prompt": [(*range(50, 180), k) for k in range(5)],
+    "nothing in common": [tuple(range(1000 * k, 1000 * k + 100 + 70 * k)) for k in range(5)],
+    "a prompt": [(*range(300), *range(1000 * k, 1000 * k + 40 + 100 * k)) for k in range(1, 6)],
+    "a prompt and one row more": [*((*range(300), 1000 * k, 1) for k in range(1, 4)), (7, 8, 9)],
+    "a prompt and tasks": [
+        (*range(200), *range(1000 * (k % 3), 1000 * (k % 3) + 90), *range(9000 * k, 9000 * k + 30))
+        for k in range(1, 10)
+    ],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("heads", "width"), [((4, 4), 64), ((14, 2), 64), ((16, 2), 128), ((9, 3), 40), ((4, 1), 256)])
+def test_flash_attention_of_each_level(name, heads, width):
+    tree = lay_out(TREES[name]).tree
+    assert tree.levels is not None
+    assert error("cuda", tree, torch.bfloat16, width, heads=heads) <= 2e-2
+    assert error("cuda", tree, torch.bfloat16, width, heads=heads, autocast=True) <= 2e-2
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129])
 @pytest.mark.parametrize("heads", [(4, 2), (14, 2)])
-def test_layouts_of_few_tokens_and_of_whole_blocks(device, tokens, heads):
+@pytest.mark.parametrize("most_levels", [-1, levels.MOST_LEVELS])
+def test_layouts_of_few_tokens_and_of_whole_blocks(monkeypatch, device, tokens, heads, most_levels):
     """And heads whose number is no power of two."""
+    monkeypatch.setattr(levels, "MOST_LEVELS", most_levels)
     tree = lay_out([range(tokens)]).tree
     assert error(device, tree, torch.float32, 32, heads=heads) <= 1e-4
     assert error(device, tree, torch.bfloat16, 32, heads=heads, autocast=True) <= 2e-2
@@ -290,8 +421,9 @@ def test_fewer_blocks_of_flex_attention_are_loaded_ahead_where_a_window_leaves_n
 )
 def test_a_gpu_has_room_for_heads_of_each_width(monkeypatch, dtype, tolerance, width, window, small):
     """In the memory that a block of threads has; also with the blocks that a smaller GPU needs."""
+    monkeypatch.setattr(levels, "MOST_LEVELS", -1)
     if small:
-        monkeypatch.setattr(tree_attention, "_shared_memory", lambda device: 101_376)
+        monkeypatch.setattr(flex, "_shared_memory", lambda device: 101_376)
     assert error("cuda", random_tree(0, 9, 90), dtype, width, window) <= tolerance
 
 
