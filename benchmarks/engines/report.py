@@ -13,13 +13,17 @@ Record = dict[str, Any]
 
 
 def keep(kind: str, record: Record, file: Path = RESULTS) -> None:
-    """Put a record in the place of an older one of its kind with as many environments, and write the page."""
+    """Put a record in the place of an older one of its kind, environments and engine, and write the page."""
     records: dict[str, list[Record]] = json.loads(file.read_text()) if file.exists() else {}
-    others = [other for other in records.get(kind, []) if other["envs"] != record["envs"]]
+    others = [other for other in records.get(kind, []) if _setting(other) != _setting(record)]
     records[kind] = sorted([*others, record], key=lambda other: other["envs"])
     file.write_text(json.dumps(records, indent=1) + "\n")
     if file == RESULTS:  # the page is of the CPU and the demo model
         file.with_suffix(".md").write_text(page(records))
+
+
+def _setting(record: Record) -> tuple[int, str]:
+    return record["envs"], json.dumps(record.get("engine", {}))
 
 
 def page(records: dict[str, list[Record]]) -> str:

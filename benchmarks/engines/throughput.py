@@ -6,6 +6,7 @@ vLLM alone also gets them in turns, each prompt when the reply before it has end
 between engine and environments.
 
     python -m benchmarks.engines.throughput --envs 16 --turns 8 --reply 64
+    python -m benchmarks.engines.throughput --device cuda --engine '{}' --engine '{"cuda_graphs": true}'
 
 Writes `docs/results/vllm.md` and `vllm.json`.
 """
@@ -13,6 +14,8 @@ Writes `docs/results/vllm.md` and `vllm.json`.
 from __future__ import annotations
 
 import argparse
+import json
+from itertools import product
 from pathlib import Path
 
 from benchmarks.engines.alone import tokens_and_seconds
@@ -29,12 +32,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--engine", type=json.loads, action="append", help="arguments of VLLMEngine, one or several times"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="file of the records")
     args = parser.parse_args()
-    for count in args.envs:
+    for count, options in product(args.envs, args.engine or [{}]):
+        # Asleep, vLLM would make no step for what it is asked for by itself, and be waited for without end.
         envs = [Delay(i, lambda _: 0.0) for i in range(count)]
         pairs = []
-        with setting(VLLMEngine(max_batch=count), envs, args.reply, args.model, args.device) as made:
+        with setting(
+            VLLMEngine(max_batch=count, sleep=False, **options), envs, args.reply, args.model, args.device
+        ) as made:
             made.collect(1)  # warm
             for version in range(args.repeats):
                 made.engine.sync(version)
@@ -46,8 +55,9 @@ def main() -> None:
                 seconds = {"rollout_seconds": rollout.seconds, "alone_seconds": alone, "in_turns_seconds": in_turns}
                 pairs.append({"tokens": tokens, **seconds})
                 shares = f"{alone / rollout.seconds:.3f}, in turns {in_turns / rollout.seconds:.3f}"
-                print(count, pairs[-1], f"share {shares}", flush=True)
-        keep("throughput", {"envs": count, "turns": args.turns, "reply": args.reply, "pairs": pairs}, args.out)
+                print(count, options, pairs[-1], f"share {shares}", flush=True)
+        record = {"envs": count, "engine": options, "turns": args.turns, "reply": args.reply, "pairs": pairs}
+        keep("throughput", record, args.out)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ TF32 = 2e-2  # so the attention of vLLM multiplies; an H200 was 0.005 off, weigh
 pytestmark = [pytest.mark.vllm, pytest.mark.gpu]
 
 
-@pytest.mark.parametrize("sleep", [True, False])
-def test_memory_is_given_back_while_it_sleeps(served_folder: Path, sleep: bool) -> None:
+@pytest.mark.parametrize(("sleep", "graphs"), [(True, False), (True, True), (False, False), (False, True)])
+def test_memory_is_given_back_while_it_sleeps(served_folder: Path, sleep: bool, graphs: bool) -> None:
+    """And new weights are sampled from, with CUDA graphs recorded before they came, too."""
     policy = policy_of(served_folder).cuda()
-    engine = VLLMEngine(dtype="float32", gpu_memory_utilization=0.2, sleep=sleep)
+    settings = {"sleep": sleep, "cuda_graphs": graphs}
+    engine = VLLMEngine(dtype="float32", gpu_memory_utilization=0.2, **settings)
     engine.start(handle_of(policy))
     try:
         for version in range(2):

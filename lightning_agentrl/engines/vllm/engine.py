@@ -49,7 +49,8 @@ class VLLMEngine(Engine):
             memory. Has no effect if rollouts are collected while the policy is trained.
         tensor_parallel: number of neighbouring processes that share one copy of the weights and compute every token
             together; the number of processes must be a multiple of it. ``max_batch`` is for all of them.
-        cuda_graphs: on a GPU, compile the model and record CUDA graphs at the start.
+        cuda_graphs: on a GPU, record steps that only decode as CUDA graphs at the start, with ``compiled`` others, too.
+        compiled: on a GPU, compile the model at the start, which takes a minute the first time.
         model_runner_v2: on a GPU, use vLLM's newer model runner.
         async_scheduling: on a GPU, let vLLM prepare a step while it computes the one before.
     """
@@ -66,6 +67,7 @@ class VLLMEngine(Engine):
         sleep: bool = True,
         tensor_parallel: int = 1,
         cuda_graphs: bool = False,
+        compiled: bool = False,
         model_runner_v2: bool = False,
         async_scheduling: bool = False,
     ) -> None:
@@ -77,6 +79,7 @@ class VLLMEngine(Engine):
             sleep=sleep,
             tensor_parallel=tensor_parallel,
             cuda_graphs=cuda_graphs,
+            compiled=compiled,
             model_runner_v2=model_runner_v2,
             async_scheduling=async_scheduling,
         )

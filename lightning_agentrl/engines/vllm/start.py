@@ -48,6 +48,7 @@ class VLLMOptions:
     sleep: bool
     tensor_parallel: int
     cuda_graphs: bool
+    compiled: bool
     model_runner_v2: bool
     async_scheduling: bool
 
@@ -252,12 +253,23 @@ def engine_arguments(options: VLLMOptions, handle: PolicyHandle) -> dict[str, An
         arguments["enable_chunked_prefill"] = False
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-        arguments["enforce_eager"] = not options.cuda_graphs
+        arguments["enforce_eager"] = not (options.cuda_graphs or options.compiled)
+        if not arguments["enforce_eager"]:
+            arguments["compilation_config"] = compilation_of(options)
         arguments["async_scheduling"] = options.async_scheduling  # vLLM's default, which a CPU has, is to do it
     if has_adapters(lm):
         (adapters,) = vars(lm)["peft_config"].values()
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _room_for(adapters.r)}
     return arguments
+
+
+def compilation_of(options: VLLMOptions) -> dict[str, Any]:
+    """Return vLLM's ``compilation_config``: what is compiled, and which steps are recorded as CUDA graphs."""
+    compiling = 3 if options.compiled else 0  # ``VLLM_COMPILE`` and ``NONE``
+    if not options.cuda_graphs:
+        return {"mode": compiling, "cudagraph_mode": "NONE"}
+    recorded = "FULL_AND_PIECEWISE" if options.compiled else "FULL_DECODE_ONLY"  # pieces are cut by the compiler
+    return {"mode": compiling, "cudagraph_mode": recorded, "max_cudagraph_capture_size": options.max_batch}
 
 
 def close_vllm(engine: Any, owns_processes: bool) -> None:
