@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from lightning_agentrl.engines import PolicyHandle, VLLMEngine
+from lightning_agentrl.engines import PolicyHandle, SamplingRequest, VLLMEngine
 from lightning_agentrl.engines.vllm.start import compilation_of, engine_arguments
 from lightning_agentrl.engines.vllm.thread import Handling, VLLMThread
 from lightning_agentrl.engines.weights import named_weights
@@ -22,6 +23,7 @@ from lightning_agentrl.models.last_layer import decoder_layers
 from lightning_agentrl.models.loading import load_causal_lm
 from lightning_agentrl.models.lora import LoRA
 from lightning_agentrl.models.sharding import gathered, shard
+from lightning_agentrl.types import ModelInput
 
 Start = Callable[[LanguageModel], VLLMEngine]
 
@@ -107,6 +109,14 @@ def test_weights_are_woken_and_sent_before_keys_and_values_are_woken(
     engine.sync(1)
     assert vllm.seen == ["empty", "wake weights", *sent, "empty", "wake kv_cache", "forget"]
     assert vllm.got.keys() == dict(named_weights(policy.lm)).keys()
+
+
+def test_who_asks_a_sleeping_engine_is_told_and_does_not_wait(start: Start, tiny_folder: Path) -> None:
+    engine = start(LanguageModel(load_causal_lm(str(tiny_folder))))
+    one_iteration(engine, 0)
+    request = SamplingRequest(ModelInput.of_ids([1, 2]), 3, 1.0, 0)
+    with pytest.raises(RuntimeError, match="sleeps"):
+        asyncio.run(engine.generate(request))
 
 
 def test_a_sharded_policy_is_sent_layer_by_layer(

@@ -192,6 +192,8 @@ class VLLMEngine(Engine):
         thread, handle = self._started()
         if not self._has_weights:
             raise RuntimeError("the engine has no weights yet; call sync first")
+        if self._asleep:  # vLLM would take the request and make no step
+            raise RuntimeError("the engine sleeps and has given its weights back; call sync first")
         check_request(request, handle.window, "vLLM was started with")
         return await thread.ask(request)
 
