@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -14,7 +13,6 @@ from typing import Any, ClassVar, cast
 import lightning as L
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
-from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -62,19 +60,20 @@ from lightning_agentrl.agents.optimizer import (
     without_sync,
 )
 from lightning_agentrl.agents.overrides import check_hooks
+from lightning_agentrl.agents.passes import cached_precision, random_from
 from lightning_agentrl.agents.popart import follow_returns, in_units_of
 from lightning_agentrl.agents.proof import EngineProof
-from lightning_agentrl.agents.recent_episodes import RecentEpisodes
-from lightning_agentrl.agents.resume import check_changes, made_of
+from lightning_agentrl.agents.resume import made_of
+from lightning_agentrl.agents.run import Run
 from lightning_agentrl.agents.schedule import check_schedules
 from lightning_agentrl.agents.scoring import Reader, rows_to_score, score_policy, score_rollout
 from lightning_agentrl.agents.selection import corrected, filtered, lost_rows, without_rows
-from lightning_agentrl.agents.steps import Steps, held_steps, planned_steps, stop_run
+from lightning_agentrl.agents.steps import planned_steps, stop_run
 from lightning_agentrl.agents.strategies import in_lockstep
 from lightning_agentrl.agents.trainer_keys import check_callbacks
 from lightning_agentrl.agents.update import CurrentScores, Losses, accumulate_gradients
 from lightning_agentrl.agents.zero import GradientWatch, prepare_zero
-from lightning_agentrl.distributed import Ranks, all_gather, max_over_ranks, raise_once
+from lightning_agentrl.distributed import Ranks, max_over_ranks, raise_once
 from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
@@ -170,14 +169,11 @@ class Agent(L.LightningModule, ABC):
         self._freed = FreedMemory()
         self.image_reader: ImageReader | None = None  # set in setup, if the model reads images
         self.masters = MasterWeights((), {})  # of the weights that are trained; set with the optimizer
-        self.steps = Steps(self.optim)
+        self.run = Run(self.optim)
         self.resume_with_changes: Sequence[str] = ()  # keys that may differ from those of the checkpoint
-        self.run_id = ""  # of the run that this agent is in; set in setup, or as it goes on from a checkpoint
-        self.made_of: dict[str, Any] = {}  # settings, base weights and versions of this run; set in setup
         self.clock = StageClock()
         self.monitors = Monitors()
         self.further_needs = Needs()  # of callbacks
-        self.recent_episodes = RecentEpisodes()
         self.validation_metrics = EpisodeMetrics()
         self._rollout_metrics: dict[str, float] = {}  # of the rollout that is trained on
         self._watch: GradientWatch | None = None  # under ZeRO
@@ -288,7 +284,7 @@ class Agent(L.LightningModule, ABC):
         metrics |= left_out.tell(len(rollout.turns), partial(stop_run, self.trainer))
         if collected_now:
             metrics |= describe_collected(rollout, self.datamodule, self.policy_version, self.held_steps, self.device)
-            metrics |= self.recent_episodes.update(rollout)
+            metrics |= self.run.recent_episodes.update(rollout)
             for callback in watching(self.trainer):
                 callback.on_rollout(self.trainer, self, rollout)
         return metrics
@@ -369,22 +365,22 @@ class Agent(L.LightningModule, ABC):
                 self.optim.limits,
                 # DDP and masked tokens leave gradients of 0, on which Adam would still move.
                 held=held if tokens else self.optim.limits,
-                allowed=lambda norms: self.steps.allow(
+                allowed=lambda norms: self.run.steps.allow(
                     self.trainer, Attempt(self.policy_version, batch_idx, metrics, norms, self._rollout_metrics), fault
                 ),
                 discard=lambda: self.trainer.strategy.optimizer_step(optimizer.optimizer, lambda: None),
             )
             optimizer.zero_grad(set_to_none=True)  # now, since no memory is left for them while replies are sampled
             skipped = self.trainer.global_step == before
-            self.steps.count(held, skipped)
+            self.run.steps.count(held, skipped)
         self.clock.count("update", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
-        not_finite = self.steps.finite.in_a_row > 0
+        not_finite = self.run.steps.finite.in_a_row > 0
         metrics = describe_step(metrics, norms, not_finite, skipped) | batch.metrics
         if self.variance_proxy and "actor" in norms and not not_finite:
             metrics |= describe_gradient(batch.rollout, norms["actor"], self.ranks.sum)
         self.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1)
         if not skipped:
-            self.steps.rates.advance("step", self.trainer.global_step, self.lr_scheduler_step, self.monitored)
+            self.run.steps.rates.advance("step", self.trainer.global_step, self.lr_scheduler_step, self.monitored)
 
     def _ready_for_loss(self, rollout: Rollout, first: bool) -> Rollout:
         """Return the mini-batch with picked tokens; a bypass takes the engine's log-probs as the old ones.
@@ -405,22 +401,6 @@ class Agent(L.LightningModule, ABC):
             current = cast(Tensor, scores.old_logps)
         return replace(rollout, picked=self.pick_tokens(rollout, current))
 
-    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-        self.monitors.logged(name)
-        super().log(name, *args, **kwargs)
-
-    def monitored(self, name: str, watcher: str) -> Tensor | None:
-        """Return the value of a metric in this iteration; None while it has none.
-
-        Args:
-            name: of the metric.
-            watcher: class that asks.
-
-        Raises:
-            ValueError: nothing logs it.
-        """
-        return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
-
     def on_train_epoch_start(self) -> None:
         self.clock.read()  # what came between two iterations belongs to neither
         self.monitors.begin_iteration()
@@ -429,7 +409,8 @@ class Agent(L.LightningModule, ABC):
         times = over_ranks(self.clock.read(self.trainer.world_size), self.device)
         if "time/update_seconds" in times:  # a resumed run ends its last epoch once more, with nothing done
             self.log_dict(times)
-            self.steps.rates.advance("epoch", self.trainer.current_epoch + 1, self.lr_scheduler_step, self.monitored)
+            rates, done = self.run.steps.rates, self.trainer.current_epoch + 1
+            rates.advance("epoch", done, self.lr_scheduler_step, self.monitored)
         if self.device.type == "cpu":
             self._freed.iteration_done()
 
@@ -495,7 +476,7 @@ class Agent(L.LightningModule, ABC):
             self.datamodule.check(self.tokenizer, read_context_length(self.model), self.image_reader)
             tell_of_slow_precision(self.trainer)
             if stage == "fit":
-                self.made_of = made_of(self.settings(), self.model)
+                self.run.made_of = made_of(self.settings(), self.model)
         if stage == "fit":
             self._begin_run()
 
@@ -522,12 +503,9 @@ class Agent(L.LightningModule, ABC):
         self.context_length = min([own, *filter(None, others)])
 
     def _begin_run(self) -> None:
-        self.run_id = all_gather(uuid.uuid4().hex[:12])[0]
-        read = self.steps.rates.reading(self.configure_optimizers)
+        self.run.begin(self.trainer)
+        read = self.run.steps.rates.reading(self.configure_optimizers)
         self.configure_optimizers = read  # type: ignore[method-assign]
-        if self.trainer.global_step == 0:
-            self.steps.begin_anew()
-            self.recent_episodes.begin_anew()
         self.monitors.begin_run()
         let_callbacks_wait(self.trainer, self.monitored)
 
@@ -582,16 +560,14 @@ class Agent(L.LightningModule, ABC):
                 f"{len(left)} of the agent's parameters are in no group of the optimizer and stay as they are, such as "
                 f"{left[0]}; add them in configure_optimizers, or call requires_grad_(False)"
             )
-        for difference in self.steps.begin(self.trainer):
+        for difference in self.run.steps.begin(self.trainer):
             rank_zero_info(difference)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        described = self.made_of | {"undescribed": self._undescribed}
+        described = self.run.made_of | {"undescribed": self._undescribed}
         prepare_checkpoint(checkpoint, self, self.masters, self.model, self.lora, described)
         refuse_not_finite(checkpoint, self.trainer)
-        checkpoint["run_id"] = self.run_id
-        checkpoint["recent_episodes"] = self.recent_episodes.state_dict()
-        checkpoint |= self.steps.state_dict()
+        checkpoint |= self.run.state_dict()
         if self.datamodule.preparing:
             rewind(checkpoint["loops"]["fit_loop"]["epoch_progress"])
 
@@ -601,14 +577,8 @@ class Agent(L.LightningModule, ABC):
         if self._trainer is None:
             given = {name for name, value in self.hparams.items() if value is not None}
             check_described(checkpoint.get(KEY, {}), given | {*self._undescribed})
-            return  # nothing is trained, so no count goes on
-        if self.trainer.state.fn == TrainerFn.FITTING:
-            with raise_once():
-                if self.trainer.is_global_zero:
-                    check_changes(checkpoint.get(KEY, {}), self.made_of, self.resume_with_changes)
-        self.run_id = checkpoint.get("run_id", self.run_id)  # earlier versions saved none
-        self.recent_episodes.load_state_dict(checkpoint.get("recent_episodes", []))
-        self.steps.load_state_dict(checkpoint, held_steps(self.trainer))
+        else:
+            self.run.go_on_from(checkpoint, self.trainer, self.resume_with_changes)
 
     def settings(self) -> dict[str, Any]:
         """Return by key of the config what this run is made of, as plain types, for those who continue it."""
@@ -644,12 +614,28 @@ class Agent(L.LightningModule, ABC):
     @property
     def policy_version(self) -> int:
         """Optimizer steps attempted before, also those that a guard skipped, which ``global_step`` does not count."""
-        return self.steps.attempts
+        return self.run.steps.attempts
 
     @property
     def held_steps(self) -> range:
         """Numbers of those attempts that leave the policy as it is, in a warm-up of the critic."""
-        return self.steps.held(self.trainer)
+        return self.run.steps.held(self.trainer)
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.monitors.logged(name)
+        super().log(name, *args, **kwargs)
+
+    def monitored(self, name: str, watcher: str) -> Tensor | None:
+        """Return the value of a metric in this iteration; None while it has none.
+
+        Args:
+            name: of the metric.
+            watcher: class that asks.
+
+        Raises:
+            ValueError: nothing logs it.
+        """
+        return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
@@ -683,16 +669,9 @@ class Agent(L.LightningModule, ABC):
         self.clock.advance(rows)
         self.datamodule.stopping.look()
 
-    @contextmanager
-    def cached_precision(self) -> Iterator[None]:
+    def cached_precision(self) -> AbstractContextManager[None]:
         """Use the trainer's precision; under autocast, cast weights once and not in each forward pass."""
-        plugin = self.trainer.precision_plugin
-        if isinstance(plugin, HalfPrecision | DoublePrecision):  # weights say it all; what their contexts set is the
-            yield  # default dtype of all threads
-            return
-        with plugin.forward_context():
-            torch.set_autocast_cache_enabled(True)  # Lightning turns it off; autocast restores it on leaving
-            yield
+        return cached_precision(self.trainer.precision_plugin)
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -705,16 +684,10 @@ class Agent(L.LightningModule, ABC):
             self.train()
             self.models.release()
 
-    @contextmanager
-    def _random_of_step(self) -> Iterator[None]:
+    def _random_of_step(self) -> AbstractContextManager[None]:
         """Draw what is random in a step, such as dropout, from its number, since random states are not saved."""
-        devices = [self.device] if self.device.type == "cuda" else []
         seed = derive_seed(self.datamodule.seed, self.policy_version, self.trainer.global_rank)
-        with torch.random.fork_rng(devices):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would look for devices of all kinds
-            for device in devices:
-                torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-            yield
+        return random_from(seed, self.device)
 
     def _connect(self) -> None:
         if (reference := self.models.reference) is not None:

@@ -194,7 +194,7 @@ def _unit(agent: Agent, stage: str) -> str:
 
 
 def _total(trainer: L.Trainer, agent: Agent) -> int | None:
-    return total_epochs(trainer, agent.steps.skipped)
+    return total_epochs(trainer, agent.run.steps.skipped)
 
 
 def total_epochs(trainer: L.Trainer, skipped: int = 0) -> int | None:

@@ -70,7 +70,7 @@ class RunSummary(L.Callback):
             folder / NAME,
             copy,
             {
-                "run_id": cast(Agent, pl_module).run_id,
+                "run_id": cast(Agent, pl_module).run.id,
                 "version": os.path.relpath(folder, copy.parent),
                 "seed": int(os.environ.get("PL_GLOBAL_SEED", 0)),
                 "before": self.before,

@@ -110,7 +110,7 @@ class TurnLog(RolloutCallback):
         if folder not in self._files:
             self._files[folder] = TurnFiles(folder, trainer.global_rank, self.file_mb, self.keep_files)
             if trainer.ckpt_path:
-                self._files[folder].cut(cut, trainer.world_size, agent.run_id)
+                self._files[folder].cut(cut, trainer.world_size, agent.run.id)
             else:
                 self._files[folder].drop_gone(trainer.world_size)
         self._files[folder].write(records)
@@ -118,4 +118,4 @@ class TurnLog(RolloutCallback):
 
 def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:
     """Return what each line begins with."""
-    return {"iteration": iteration, "run_id": agent.run_id, "phase": phase, "rank": trainer.global_rank}
+    return {"iteration": iteration, "run_id": agent.run.id, "phase": phase, "rank": trainer.global_rank}

@@ -162,7 +162,7 @@ def _run(trainer: L.Trainer, data: RolloutDataModule) -> Rows:
 
 def _rates(trainer: L.Trainer, agent: Agent) -> Rows:
     full, name = agent.optim.rates, "learning rate of the"
-    if agent.steps.rates.schedulers:
+    if agent.run.steps.rates.schedulers:
         return [("learning rates", "by the schedulers that configure_optimizers returns")]
     groups = [group for group in full if group == "actor" or agent.critic is not None]
     steps, schedules = planned_steps(trainer), agent.optim.schedule.of
