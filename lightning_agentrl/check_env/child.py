@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_agentrl.check_env.exam import Exam, run, state, texts
+from lightning_agentrl.check_env.exam import Exam, run, state
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.probe import BrokenError, Probe
 from lightning_agentrl.check_env.replay import play_order
+from lightning_agentrl.check_env.small_model import texts
 from lightning_agentrl.check_env.stopwatch import Clock, listen_to_alarms
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.episodes.recipe import Recipe
@@ -59,7 +60,8 @@ def main(order: Mapping[str, Any]) -> None:
         sys.stdout.flush()
         if text := printed.read_text(encoding="utf-8", errors="replace").strip():
             exam.log.add("prints", f"it writes to standard output: {shown(text)!r}")
-        tell({**state(exam), "texts": texts(exam), "over": True})
+        named = bool(exam.first and exam.first.contract.actions)
+        tell({**state(exam), "texts": texts(exam.episodes, exam.solved, named), "over": True})
 
 
 if __name__ == "__main__":

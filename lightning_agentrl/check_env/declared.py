@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, Seen, time_limit
+from lightning_agentrl.check_env.probe import RESET_SECONDS, STEP_SECONDS, BrokenError, Probe, time_limit
+from lightning_agentrl.check_env.seen import Seen
 from lightning_agentrl.check_env.stopwatch import HangError, alarm
 from lightning_agentrl.episodes.environment import AsEnvErrors
 from lightning_agentrl.episodes.observation import is_image

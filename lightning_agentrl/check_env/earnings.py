@@ -12,8 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import BrokenError, Play, Probe, Seen
+from lightning_agentrl.check_env.probe import BrokenError, Probe
 from lightning_agentrl.check_env.replies import CLAIMS, CONSTANTS
+from lightning_agentrl.check_env.seen import Play, Seen
 from lightning_agentrl.check_env.texts import shown
 
 Choose = Callable[[list[Seen]], str]

@@ -8,18 +8,17 @@ import random
 import resource
 import statistics
 import threading
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from lightning_agentrl.check_env import declared, earnings, played, replay
+from lightning_agentrl.check_env import declared, earnings, played, replay, scripted
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, BrokenError, Play, Probe, Seen, ThreadedProbe
+from lightning_agentrl.check_env.probe import TURNS, BrokenError, Probe, ThreadedProbe
 from lightning_agentrl.check_env.replies import CANARY, HOSTILE
 from lightning_agentrl.check_env.rules import PARTS
+from lightning_agentrl.check_env.seen import Play, Seen
 from lightning_agentrl.check_env.stopwatch import Clock
-from lightning_agentrl.check_env.texts import words
 from lightning_agentrl.episodes.recipe import Recipe
 from lightning_agentrl.errors.problem import ConfigError, one_line
 
@@ -31,7 +30,6 @@ _CHEAP, _DEAR = 0.005, 0.15  # seconds of a reset
 _PLAYS_DEAR, _LEVELS_DEAR, _POLICIES_DEAR = 3, 4, 9  # where resets are dear, about a hundred in all
 _DECLARED_TURNS = 600  # a declared limit that is played to
 _DETERMINISM = ("seed.honoured", "replay.twice", "replay.used", "replay.interleaved", "replay.process", "replay.hash")
-_WORDS = 1500  # of the vocabulary of a small model
 _GROWN = 200  # megabytes that are not asked about
 _MEGABYTE = 1024  # in the unit of ru_maxrss
 
@@ -134,61 +132,11 @@ class Exam:
 
     def solve(self) -> None:
         """Let the environment's own scripted player play, where it has one."""
-        spent = self.clock.until(0.15)
-        wins: list[bool] = []
-        turns: list[int] = []
         levels = _LEVELS_DEAR if self.dear else LEVELS
-        for seed in range(levels):
-            if spent() and wins:
-                self.log.cut["scripted player"] = f"{len(wins)} of {levels} levels were played"
-                break
-            try:
-                self.probe.reset(seed)
-                maker = getattr(self.probe.unwrapped(), "solver", None)
-                player = self.probe.call("solver", "solver", maker, 20.0, "solver.raises") if callable(maker) else None
-            except BrokenError:
-                return
-            if player is None:
-                return
-            episode = self._solved(seed)
-            if episode is None:
-                return
-            self.solved.append(episode)
-            won = episode.seen[-1].success if episode.seen[-1].success is not None else episode.total > 0
-            wins.append(bool(episode.over and won))
-            turns.append(len(episode.actions))
-        self.log.figures["solver"] = {
-            "levels": len(wins),
-            "won": sum(wins),
-            "turns": statistics.fmean(turns),
-            "return": statistics.fmean(one.total for one in self.solved),
-        }
-        if len(wins) >= _LEVELS_DEAR and sum(wins) < 0.8 * len(wins):
-            lost = self.solved[wins.index(False)]
-            idle = lost.seen[0].contract.default_action
-            gave_up = all(set(one.actions) == {idle} for one, win in zip(self.solved, wins, strict=True) if not win)
-            if gave_up or not any(wins):  # it found no way, or plays for less than a success
-                self.log.milder["solver.levels"] = "notice"
-            said = f"the scripted player wins {sum(wins)} of {len(wins)} levels"
-            self.log.add("solver.levels", said, lost.seed, lost.actions)
-        paid = sorted((one.total, place) for place, one in enumerate(self.solved) if wins[place])
-        mean = statistics.fmean([one.total for one in self.episodes] or [0.0])
-        if len(paid) >= 3 and paid[0][0] <= min(mean, 0.0):
-            least = self.solved[paid[0][1]]
-            said = f"an episode that the scripted player wins earns {least.total:g}, random play {mean:.3g}"
-            self.log.add("reward.success", said, least.seed, least.actions)
-
-    def _solved(self, seed: int) -> Play | None:
-        """Play one episode with the scripted player, which `reset` makes ready; None if it raises."""
-        players: list[Any] = []
-
-        def choose(seen: list[Seen]) -> str:
-            if not players:
-                players.append(self.probe.unwrapped().solver())
-            return str(self.probe.call("the scripted player", "solver", players[0], 20.0, "solver.raises"))
-
-        episode = self.probe.play(seed, "scripted", choose, max(TURNS, self.limit or 0))
-        return None if episode.broken or not episode.actions else episode
+        spent, turns = self.clock.until(0.15), max(TURNS, self.limit or 0)
+        if scripted.play_levels(self.probe, levels, turns, spent, self.solved):
+            mean = statistics.fmean([one.total for one in self.episodes] or [0.0])
+            scripted.judge(self.log, self.solved, mean, _LEVELS_DEAR)
 
     def replays(self) -> None:
         """Play episodes again, in every way in which they must be equal."""
@@ -328,36 +276,6 @@ class Exam:
         if grown > _GROWN and grown > resets:
             self.log.add("memory", f"the process grew by {grown} megabytes in {resets} episodes")
         played.check_times(self.log, self.clock)
-
-
-def texts(exam: Exam) -> dict[str, Any]:
-    """Return what a small model needs to know of the environment's texts, and what random replies earn."""
-    seen = [one for play in [*exam.episodes, *exam.solved] if not play.broken for one in play.seen]
-    system = system_of({(one.contract.system_prompt, one.contract.mission) for one in seen})
-    read = [one.prompt if system is None else f"{one.contract.mission if system else ''}\n{one.text}" for one in seen]
-    return {
-        "words": [word for word, _ in Counter(word for text in read for word in words(text)).most_common(_WORDS)],
-        "replies": list(dict.fromkeys(reply for one in seen[:200] for reply in one.legal())),
-        "named": bool(exam.first and exam.first.contract.actions),
-        "system": system,
-        "longest": max((len(words(text)) for text in read), default=0),
-        "returns": [play.total for play in exam.episodes if not play.broken],
-    }
-
-
-def system_of(said: Collection[tuple[str, str]]) -> str | None:
-    """Return the system text for a small model, as `PromptFormat` takes it, without what is the same in all episodes.
-
-    Args:
-        said: system prompts of an environment, each with the mission of its episode.
-
-    Returns:
-        An empty text if they are all alike, ``{mission}`` if they differ in the mission alone, else None, for all.
-    """
-    if len({prompt for prompt, _ in said}) < 2:
-        return ""
-    rest = {prompt.replace(mission, "{mission}") if mission else prompt for prompt, mission in said}
-    return "{mission}" if len(rest) == 1 else None
 
 
 def canary() -> bool:

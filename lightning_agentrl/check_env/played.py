@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_agentrl.check_env.log import Log
-from lightning_agentrl.check_env.probe import TURNS, Play
+from lightning_agentrl.check_env.probe import TURNS
+from lightning_agentrl.check_env.seen import Play
 from lightning_agentrl.check_env.stopwatch import Clock
 
 SLOW_STEP, SLOW_RESET = 0.2, 1.0  # seconds

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from lightning_agentrl.check_env.declared import check_picture
-from lightning_agentrl.check_env.probe import STEP_SECONDS, BrokenError, Play, Probe, Seen
+from lightning_agentrl.check_env.probe import STEP_SECONDS, BrokenError, Probe
+from lightning_agentrl.check_env.seen import Play, Seen
 from lightning_agentrl.check_env.stopwatch import Clock
 from lightning_agentrl.check_env.texts import shown
 from lightning_agentrl.episodes.seeds import derive_seed, held_out_seeds

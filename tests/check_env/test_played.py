@@ -9,7 +9,7 @@ import pytest
 
 from lightning_agentrl.check_env.log import Log
 from lightning_agentrl.check_env.played import check_repeated
-from lightning_agentrl.check_env.probe import Play, Seen
+from lightning_agentrl.check_env.seen import Play, Seen
 
 
 def play(states: str, rewards: str, text: str = "") -> Play:
