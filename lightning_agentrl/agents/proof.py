@@ -8,74 +8,29 @@ bit for bit, sent and compared again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from random import Random
+from functools import partial
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lightning_agentrl.agents.proof_questions import Questions, Sampled
 from lightning_agentrl.agents.scoring import Reader, action_rows, row_distributions, row_scores
 from lightning_agentrl.distributed import all_gather
-from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest, ask
+from lightning_agentrl.engines import Engine, PolicyHandle
 from lightning_agentrl.engines.weights import moved
-from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.metrics.causes import Distributions, Evidence, likely_cause
 from lightning_agentrl.metrics.gap import Bounds, GapWatch, bounds_for
-from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.stopping import Stopping
 from lightning_agentrl.types import ModelInput, Rollout, Row
 
-LEAST_TOKENS = 512  # of a round, over all ranks
-REPLIES, TOKENS = 8, 32  # of a batch, and of a reply
-MOST_BATCHES = 64  # of a round, where replies are short
-PROBED_TOKENS = 8  # of a reply, between two rollouts
-VARIED, FRESH = 8, 24  # ids that make prompts different, and ids of prompts that have nothing in common
 READ_WHOLE = 128  # tokens whose distributions are read to find a cause
+_PART = 16  # rows of a rollout that are looked at where its mean gap is beyond the bound
 STOOD_STILL = "the last update has not reached the engine, which gives the very log-probs that it gave before"
-SEED = 90210  # sets the seeds of a proof apart from those of the run
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Requests of this rank, and their replies."""
-
-    requests: tuple[SamplingRequest, ...] = ()
-    replies: tuple[Reply, ...] = ()
-    fresh: tuple[bool, ...] = ()  # of each prompt: it has no beginning in common with any that was read before
-
-    def __add__(self, other: Sampled) -> Sampled:
-        return Sampled(self.requests + other.requests, self.replies + other.replies, self.fresh + other.fresh)
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(reply.ids) for reply in self.replies)
-
-    @property
-    def rows(self) -> list[Row]:
-        """Prompts with their replies, read before each sampled token."""
-        return [
-            Row(
-                request.prompt + ModelInput.of_ids(reply.ids),
-                tuple(range(len(request.prompt) - 1, len(request.prompt) - 1 + len(reply.ids))),
-            )
-            for request, reply in zip(self.requests, self.replies, strict=True)
-        ]
-
-    @property
-    def logps(self) -> Tensor:
-        """Log-probs [N] that the engine gave for all tokens, one reply after the other."""
-        return torch.tensor([logp for reply in self.replies for logp in reply.logps], dtype=torch.float64)
-
-    @property
-    def fresh_tokens(self) -> Tensor:
-        """Whether each of these tokens [N] follows a fresh prompt."""
-        return torch.tensor([fresh for fresh, r in zip(self.fresh, self.replies, strict=True) for _ in r.ids])
 
 
 @dataclass(frozen=True)
@@ -117,8 +72,8 @@ class EngineProof:
         seed: int,
         stopping: Stopping,
     ) -> None:
-        self.engine, self.handle, self.prompts, self.tokenizer = engine, handle, prompts, tokenizer
-        self.reader, self.evaluating, self.seed, self.stopping = reader, evaluating, seed, stopping
+        self.engine, self.handle, self.reader, self.evaluating = engine, handle, reader, evaluating
+        self.questions = Questions(engine, handle, prompts, tokenizer, reader.temperature, seed, stopping)
         self.bounds = bounds_for(engine.dtype, str(handle.computes_in))
         self.rounding = _other_precision(engine, handle, reader.device.type)
         self.gaps = GapWatch(self.bounds)
@@ -136,7 +91,7 @@ class EngineProof:
             moves = number + 1 < count
             with moved(self.handle.policy, number) if moves else nullcontext():
                 self.engine.sync(version)
-                sampled = self._sample_round(number)
+                sampled = self.questions.ask_round(number)
                 seen = self._compare(sampled, unmoved=_same(before, sampled))
             yield Round(number, moves, sampled, seen)
             before = sampled
@@ -172,12 +127,12 @@ class EngineProof:
         Their prompts have no beginning in common with any other. So the engine keeps of prompts what it kept before,
         and the next rollout is the same to the bit.
         """
-        sampled = self._ask(self._fresh(0, 0, PROBED_TOKENS), fresh=True)
+        sampled = self.questions.ask_few()
         before, self._probed = self._probed, sampled
         seen = self._compare(sampled, unmoved=before is not None and torch.equal(before.logps, sampled.logps))
         if self.allowed(seen).hold(seen.mean, seen.largest):
             return ""
-        own = self._few(sampled)
+        own = sampled.first(READ_WHOLE)
         cause = self._agreed_cause(replace(seen, unmoved=False), self._whole(own.rows, own.logps), {})
         return self.sentence(seen, STOOD_STILL if seen.unmoved else cause)
 
@@ -197,7 +152,7 @@ class EngineProof:
             )
         if judgement != "beyond":
             return ""
-        part = rollout.select(list(range(min(len(rollout), 2 * REPLIES))))
+        part = rollout.select(list(range(min(len(rollout), _PART))))
         rows, logps = action_rows(part), part.rollout_logps[part.action_mask].double()
         seen = self._joined(rows, self._evidence(rows, logps, torch.ones_like(logps, dtype=torch.bool)))
         if mean <= self.allowed(seen).mean:
@@ -218,7 +173,7 @@ class EngineProof:
             found: the round.
             sent_before: whether other weights were sent to the engine before.
         """
-        own = self._few(found.sampled)
+        own = found.sampled.first(READ_WHOLE)
         with moved(self.handle.policy, found.number) if found.moves else nullcontext():
             whole = self._whole(own.rows, own.logps)
         if not sent_before:
@@ -250,64 +205,6 @@ class EngineProof:
             if number:
                 stack.enter_context(moved(policy, number - 1, chosen))
             yield
-
-    # Sampling
-
-    def _sample_round(self, number: int) -> Sampled:
-        """Prompts that begin alike are asked last in one round and first in the next, so that kept ones are met."""
-        sampled = Sampled()
-        with self.engine.collecting():
-            for batch in range(MOST_BATCHES):
-                alike, fresh = (self._alike(batch), False), (self._fresh(number, batch, TOKENS), True)
-                for requests, is_fresh in (alike, fresh) if number % 2 else (fresh, alike):
-                    sampled += self._ask(requests, is_fresh)
-                if sum(all_gather(sampled.tokens)) >= LEAST_TOKENS:
-                    break
-        return sampled
-
-    def _ask(self, requests: Sequence[SamplingRequest], fresh: bool) -> Sampled:
-        loop = LoopThread()
-        try:
-            with self.stopping.apart():
-                replies = loop.run(_replies(self.engine, requests), self.stopping.look)
-        finally:
-            loop.stop()
-        return Sampled(tuple(requests), tuple(replies), (fresh,) * len(requests))
-
-    def _alike(self, batch: int) -> list[SamplingRequest]:
-        """Return requests that are the same in each round, with prompts of the run that end differently."""
-        requests = []
-        for k in range(batch * REPLIES, (batch + 1) * REPLIES):
-            window = self.handle.window
-            tokens, varied = min(TOKENS, window // 2), min(VARIED, window // 4)
-            random = Random(derive_seed(SEED, self.seed, k))
-            start = self.prompts[k % len(self.prompts)].head(window - tokens - varied)
-            prompt = start + ModelInput.of_ids(random.choices(self._plain_ids, k=varied))
-            requests.append(self._request(prompt, tokens, k))
-        return requests
-
-    def _fresh(self, number: int, batch: int, tokens: int) -> list[SamplingRequest]:
-        """Return requests with prompts of random ids, other ones for each number."""
-        requests = []
-        for k in range(batch * REPLIES, (batch + 1) * REPLIES):
-            random = Random(derive_seed(SEED, self.seed, number, k))
-            prompt = random.choices(self._plain_ids, k=min(FRESH, self.handle.window // 2))
-            cap = min(tokens, self.handle.window - len(prompt))
-            requests.append(self._request(ModelInput.of_ids(prompt), cap, k))
-        return requests
-
-    def _request(self, prompt: ModelInput, tokens: int, k: int) -> SamplingRequest:
-        seed = derive_seed(SEED, self.seed, k, 1)
-        return SamplingRequest(prompt, tokens, self.reader.temperature, seed)
-
-    @cached_property
-    def _plain_ids(self) -> list[int]:
-        """All ids but special and added ones."""
-        added = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
-        size = min(len(self.tokenizer), int(self.handle.policy.lm.config.get_text_config().vocab_size))
-        return [token for token in range(size) if token not in added]
-
-    # Comparing
 
     def _compare(self, sampled: Sampled, unmoved: bool = False) -> Evidence:
         rows = sampled.rows
@@ -341,14 +238,6 @@ class EngineProof:
         ids = [row.input.ids[p + 1] for row in rows for p in row.logit_positions]
         return Distributions(log_pi, torch.tensor(ids), logps, self.reader.temperature)
 
-    def _few(self, sampled: Sampled) -> Sampled:
-        """Return the first replies, with about READ_WHOLE tokens."""
-        count = tokens = 0
-        while count < len(sampled.replies) and tokens < READ_WHOLE:
-            tokens += len(sampled.replies[count].ids)
-            count += 1
-        return Sampled(sampled.requests[:count], sampled.replies[:count], sampled.fresh[:count])
-
 
 def _other_precision(engine: Engine, handle: PolicyHandle, device: str) -> Callable[[], AbstractContextManager] | None:
     """Return what makes a trainer in 16 bits compute in float32, or one in float32 in the 16 bits of the engine.
@@ -374,10 +263,6 @@ def _other_products() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-async def _replies(engine: Engine, requests: Sequence[SamplingRequest]) -> list[Reply]:
-    return list(await asyncio.gather(*(ask(engine, request) for request in requests)))
 
 
 def _same(before: Sampled, after: Sampled) -> bool:

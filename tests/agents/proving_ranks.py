@@ -41,7 +41,7 @@ def ending(case: str, rank: int) -> str:
     stopping.begin(lambda: None)
     try:
         with proving(Happening(case if rank else "", stopping), family("qwen3")) as proof:
-            proof.stopping = stopping
+            proof.questions.stopping = stopping
             with stopping.together():
                 return f"proven: {not proof.at_start(0)}"
     except (SystemExit, ValueError) as end:
