@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -25,8 +25,9 @@ from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.episodes.sources import ENV, ENVS, EnvConfig, Source, all_sources
 from lightning_agentrl.episodes.tasks import TaskSet
 from lightning_agentrl.metrics.episodes import EpisodeResult
+from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import Memory, WindowMemory
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout.connection import Connection
 from lightning_agentrl.rollout.event_loop import LoopThread
 from lightning_agentrl.rollout.fault_limits import FaultLimits
@@ -34,6 +35,7 @@ from lightning_agentrl.rollout.fixed_turns import endless_session
 from lightning_agentrl.rollout.groups import group_session
 from lightning_agentrl.rollout.learner import Learner
 from lightning_agentrl.rollout.one_trainer import check_free, is_running
+from lightning_agentrl.rollout.player import Player
 from lightning_agentrl.rollout.session_maker import SessionMaker
 from lightning_agentrl.rollout.sizes import MINI_BATCH_TURNS, TURNS_PER_ENV, GroupRollout, RolloutSizes, check_whole
 from lightning_agentrl.rollout.staleness import check_staleness
@@ -507,31 +509,36 @@ class RolloutDataModule(L.LightningDataModule):
 
         The turns of the first ``pictures`` seeds of the list are drawn, where the environment can.
         """
-        connection = self._connected
-        self.episodes.settle()  # weights are sent between collections only
-        with connection.learner.clock.stage("validate", total=len(seeds)):
-            with self.stopping.together():
-                connection.send_weights()
-            player, at_a_time = connection.player(temperature), self.validation.num_envs
-            try:
-                with self.stopping.together(alone=True):
-                    playing = play_episodes(seeds, at_a_time, connection.make, player, keep, pictures)
-                    kept = connection.play(player, playing, self.stopping.look)
-            finally:
-                self.pool.close_held_out()
-        return kept
+        at_a_time = self.validation.num_envs
+        try:
+            return self._play_apart(
+                lambda make, player: play_episodes(seeds, at_a_time, make, player, keep, pictures),
+                len(seeds),
+                temperature,
+            )
+        finally:
+            self.pool.close_held_out()
 
     def play_starts(self, groups: GroupRollout, episodes: int, most_turns: int, replays: int) -> list[StartedEpisode]:
         """Play episodes in groups as :func:`play_starts`, with the current weights, apart from training."""
+        return self._play_apart(
+            lambda make, player: play_starts(groups, episodes, most_turns, replays, make, player, self.at_a_time),
+            episodes,
+            self._connected.learner.temperature,
+        )
+
+    def _play_apart(
+        self, playing: Callable[[SessionMaker, Player], Coroutine[Any, Any, T]], episodes: int, temperature: float
+    ) -> T:
+        """Play between two collections, with the current weights."""
         connection = self._connected
-        self.episodes.settle()
+        self.episodes.settle()  # weights are sent between collections only
         with connection.learner.clock.stage("validate", total=episodes):
             with self.stopping.together():
                 connection.send_weights()
-            player = connection.player(connection.learner.temperature)
-            playing = play_starts(groups, episodes, most_turns, replays, connection.make, player, self.at_a_time)
+            player = connection.player(temperature)
             with self.stopping.together(alone=True):
-                return connection.play(player, playing, self.stopping.look)
+                return connection.play(player, playing(connection.make, player), self.stopping.look)
 
     @property
     def _connected(self) -> Connection:
