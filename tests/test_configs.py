@@ -26,7 +26,7 @@ from lightning_agentrl.agents.checks import check_trainer, tell_of_kl_in_groups
 from lightning_agentrl.commands import main as commands
 from lightning_agentrl.episodes.contract import read_contract
 from lightning_agentrl.prompts import ChatRenderer, PromptFormat
-from lightning_agentrl.prompts.renderer import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.types.plain_config import from_plain
 from tests.engines.servers import ServerProcess

@@ -34,7 +34,7 @@ from benchmarks import counted_memory
 from docs import reference
 from lightning_agentrl.advantages import AdvantageEstimator
 from lightning_agentrl.commands import main as commands
-from lightning_agentrl.prompts.renderer import Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.rollout import ChatRenderer, PromptFormat
 from lightning_agentrl.types import Rollout, Sample, Segment, SegmentKind, Turn
 from tests.inputs import text

@@ -24,7 +24,8 @@ from benchmarks.laboratory.memories import memory_of
 from benchmarks.laboratory.policy import LastWord
 from benchmarks.laboratory.t_maze import ACTIONS, SIDES, Corridors
 from lightning_agentrl.prompts.memory import Memory, PastTurn
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule
 from lightning_agentrl.rollout.demonstrations import Demonstration, Demonstrations
 from lightning_agentrl.types import ModelInput

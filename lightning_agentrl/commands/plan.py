@@ -21,7 +21,8 @@ from lightning_agentrl.callbacks.run_record import count_parameters
 from lightning_agentrl.commands.memory import Rows, memory_plan
 from lightning_agentrl.episodes.session import Session
 from lightning_agentrl.models.prefix_tree import Keys, shared_length
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation
+from lightning_agentrl.prompts.messages import Observation
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.prompts.template import Message
 from lightning_agentrl.rollout import RolloutDataModule
@@ -248,13 +249,13 @@ def prompt_parts(session: Session, renderer: ChatRenderer) -> dict[str, int]:
     conversation that lacks more.
     """
     now = Observation(session.observation, session.short_term, session.images, messages=session.messages)
-    parts = renderer.messages(session.rules, now, session.memory.recall(session.past))
+    parts = renderer.writer.parts(session.rules, now, session.memory.recall(session.past))
 
     def tokens(system: list[Message], without: str = "") -> int:
         others = [m for name in ("examples", "history", "current") if name != without for m in parts[name]]
         return renderer.count_tokens(system + others, reply_follows=True, tools=session.rules.tools)
 
     whole = tokens(parts["system"])
-    counts = {"system": whole - tokens([renderer.message("system", "")] if parts["system"] else [])}
+    counts = {"system": whole - tokens([renderer.template.message("system", "")] if parts["system"] else [])}
     counts |= {name: whole - tokens(parts["system"], name) for name in ("examples", "history")}
     return {**counts, "current": whole - sum(counts.values())}

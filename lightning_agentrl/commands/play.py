@@ -25,7 +25,8 @@ from lightning_agentrl.episodes.recorder import Recorder
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.metrics.episodes import succeeded
 from lightning_agentrl.models.loading import load_tokenizer, read_context_length, read_images
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.format import PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.rollout import EnvConfig, RolloutDataModule, Session, TurnInteraction
 from lightning_agentrl.rollout.player import Player

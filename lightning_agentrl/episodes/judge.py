@@ -16,7 +16,9 @@ from lightning_agentrl.episodes.contract import as_float, check_reward
 from lightning_agentrl.errors import ConfigError, first_line
 from lightning_agentrl.models.language_model import LanguageModel
 from lightning_agentrl.models.loading import load_causal_lm, load_tokenizer, read_images
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, PromptTooLongError, Rules
+from lightning_agentrl.prompts.format import PromptFormat
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import ModelInput
 from lightning_agentrl.types.returned import in_words
 

@@ -20,7 +20,8 @@ from lightning_agentrl.episodes.seeds import derive_seeds
 from lightning_agentrl.errors.faults import EnvError
 from lightning_agentrl.errors.problem import ConfigError
 from lightning_agentrl.prompts.memory import Memory, OwnMessages, PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptTooLongError, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.prompts.template import RefusedMessagesError
 from lightning_agentrl.types import ModelInput, Segment, SegmentKind, input_of
 from lightning_agentrl.types.plain import (

@@ -113,7 +113,7 @@ class _ScriptedReplies(_NoEngine):
                 f"the scripted player wants {action!r}, which is not among the actions that are offered: "
                 f"{', '.join(contract.actions)}"
             )
-        text = action if contract.free_text else renderer.reply_text("", action)
+        text = action if contract.free_text else renderer.writer.reply_text("", action)
         ids = (*renderer.template.encode(text), renderer.template.turn_close_id)
         if len(ids) > request.max_tokens:
             raise ConfigError(

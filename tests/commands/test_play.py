@@ -17,7 +17,8 @@ from PIL import Image
 
 from lightning_agentrl.engines import Engine, PolicyHandle, Reply, SamplingRequest
 from lightning_agentrl.models.loading import load_tokenizer
-from lightning_agentrl.prompts.renderer import ChatRenderer, PromptFormat
+from lightning_agentrl.prompts.format import PromptFormat
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.rollout import EnvConfig, Session, TurnInteraction, WindowMemory
 from lightning_agentrl.rollout.player import Player
 from tests.cli import Config, changed, run_command

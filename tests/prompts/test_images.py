@@ -11,8 +11,10 @@ from transformers import AutoTokenizer
 
 from lightning_agentrl.errors import ConfigError
 from lightning_agentrl.models.loading import load_tokenizer, read_images
+from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.shown import shown
 from lightning_agentrl.types import ModelInput, input_of
 from tests.tiny import VisionFamily, tiny_tokenizer, tiny_vision_folder
@@ -61,7 +63,7 @@ def test_a_growing_sample_is_the_prompt_rendered_at_once(folder: Path, system: s
     assert not chat.template.rewrites
     a, b, c = chat.see(pictures(0, 1, 2))
     shown_in_turn = [("a door", (a,)), ("", (b, c)), ("a wall", (a,))]
-    space = " " if chat.template.apply([chat.message("assistant", "left")]).count(": left") else ""
+    space = " " if chat.template.apply([chat.template.message("assistant", "left")]).count(": left") else ""
     reply = ModelInput.of_ids([*chat.template.encode(f"{space}left"), chat.template.turn_close_id])
     grown = input_of(chat.render(Rules(system), Observation("a door", images=(a,))).segments)
     for text, images in shown_in_turn[1:]:

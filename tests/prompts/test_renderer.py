@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
+from lightning_agentrl.prompts.messages import Observation, Rules
 from lightning_agentrl.prompts.parser import ParsedReply, TolerantParser
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, PromptTooLongError, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer, PromptTooLongError
 from lightning_agentrl.types import Segment, SegmentKind, input_of
 
 CHATML = (
@@ -127,7 +129,7 @@ def test_an_example_of_free_text_is_a_whole_reply():
     """As the history shows replies there: no key in them means anything."""
     reply = "Thought: two and two.\nMy action: <answer>4</answer>"
     chat = renderer(think=True).free_text
-    shown = chat.messages(
+    shown = chat.writer.parts(
         Rules(examples=[("2 + 2", reply)]), Observation("hi"), Recollection((PastTurn("2 + 2", "", reply),))
     )
     assert [message["content"] for message in shown["examples"]] == ["2 + 2", reply]
@@ -181,7 +183,7 @@ def test_one_prompt_segment_encoded_by_the_tokenizer():
 @pytest.mark.parametrize("think", [True, False])
 @pytest.mark.parametrize("thought", ["", "left, then\ngo forward"])
 def test_reply_text_is_read_back(think, thought):
-    text = renderer(think=think).reply_text(thought, "turn right")
+    text = renderer(think=think).writer.reply_text(thought, "turn right")
     start = text.index("ACTION") if think and thought else 0
     expected = ParsedReply(thought if think else "", "turn right", start)
     assert TolerantParser().parse(text, list(ACTIONS), {}) == expected

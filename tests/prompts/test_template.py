@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lightning_agentrl.prompts.format import PromptFormat
 from lightning_agentrl.prompts.memory import PastTurn, Recollection
-from lightning_agentrl.prompts.renderer import ChatRenderer, Observation, PromptFormat, Rules
+from lightning_agentrl.prompts.messages import Observation, Rules
+from lightning_agentrl.prompts.renderer import ChatRenderer
 from lightning_agentrl.prompts.template import ChatTemplate, folded
 from lightning_agentrl.types import Segment, input_of
 from tests.prompts.templates import TEMPLATES as MARKS
