@@ -48,7 +48,7 @@ SHOWN = (2, 5, 10)  # iterations
 TEXT = """\
 # Forks against exact values
 
-[Forks](../algorithms.md#forks) with four branches of each state, and the critic of GAE, in the game of [the
+[Forks](../estimators.md#forks) with four branches of each state, and the critic of GAE, in the game of [the
 laboratory](laboratory.md) (horizon 12, replies of one word, no time limit that matters: {limit} turns), where the
 values of the policy as it is are computed by dynamic programming. {seeds} seeds, {envs} environments, {turns} turns
 in each iteration, gamma {gamma}, lambda {lam}; the critic is trained from zero with the policy, the forks change

@@ -118,7 +118,7 @@ BY_GROUPS = Cited(
     "GiGPO over GRPO: +0.021 (+0.017 to +0.024), horizon 12; of GRPO over GAE with cuts of 8 turns nothing was seen",
 )
 BY_STATE = Cited(TRIALS, "Trials", "at equal sampled turns GiGPO 0.78, GAE 0.67, horizon 24")
-SPREAD = Cited("algorithms.md", "GRPO", "where all scores of a group are equal, the advantage is 0")
+SPREAD = Cited("estimators.md", "GRPO", "where all scores of a group are equal, the advantage is 0")
 
 
 def advise(facts: Facts) -> Advice:
