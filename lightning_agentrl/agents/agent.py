@@ -232,9 +232,10 @@ class Agent(L.LightningModule, ABC):
         return {}
 
     def pick_tokens(self, batch: Rollout, logps: Tensor) -> Tensor | None:
-        """Return the tokens [B, A] of a whole mini-batch that the policy loss treats apart, given current log-probs.
+        """Return the tokens [B, A] (bool) that the policy loss treats apart, of a whole mini-batch.
 
-        Called if ``needs.mini_batch_logps``, after one more pass without gradients in each step but the first.
+        ``logps`` [B, A] are those of the current weights, without gradient. Called if ``needs.mini_batch_logps``, after
+        one more pass in each step but the first.
         """
         return None
 
@@ -601,6 +602,7 @@ class Agent(L.LightningModule, ABC):
 
     @property
     def ranks(self) -> Ranks:
+        """What sums, gathers and counts over the processes of the run."""
         return Ranks(self.device, self.trainer.world_size)
 
     @property
@@ -638,6 +640,7 @@ class Agent(L.LightningModule, ABC):
         return self.monitors.value(name, self.trainer.callback_metrics, self.phase, watcher)
 
     def policy_handle(self, stop_token_ids: Sequence[int]) -> PolicyHandle:
+        """Return what an engine needs of the policy."""
         return PolicyHandle(self.actor, stop_token_ids, self.cached_precision, lambda: gathered(self.actor))
 
     def prove_engine(self) -> None:
@@ -653,6 +656,7 @@ class Agent(L.LightningModule, ABC):
         return proof_of(self.datamodule, self.tokenizer, self.reader(), self.evaluation_mode)
 
     def reader(self) -> Reader:
+        """Return how rows are cut, packed and read in this run."""
         lockstep = in_lockstep(self.trainer.strategy)  # then no rank may leave by itself
         return Reader(
             self.temperature,

@@ -140,7 +140,7 @@ class EngineProof:
         """Return what is wrong with the mean gap of a rollout before its update, as a sentence, or nothing.
 
         Args:
-            mean: over all ranks.
+            mean: distance of the log-probs of engine and trainer, in nats, over all ranks.
             rollout: of this rank; the policy has not changed since ``mean`` was measured.
             older: some of its turns may be sampled with older weights.
         """

@@ -55,7 +55,7 @@ class Sampled:
 
     @property
     def logps(self) -> Tensor:
-        """Log-probs [N] that the engine gave for all tokens, one reply after the other."""
+        """Log-probs [N] (nats, float64) that the engine gave for all tokens, one reply after the other."""
         return torch.tensor([logp for reply in self.replies for logp in reply.logps], dtype=torch.float64)
 
     @property
@@ -64,7 +64,7 @@ class Sampled:
         return torch.tensor([fresh for fresh, r in zip(self.fresh, self.replies, strict=True) for _ in r.ids])
 
     def first(self, tokens: int) -> Sampled:
-        """Return the first replies, with about so many tokens."""
+        """Return the first replies, as many as it takes to have so many tokens."""
         count = so_far = 0
         while count < len(self.replies) and so_far < tokens:
             so_far += len(self.replies[count].ids)

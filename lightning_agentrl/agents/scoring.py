@@ -125,7 +125,7 @@ def bootstrap_rows(rollout: Rollout) -> dict[int, Row]:
 
 
 def to_columns(flat_R: Tensor, mask_BA: Tensor) -> Tensor:
-    """Return [B, A] with the logit positions at the action tokens and 0 elsewhere."""
+    """Return [B, A] with the numbers of the R logit positions at the action tokens, and 0 elsewhere."""
     columns = flat_R.new_zeros(mask_BA.shape)
     return columns.masked_scatter(mask_BA.to(flat_R.device), flat_R)
 
@@ -138,7 +138,7 @@ def score_policy(
     shared: Critic | None = None,
     sum_pi_squared: bool = False,
 ) -> tuple[Scores, Tensor | None]:
-    """Return log-probs and entropy of every action token [B, A], and the sum of squared probabilities if asked for.
+    """Return log-probs and entropies (nats) of action tokens [B, A], and sums of squared probabilities if asked for.
 
     With a critic that shares the trunk also values [B, A] and bootstrap values [B], from the same pass.
     """

@@ -25,7 +25,12 @@ LOSSES = ("policy/loss", "critic/loss")
 
 @dataclass(frozen=True)
 class CurrentScores:
-    """What the current weights say about the action tokens of a micro-batch, with gradient; [B, A], 0 off the mask."""
+    """What the current weights say about the action tokens of a micro-batch, with gradient.
+
+    Args:
+        logps: log-probs [B, A] in nats, 0 off the action mask.
+        entropy: of the whole distribution [B, A] in nats, 0 off the action mask.
+    """
 
     logps: Tensor
     entropy: Tensor

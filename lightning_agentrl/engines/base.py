@@ -44,7 +44,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The sampled ids, their log-probs after temperature, and whether a stop token ended the reply."""
+    """The sampled ids, their log-probs in nats after temperature, and whether a stop token ended the reply."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
@@ -142,7 +142,11 @@ class Engine(ABC):
 
     @abstractmethod
     async def generate(self, request: SamplingRequest) -> Reply:
-        """Sample one reply."""
+        """Sample one reply. Whatever it raises ends the collection.
+
+        Raises:
+            EngineGoneError: nothing is left that could sample; the run saves and ends.
+        """
 
     @abstractmethod
     def stop(self) -> None:

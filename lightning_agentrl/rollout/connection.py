@@ -30,7 +30,7 @@ class Connection:
         interaction: the loop over turns.
         in_a_row: episodes that an environment may lose one after the other.
         stall_seconds: without any move, after which a warning says what is waited for; 0: never.
-        place: rank and number of ranks.
+        rank_and_world: rank of this process, and number of ranks.
     """
 
     learner: Learner
@@ -41,7 +41,7 @@ class Connection:
     interaction: Interaction
     in_a_row: int
     stall_seconds: float
-    place: tuple[int, int]
+    rank_and_world: tuple[int, int]
 
     def send_weights(self) -> None:
         """Let the engine take over the current weights."""

@@ -195,7 +195,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def own_envs(self) -> Sequence[int]:
         """The environments of this rank's turns, numbered over all ranks."""
-        return self.sizes.own_envs(*self._place)
+        return self.sizes.own_envs(*self._rank_and_world)
 
     def source_of(self, turn: Turn) -> str:
         """Return the name of the source that a turn of training was played in."""
@@ -204,7 +204,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def at_a_time(self) -> int:
         """Environments that play at the same time on this rank."""
-        return self.sizes.at_a_time(self._place[1])
+        return self.sizes.at_a_time(self._rank_and_world[1])
 
     @property
     def sessions(self) -> Sequence[Session]:
@@ -253,7 +253,7 @@ class RolloutDataModule(L.LightningDataModule):
         One environment of each source is made, and kept as the first to be played.
         """
         with raise_once():
-            self.sizes.check_processes(self._place[1])
+            self.sizes.check_processes(self._rank_and_world[1])
             self.engine.check()
             for kind, source in enumerate(self.pool.sources):
                 with self._awaiting("setup", f"{source.name} to be made"):
@@ -312,7 +312,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def validation_seeds(self) -> list[int]:
         """Return the held-out seeds that this rank plays."""
-        rank, world = self._place
+        rank, world = self._rank_and_world
         return list(held_out_seeds()[: self.validation.episodes][rank::world])
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -391,8 +391,7 @@ class RolloutDataModule(L.LightningDataModule):
         return f"{self.pool.label}{groups}, seed {self.seed}"
 
     @property
-    def _place(self) -> tuple[int, int]:
-        """Rank and number of ranks."""
+    def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     # What the agent calls
@@ -433,7 +432,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.interaction,
             self.faults.in_a_row,
             self.stall_seconds,
-            self._place,
+            self._rank_and_world,
         )
 
     def _make_sessions(self, tokenizer: PreTrainedTokenizerBase, image_reader: ImageReader | None) -> SessionMaker:

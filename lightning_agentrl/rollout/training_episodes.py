@@ -177,7 +177,7 @@ class TrainingEpisodes:
         episodes.load_state_dict(self._rest.sessions)
         if self._rest.ahead is not None:
             turns = self.sizes.turns_per_rollout if self.sizes.groups is None else None
-            own, envs = self.sizes.own_envs(*connection.place), self.sizes.envs_per_rollout
+            own, envs = self.sizes.own_envs(*connection.rank_and_world), self.sizes.envs_per_rollout
             self._ahead.adopt(self._rest.ahead, own, envs, turns, connection.learner.needs_forks is not None)
             self._rest.ahead = None
         self._running, self._learner = episodes, connection.learner
@@ -188,11 +188,11 @@ class TrainingEpisodes:
         if plan is None:
             return self._unforked(connection, connection.make)
         make = replace(connection.make, moments={})
-        at_a_time = self.sizes.at_a_time(connection.place[1])
+        at_a_time = self.sizes.at_a_time(connection.rank_and_world[1])
         return Forks(self._unforked(connection, make), plan, make, at_a_time, connection.learner.clock)
 
     def _unforked(self, connection: Connection, make: SessionMaker) -> Collection:
-        rank, world = connection.place
+        rank, world = connection.rank_and_world
         if self.sizes.groups is None:
             sessions = [endless_session(make, env, pictures=True) for env in self.sizes.own_envs(rank, world)]
             return FixedTurns(sessions, self.sizes.turns_per_env)

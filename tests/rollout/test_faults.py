@@ -535,7 +535,7 @@ def test_a_rank_without_a_turn_goes_on_and_notes_its_faults_later(tiny_folder, m
     sizes, shut = GroupRollout(size=2, per_rollout=2, mini_batches=1), EnvConfig("Shut-v0", retries=0)
 
     def collected(rank: int, world: int, rollouts: int, state: Any = None) -> tuple[list[Rollout], Any]:
-        monkeypatch.setattr(RolloutDataModule, "_place", property(lambda self: (rank, world)))
+        monkeypatch.setattr(RolloutDataModule, "_rank_and_world", property(lambda self: (rank, world)))
         with group_data(tiny_folder, sizes, env=shut, seed=5) as data:  # rank 0 has no turn in the first rollout
             if state is not None:
                 data.load_state_dict(state)
