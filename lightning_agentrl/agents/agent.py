@@ -275,6 +275,16 @@ class Agent(L.LightningModule, ABC):
         self.clock.count("score", turns=len(rollout.turns), tokens=sum(len(s.ids) for s in rollout.samples))
         return rollout
 
+    def score(self, rollout: Rollout) -> Rollout:
+        """Add the scores that are needed and not there yet: of actor, reference and critic."""
+        return score_rollout(self.models, rollout, self._needs_now, self.reader())
+
+    @property
+    def _needs_now(self) -> Needs:
+        """What is declared; several steps per iteration, or dropout in one, also need the log-probs from before."""
+        drops = self.lora is not None and self.lora.dropout > 0
+        return self.needs | Needs(old_logps=(drops or self.datamodule.steps_per_iteration > 1) and not self._bypasses)
+
     def _describe(self, rollout: Rollout, left_out: LeftOut, lost_B: Tensor, collected_now: bool) -> dict[str, float]:
         """Return the numbers of a rollout, and show one that was just collected to the callbacks."""
         # Without a correction only a rank that leaves rows out has a mask, and all ranks must tell of the same.
@@ -306,16 +316,6 @@ class Agent(L.LightningModule, ABC):
             return rollout, {}
         rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
         return rollout, over_ranks(numbers, self.device)
-
-    def score(self, rollout: Rollout) -> Rollout:
-        """Add the scores that are needed and not there yet: of actor, reference and critic."""
-        return score_rollout(self.models, rollout, self._needs_now, self.reader())
-
-    @property
-    def _needs_now(self) -> Needs:
-        """What is declared; several steps per iteration, or dropout in one, also need the log-probs from before."""
-        drops = self.lora is not None and self.lora.dropout > 0
-        return self.needs | Needs(old_logps=(drops or self.datamodule.steps_per_iteration > 1) and not self._bypasses)
 
     @property
     def _corrects(self) -> bool:
