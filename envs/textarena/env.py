@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from agentrl_envs.extras import need
 from agentrl_envs.text_env import PRINTABLE
-from agentrl_envs.textarena.games import LIMIT_IS_THE_END, ONE_PLAYER, game_id, name_of
+from agentrl_envs.textarena.games import LIMIT_IS_THE_END, LOST, ONE_PLAYER, game_id, name_of
 
 Opponent = Callable[[Sequence[str], random.Random], str]
 """Takes what its seat was told since the game began, oldest first, and random numbers; returns a reply."""
@@ -194,10 +194,12 @@ class TextArena(gymnasium.Env[str, str]):
         return rewards
 
     def _cut_off(self, rewards: Mapping[int, float]) -> bool:
-        """Return whether the game ended at its limit of turns, without a winner."""
-        state = self._game.state
-        limited = state.max_turns is not None and name_of(self.game) not in LIMIT_IS_THE_END
+        """Return whether the game ended at its limit of turns, without a winner or loser."""
+        state, name = self._game.state, name_of(self.game)
+        limited = state.max_turns is not None and name not in LIMIT_IS_THE_END
         if not limited or state.turn < state.max_turns or max(rewards.values(), default=0.0) >= 1.0:
+            return False
+        if name in LOST and str(state.game_info[0].get("reason")).startswith(LOST[name]):
             return False
         return not any(_ended_invalid(state, seat) for seat in range(self.players))
 

@@ -3,9 +3,8 @@
 from collections.abc import Collection
 
 ONE_PLAYER = (
-    *("2048", "Bandit", "Blackjack", "Crosswords", "FifteenPuzzle", "FrozenLake", "GuessTheNumber", "LightsOut"),
-    *("LogicPuzzle", "Mastermind", "Minesweeper", "PegJump", "RushHour", "Secretary", "Set", "Sokoban", "Sudoku"),
-    "TowerOfHanoi",
+    *("2048", "Bandit", "Blackjack", "Crosswords", "FrozenLake", "GuessTheNumber", "LightsOut", "LogicPuzzle"),
+    *("Mastermind", "Minesweeper", "PegJump", "RushHour", "Secretary", "Set", "Sokoban", "Sudoku", "TowerOfHanoi"),
 )
 TWO_PLAYERS = (
     *("Alquerque", "Battleship", "Breakthrough", "Briscola", "Chopsticks", "ColonelBlotto", "ConnectFour", "Crusade"),
@@ -16,8 +15,10 @@ TWO_PLAYERS = (
     *("SpiteAndMalice", "Stratego", "Surround", "Tak", "TicTacToe", "TruthAndDeception", "TwoDollar"),
     *("UltimateTicTacToe", "WildTicTacToe"),
 )
-LIMIT_IS_THE_END = ("Bandit", "Secretary")
-"""Games whose last turn is decided by their limit, so that reaching it cuts nothing off."""
+LIMIT_IS_THE_END = ("Bandit", "Secretary", "Set", "SimpleBlindAuction")
+"""Games that are decided in the turn of their limit, by their rules, so that reaching it cuts nothing off."""
+LOST = {"FrozenLake": "You fell into a hole"}
+"""How a game for one begins its reason for a loss, which may come in the turn of its limit."""
 
 _WORDS = "needs word lists from the network"
 _SYNTAX = "is written in the syntax of a later Python"
@@ -35,6 +36,7 @@ BROKEN = {
     **dict.fromkeys(("MarketEntryGame", "PublicGoodsGame"), "never ends once every seat is out"),
     "SettlersOfCatan": "prints without end",
     "CharacterConclave": "fails in its reset",
+    "FifteenPuzzle": "fails when it is solved",
 }
 
 

@@ -118,6 +118,40 @@ def test_wins_losses_limits_and_invalid_replies_are_told_apart():
         assert 0 < ends["limit"][1] < 1  # the nearest guess is a part of the task
 
 
+def test_a_loss_in_the_turn_of_the_limit_is_a_loss():
+    """Down and up again at the edge of a lake, then into a hole in the last turn."""
+    env = make("FrozenLake")
+    env.reset(seed=1)
+    state = env.unwrapped._game.state
+    assert [row[:3] for row in state.game_state["grid"][:2]] == [[" ", " ", "H"]] * 2
+    for turn in range(state.max_turns - 2):
+        *_, terminated, truncated, _ = env.step("[down]" if turn % 2 == 0 else "[up]")
+        assert not terminated
+        assert not truncated
+    env.step("[right]")
+    *_, terminated, truncated, info = env.step("[right]")
+    assert (terminated, truncated, info["success"]) == (True, False, False)
+
+
+def said_nothing(texts: list[str], draw: random.Random) -> str:
+    """A scripted opponent that bids for nothing."""
+    return "I pass."
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "reply", "turns"),
+    [
+        ({"game": "Set"}, "[1, 2, 3]", 20),  # no set: a score of 0, which is final
+        ({"game": "SimpleBlindAuction", "opponent": f"{__name__}:said_nothing", "seat": 0}, "I pass.", 4),  # a draw
+    ],
+)
+def test_a_game_that_its_rules_end_at_the_limit_is_over(kwargs, reply, turns):
+    env = make(**kwargs)
+    env.reset(seed=0)
+    ends = [env.step(reply)[2:4] for _ in range(turns)]
+    assert ends == [(False, False)] * (turns - 1) + [(True, False)]
+
+
 def test_progress_without_play_is_what_the_game_itself_pays_and_no_success():
     """The guess that the rules of Mastermind show: as the docs say, it earns what the game pays for it, no more."""
     env, earned = make("Mastermind"), []
