@@ -268,14 +268,14 @@ class AgentCLI(LightningCLI):
                 return
             trains = self.subcommand == "fit"  # other commands have nothing to continue
             if interrupted:
-                raise KeyboardInterrupt(_stopped(self.trainer) if trains else "") from None
+                raise KeyboardInterrupt(_stopped(self.trainer, playing) if trains else "") from None
             if trains and lost_reader(error):
-                error.add_note(_stopped(self.trainer))
+                error.add_note(_stopped(self.trainer, playing))
                 raise
             config_error = self._config_error(error, playing)
             told = "ckpt_path" in str(config_error or error)
             if trains and playing and isinstance(error, Exception) and not told and last_good_checkpoint(self.trainer):
-                error.add_note(_stopped(self.trainer))
+                error.add_note(_stopped(self.trainer, playing))
             if config_error:
                 raise config_error from error
             raise
@@ -354,10 +354,11 @@ def _ending(error: BaseException, ends_at: float | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _stopped(trainer: L.Trainer) -> str:
+def _stopped(trainer: L.Trainer, playing: bool) -> str:
     path = last_good_checkpoint(trainer)
     then = f"continue with --ckpt_path {path}" if path else "there is no checkpoint yet"
-    return f"stopped after iteration {trainer.current_epoch}; {then}"
+    # Until the run plays, Lightning's counts are not those of the checkpoint that it goes on from.
+    return f"stopped {f'after iteration {trainer.current_epoch}' if playing else 'before its first rollout'}; {then}"
 
 
 def run(args: ArgsType = None) -> AgentCLI:

@@ -15,6 +15,7 @@ import gymnasium
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from lightning_agentrl.agents import PPOAgent, models
 from lightning_agentrl.callbacks.chain import FOLDER, claim, release
@@ -246,6 +247,27 @@ def test_ctrl_c_ends_with_one_line_and_the_last_checkpoint(
     code, text = agentrl(config=changed(config, "trainer.max_epochs", 5))
     assert code == 130
     assert "there is no checkpoint yet" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hook", ["connect", "setup_data"])
+def test_ctrl_c_before_a_run_plays_tells_of_no_iteration(
+    hook: str, config: Config, agentrl: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning reads its counts after the engine has started, and puts them right later still."""
+    assert agentrl(config=config)[0] == 0
+    (saved,) = Path().rglob("iteration-00001.ckpt")
+
+    def interrupted(*args: Any, **kwargs: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr({"connect": RolloutDataModule, "setup_data": _FitLoop}[hook], hook, interrupted)
+    config = changed(config, "trainer.max_epochs", 2)
+    code, text = agentrl("--ckpt_path", str(saved), config=config)
+    ended = f"agentrl: stopped before its first rollout; continue with --ckpt_path {saved}"
+    assert (code, text.rstrip().splitlines()[-1]) == (130, ended)
+    code, text = agentrl(config=config)
+    assert text.rstrip().endswith("agentrl: stopped before its first rollout; there is no checkpoint yet")
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify-engine"])
