@@ -13,6 +13,7 @@ import yaml
 from lightning_agentrl.commands.places import SUBCOMMANDS, options, tree_of
 from lightning_agentrl.commands.shipped import shipped_configs
 from lightning_agentrl.errors import closest
+from lightning_agentrl.errors.foreign_messages import OPTIONS
 from lightning_agentrl.errors.problem import ConfigError, Place, Problem
 from lightning_agentrl.errors.unknown import TOP_KEYS, missing_keys, no_value, unknown_argument, unknown_top_key
 
@@ -41,7 +42,8 @@ def check_files(arguments: Sequence[str]) -> None:
         else:
             given |= check_file(Path(value))
     lacking = [key for key in ("data", "model") if key not in given]
-    if lacking and not partly and not given.intersection(SUBCOMMANDS):
+    misspelt = given.difference(OPTIONS, _FURTHER_KEYS)  # or of one command: the parser knows
+    if lacking and not partly and not misspelt and not given.intersection(SUBCOMMANDS):
         alone = [argument for before, argument in pairwise(("", *arguments)) if not before.startswith("-")]
         files = [argument for argument in alone if argument.endswith((".yaml", ".yml"))]
         raise ConfigError(unknown_argument(files[0], ("config",)) if files else missing_keys(lacking))

@@ -52,11 +52,14 @@ from lightning_agentrl.commands.room_to_write import make_folder
 from lightning_agentrl.commands.shipped import with_shipped_configs
 from lightning_agentrl.episodes.sources import ENVS
 from lightning_agentrl.errors import CheckpointError, ConfigError, Problem, explain, one_line
-from lightning_agentrl.errors.foreign_messages import trainer_problem
+from lightning_agentrl.errors.foreign_messages import OPTIONS, trainer_problem
 from lightning_agentrl.errors.names import raised_by_us
 from lightning_agentrl.errors.problem import COMMAND_LINE, Place
+from lightning_agentrl.errors.unknown import unknown_argument
 from lightning_agentrl.rollout import RolloutDataModule
 from lightning_agentrl.rollout.stopping import Stopped
+
+_NOT_SHOWN = ("help", "weights_only", "verbose")  # options that no answer to a misspelt one lists
 
 
 class AgentParser(LightningArgumentParser):
@@ -128,6 +131,8 @@ class AgentCLI(LightningCLI):
         for name, value in options(given):
             if name in ("c", "config") and Path(value).is_file():
                 check_file(Path(value))
+        if args is None or isinstance(args, list):
+            self._refuse_unknown_option(parser, given)
         _refuse_override_of_one(given)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
@@ -146,6 +151,16 @@ class AgentCLI(LightningCLI):
         if settings.get("quiet"):
             for name in ("lightning.pytorch", "lightning.fabric"):
                 logging.getLogger(name).setLevel(logging.WARNING)
+
+    def _refuse_unknown_option(self, parser: LightningArgumentParser, given: Sequence[str]) -> None:
+        """Refuse a misspelt option; of --config, the parser would tell that all is missing."""
+        own = getattr(self, "_subcommand_parsers", {}).get(given[0], parser) if given else parser
+        names = [string[2:] for string in own._option_string_actions if string.startswith("--") and "." not in string]
+        known = [name for name in dict.fromkeys((*OPTIONS, *names)) if name not in _NOT_SHOWN]
+        for argument in given:
+            head = re.match(r"--([^.=+]+)", argument)
+            if head and head[1] not in (*known, *_NOT_SHOWN):
+                raise ConfigError(unknown_argument(argument, known))
 
     def _parse_ckpt_path(self) -> None:
         """Take the agent's arguments from the config alone; Lightning would read a checkpoint here to look for some."""

@@ -372,7 +372,8 @@ def _run_own(command: str, arguments: Sequence[str]) -> None:
         def error(self, message: str, ex: Exception | None = None) -> None:  # type: ignore[override]
             raise ConfigError(explain(message, ex, named, usage)) from ex
 
-    parser = Parser(prog=f"agentrl {command}", description=function.__doc__ and function.__doc__.splitlines()[0])
+    about_it = function.__doc__ and function.__doc__.splitlines()[0]
+    parser = Parser(prog=f"agentrl {command}", description=about_it, allow_abbrev=False)
     parser.add_function_arguments(function, as_positional=True, skip={OPTIONS, follows})
     if follows:
         parser.add_argument(follows, nargs="?", type=str | None, default=None, help=about)

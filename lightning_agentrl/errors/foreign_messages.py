@@ -111,7 +111,7 @@ def _read(faults: Sequence[str], options: Sequence[str], key: str = "", owner: t
     if match := re.match(r'Parser key "([\w.]+)": Unable to load config "([^"]*)"', fault):
         key = key.removesuffix(f".{match[1]}") if key.endswith(f".{match[1]}.{match[1]}") else key
         return Problem(f"{key} takes keys of its own, got '{match[2]}'", key=key)
-    if match := re.match(r"Expected an? (.+?)\. Got value: (.*)", fault, re.DOTALL):
+    if match := re.match(r"Expected an? (.+?)\. Got value: ?(.*)", fault, re.DOTALL):
         return _wrong_type(key, union or match[1], match[2])
     return Problem(f"{key}: {one_line(fault)}" if key else fault.splitlines()[0], key=key)
 

@@ -148,13 +148,13 @@ def unknown_argument(argument: str, options: Sequence[str], usage: Usage | None 
         usage: what it takes without a name; None: nothing.
     """
     name = argument.lstrip("-").split("=")[0]
-    head, _, rest = name.partition(".")
+    dashes, (head, _, rest) = argument[: len(argument) - len(argument.lstrip("-"))], name.partition(".")
     if usage is not None and not argument.startswith("-"):
         place = Place(COMMAND_LINE, argument)
         return Problem(f"the argument '{argument}' is one too many", place=place, fix=f"write {usage.text}")
     if usage is not None and head in usage.alone:
-        place = Place(COMMAND_LINE, f"--{name}")
-        return Problem(f"there is no option '--{head}'; it stands alone", place=place, fix=f"write {usage.text}")
+        place = Place(COMMAND_LINE, f"{dashes}{name}")
+        return Problem(f"there is no option '{dashes}{head}'; it stands alone", place=place, fix=f"write {usage.text}")
     if not argument.startswith("-"):
         is_config = "config" in options and argument.endswith((".yaml", ".yml"))
         meant = f"--config {argument}" if is_config else f"--{argument}" if "=" in argument else ""
@@ -162,15 +162,18 @@ def unknown_argument(argument: str, options: Sequence[str], usage: Usage | None 
             f"the argument '{argument}' belongs to no key", place=Place(COMMAND_LINE, argument), suggestion=meant
         )
     if head in _INSTEAD and head not in options:
-        place = Place(COMMAND_LINE, f"--{name}")
-        return Problem(f"there is no option '--{head}'", place=place, fix=_INSTEAD[head])
+        place = Place(COMMAND_LINE, f"{dashes}{name}")
+        return Problem(f"there is no option '{dashes}{head}'", place=place, fix=_INSTEAD[head])
     if head in options and rest:
         return unknown_top_key(name)
     known = tuple(f"--{option}" for option in options)
     close = closest(head, options) or (below(name) if set(TOP_KEYS) <= set(options) else "")
     meant = f"--{close}" if close else ""
     return Problem(
-        f"there is no option '--{head}'", place=Place(COMMAND_LINE, f"--{name}"), suggestion=meant, known=known
+        f"there is no option '{dashes}{head}'",
+        place=Place(COMMAND_LINE, f"{dashes}{name}"),
+        suggestion=meant,
+        known=known,
     )
 
 

@@ -375,6 +375,8 @@ def test_what_the_trainer_refuses_is_told_in_one_sentence(
         (["trainer.max_epochs=3"], ["--trainer.max_epochs=3?"]),
         again(["configs/quickstart.yaml"], ["--config configs/quickstart.yaml?"]),
         (["--config", "nowhere.yaml"], ["nowhere.yaml", "--config"]),
+        (["-x"], ["'-x'", "(command line)"]),
+        again(["--trainer.max_epochs", ""], ["trainer.max_epochs", "''", "(command line)"]),
     ],
 )
 def test_wrong_arguments_are_told_in_one_sentence(
@@ -392,6 +394,27 @@ def test_an_unknown_command_and_a_missing_config_are_told(agentrl: Command) -> N
     message = sentence(agentrl())
     for part in ("data", "model", "--config"):
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "meant"),
+    [
+        ("fit", ["--conf", "given.yaml"], "--config?"),
+        again("validate", ["--configs=given.yaml"], "--config?"),
+        ("clone", ["--config", "given.yaml", "--episode", "3"], "--episodes?"),
+        again("inspect", ["--conf", "given.yaml", "--episodes", "3"], "--config?"),
+        ("check-env", ["agentrl_envs:Bandit-v0", "--second", "3"], "--seconds?"),
+        ("play", ["agentrl_envs:Bandit-v0", "--conf", "given.yaml"], "--config?"),
+    ],
+)
+def test_a_misspelt_option_is_told_whatever_else_is_missing(
+    command: str, arguments: list[str], meant: str, config: Config, agentrl: Command
+) -> None:
+    """No beginning of an option stands for it, in no command."""
+    Path("given.yaml").write_text(yaml.safe_dump(config))
+    message = sentence(agentrl(*arguments, command=command))
+    assert message.startswith("there is no option '--")
+    assert message.endswith(f"did you mean {meant}")
 
 
 @pytest.mark.parametrize(
