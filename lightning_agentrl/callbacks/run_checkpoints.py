@@ -12,8 +12,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_agentrl.agents import Agent
-from lightning_agentrl.agents.checkpoint_files import newest, remove
+from lightning_agentrl.agents.checkpoint_files import exists, newest, remove
 from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.distributed import all_gather
 
 LAST = "last.ckpt"
 
@@ -140,10 +141,11 @@ class RunCheckpoints(ModelCheckpoint):
         return super().state_dict() | {"saved": self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the checkpoints of the same folder; those of another one are left as they are."""
-        if state_dict["dirpath"] != self.dirpath:
+        """Go on with the checkpoints of the same folder; those of another one stay as they are."""
+        if state_dict["dirpath"] == self.dirpath:
+            self.saved, self.last_model_path = state_dict["saved"], state_dict["last_model_path"]
+        elif not any(all_gather(exists(Path(state_dict["best_model_path"])))):  # other nodes may not see it
             return
-        self.saved, self.last_model_path = state_dict["saved"], state_dict["last_model_path"]
         if state_dict["monitor"] == self.monitor:
             self.best_model_path = state_dict["best_model_path"]
             self.best_model_score = state_dict["best_model_score"]

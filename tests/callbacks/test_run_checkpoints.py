@@ -1,9 +1,10 @@
-"""RunCheckpoints that are given to several runs from Python."""
+"""RunCheckpoints of several runs from Python, and of one that goes on in another folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -31,3 +32,41 @@ def test_a_second_run_saves_in_its_own_folder_and_leaves_the_checkpoints_of_the_
     saved = sorted(tmp_path.glob("logs/*/checkpoints/last.ckpt"))
     assert [torch.load(path, weights_only=True)["run_id"] for path in saved] == ids
     assert [score for score, _ in best] == [reward for _, reward in best]  # not the better one of both
+
+
+class Counts(L.Callback):
+    """Logs a number that only grows, so that the first checkpoint of a run is the best by its smallest value."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.log("number", float(trainer.current_epoch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_best_of_a_run_that_goes_on_in_another_folder_is_that_of_the_whole_run(
+    removed: bool, tmp_path: Path, tiny_folder: Path
+) -> None:
+    """Unless it is there no more: then one of the new folder is the best."""
+
+    def fit(iterations: int, start: Path | None = None) -> RunCheckpoints:
+        saving = RunCheckpoints(monitor="number", mode="min", every_n_epochs=2)
+        logger = CSVLogger(tmp_path, name="logs")
+        trainer = make_trainer(tmp_path, iterations, [Counts(), saving], enable_checkpointing=True, logger=logger)
+        trainer.fit(make_agent(tiny_folder), make_data(), ckpt_path=start)
+        return saving
+
+    first = fit(2)
+    folder = tmp_path / "logs" / "version_1" / "checkpoints"
+    best, start = Path(first.best_model_path), Path(first.last_model_path)
+    assert [path.name for path in (best, start)] == ["iteration-00001.ckpt", "iteration-00002.ckpt"]
+    if removed:
+        best.unlink()
+    second = fit(4, start)
+    saved = sorted(path.name for path in folder.glob("iteration-*"))
+    if removed:
+        assert second.best_model_path == str(folder / "iteration-00003.ckpt")
+        assert saved == ["iteration-00003.ckpt", "iteration-00004.ckpt"]
+    else:
+        assert second.best_model_path == str(best)
+        assert saved == ["iteration-00004.ckpt"]
+        assert best.is_file()
