@@ -22,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning_agentrl.agents import Agent
 from lightning_agentrl.agents.resume import versions
 from lightning_agentrl.callbacks.run_folder import run_folder
+from lightning_agentrl.errors import naming_file
 from lightning_agentrl.models.loading import resolve_model
 from lightning_agentrl.rollout import RolloutDataModule
 
@@ -49,7 +50,8 @@ class RunRecord(SaveConfigCallback):
             return
         record.parent.mkdir(parents=True, exist_ok=True)
         beside = record.with_suffix(".part")
-        self.parser.save(self.config, beside, skip_unset=False, overwrite=True)
+        with naming_file(beside):
+            self.parser.save(self.config, beside, skip_unset=False, overwrite=True)
         beside.replace(record)
         self.already_saved = True
         for logger in trainer.loggers:
@@ -76,7 +78,8 @@ class RunRecord(SaveConfigCallback):
         if before.get("run_id") == content["run_id"]:
             began = before.get("began")
         beside = record.with_suffix(".part")
-        beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
+        with naming_file(beside):
+            beside.write_text(json.dumps({**content, "began": began}, indent=2) + "\n")
         beside.replace(record)  # the next start reads it, and this one may be killed
 
 

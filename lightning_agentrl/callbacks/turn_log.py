@@ -14,7 +14,7 @@ from lightning_agentrl.callbacks.run_folder import run_folder
 from lightning_agentrl.callbacks.turn_files import TurnFiles
 from lightning_agentrl.callbacks.turn_record import turn_records
 from lightning_agentrl.distributed import raise_once
-from lightning_agentrl.errors import ConfigError
+from lightning_agentrl.errors import ConfigError, naming_file
 from lightning_agentrl.rollout.validation import WholeEpisode
 from lightning_agentrl.types import Rollout
 
@@ -113,7 +113,8 @@ class TurnLog(RolloutCallback):
                 self._files[folder].cut(cut, trainer.world_size, agent.run.id)
             else:
                 self._files[folder].drop_gone(trainer.world_size)
-        self._files[folder].write(records)
+        with naming_file(folder):
+            self._files[folder].write(records)
 
 
 def _head(trainer: L.Trainer, agent: Any, iteration: int, phase: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _LESS_MEMORY = {  # by the stage in which it ran out
     "validate": f"lower {_BATCH} or data.init_args.validation.num_envs",
 }
 _LESS_MEMORY_ANYWHERE = f"while collecting, {_LESS_MEMORY['collect']}; in training, {_LESS_MEMORY['update']}"
+_WRITTEN = "where the run writes: in its folder, in those of its loggers and callbacks, or where its output goes"
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
@@ -72,11 +73,14 @@ def _disk(error: BaseException) -> Problem | None:
     saving, before = isinstance(error, CheckpointNotSavedError), ""
     if isinstance(error, CheckpointNotSavedError):
         before = f"; continue with --ckpt_path {error.before}" if error.before else "; there is no checkpoint yet"
+    if disk_full(error) and not path:  # the system does not say which
+        return Problem("the disk is full", fix=f"free some space {_WRITTEN}")
     if disk_full(error):
-        free = f"{_free(path)}, cannot write '{path}'" if path else ""
-        fewer = ", or keep fewer checkpoints: raise every_n_epochs or lower keep of RunCheckpoints"
-        fix = "free some space or choose another folder (trainer.default_root_dir)" + fewer * saving
-        return Problem(f"the disk is full{free}", fix=fix + before)
+        fix = "free some space there, or give what writes there (the run, a logger, a callback) another folder"
+        if saving:
+            fewer = "or keep fewer checkpoints: raise every_n_epochs or lower keep of RunCheckpoints"
+            fix = f"free some space or choose another folder (trainer.default_root_dir), {fewer}{before}"
+        return Problem(f"the disk is full{_free(path)}, cannot write '{path}'", fix=fix)
     if saving:
         what = f"the disk did not keep the checkpoint '{path}': what is read back is not what was written"
         return Problem(what, fix=f"choose another folder (trainer.default_root_dir){before}")
@@ -87,5 +91,6 @@ def _disk(error: BaseException) -> Problem | None:
 
 
 def _free(path: str) -> str:
-    folder = next((folder for folder in Path(path).absolute().parents if folder.is_dir()), None)
+    whole = Path(path).absolute()
+    folder = next((folder for folder in (whole, *whole.parents) if folder.is_dir()), None)
     return f" ({shutil.disk_usage(folder).free / 2**30:.1f} GiB free)" if folder else ""

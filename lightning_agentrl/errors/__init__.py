@@ -11,6 +11,7 @@ from lightning_agentrl.errors.faults import (
     EngineMismatchError,
     EnvError,
     RunStoppedError,
+    naming_file,
 )
 from lightning_agentrl.errors.foreign_messages import causes, explain
 from lightning_agentrl.errors.names import OWN_PACKAGES, closest
@@ -35,6 +36,7 @@ __all__ = [
     "explain",
     "first_line",
     "in_one_line",
+    "naming_file",
     "one_line",
     "unknown_command",
 ]

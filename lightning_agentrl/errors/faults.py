@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class EnvError(RuntimeError):
@@ -71,3 +73,13 @@ class CheckpointNotSavedError(OSError):
 
 class EngineMismatchError(RuntimeError):
     """The engine does not sample from the policy that is trained; the message has the gap and its likely cause."""
+
+
+@contextmanager
+def naming_file(path: os.PathLike[str]) -> Iterator[None]:
+    """Let an error of writing to a file name it; of a full disk, the system does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -288,7 +288,8 @@ def test_a_run_that_a_full_disk_ends_says_how_it_goes_on(config: Config, agentrl
         log = {"class_path": "TurnLog", "init_args": {"folder": str(disk)}}
         config = changed(changed(config, "trainer.callbacks", [log]), "trainer.max_epochs", 20)
         told = sentence(agentrl(config=config))
-    assert told.startswith("the disk is full")
+    assert told.startswith(f"the disk is full (0.0 GiB free), cannot write '{disk}'; ")
+    assert "default_root_dir" not in told  # is on another disk
     done, path = re.findall(r"\(stopped after iteration (\d+); continue with --ckpt_path (\S+)\)$", told)[0]
     assert Path(path).name == f"iteration-{int(done):05d}.ckpt"
     assert Path(path).is_file()
