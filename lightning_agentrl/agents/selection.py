@@ -49,7 +49,8 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     """Return the rows [B] (bool) that nothing can be learnt from, since an environment failed.
 
     With groups these are the rows of groups that lack an episode. Otherwise they are those of episodes that a fault
-    ended, unless a value stands for the rest of them.
+    ended, unless a value stands for the rest of them, and with forks those of episodes whose first state, or the one
+    after the last turn, has no value, since all its branches were lost.
 
     Args:
         rollout: as it was collected.
@@ -59,6 +60,7 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
     lost_B = torch.zeros(len(rollout), dtype=torch.bool)
     failed_B = torch.tensor([sample.turns[-1].stop is StopReason.ENV_FAULT for sample in rollout.samples]).bool()
     if group_size is None:
+        failed_B |= _unvalued(rollout)
         return lost_B if bootstraps else torch.isin(rollout.episode, rollout.episode[failed_B])
     if rollout.greedy_scores is not None:
         failed_B |= rollout.greedy_scores.isnan()
@@ -68,6 +70,21 @@ def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Ten
         places.setdefault(group, set()).add(sample.turns[0].env)
     broken = {group for group, failed in zip(groups, failed_B.tolist(), strict=True) if failed}
     return torch.tensor([group in broken or len(places[group]) != group_size for group in groups]).bool()
+
+
+def _unvalued(rollout: Rollout) -> Tensor:
+    """Return the rows [B] (bool) of forked states without a value that the advantages of their neighbours cannot do
+    without: those after the last turn of an episode, and those before its first one here.
+    """
+    values_BA, ends_B = rollout.state_values, rollout.forked_end_values
+    if values_BA is None or ends_B is None:
+        return torch.zeros(len(rollout), dtype=torch.bool)
+    episodes, samples = rollout.episode.tolist(), rollout.samples
+    backwards = sorted(range(len(rollout)), key=lambda row: samples[row].turns[0].index, reverse=True)
+    firsts = torch.tensor(sorted({episodes[row]: row for row in backwards}.values()), dtype=torch.int64)
+    unknown_B = ends_B.isnan()
+    unknown_B[firsts] |= values_BA[firsts, :1].isnan().any(1)
+    return unknown_B
 
 
 def without_rows(rollout: Rollout, lost_B: Tensor) -> Rollout:

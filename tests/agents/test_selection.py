@@ -26,6 +26,16 @@ def test_of_fixed_turns_an_episode_that_a_fault_ended_is_lost_with_all_its_rows_
     assert lost_rows(rollout, bootstraps=True, group_size=None).tolist() == [F] * 5
 
 
+def test_an_episode_is_lost_where_no_branch_tells_what_its_first_or_its_next_state_is_worth():
+    rollout = Rollout.from_samples([row(env, index=index) for env in range(4) for index in (6, 5)])
+    nan = math.nan
+    values = torch.tensor([1.0, 1.0, nan, 1.0, 1.0, nan, 1.0, 1.0])  # none before turn 6 of env 1 and turn 5 of env 2
+    ends = torch.tensor([0.5, 0.0, 0.5, 0.0, 0.5, 0.0, nan, 0.0])  # none after env 3
+    forked = rollout.union(state_values=values[:, None].repeat(1, 2), forked_end_values=ends)
+    assert lost_rows(forked, bootstraps=False, group_size=None).tolist() == [F, F, F, F, T, T, T, T]
+    assert lost_rows(forked, bootstraps=True, group_size=None).tolist() == [F] * 8
+
+
 def test_a_group_that_lacks_an_episode_is_lost():
     whole = [row(0, group=4), row(1, group=4), row(1, index=1, group=4)]
     failed = [row(2, group=5), row(3, group=5, fault=True)]
