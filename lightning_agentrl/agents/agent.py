@@ -78,6 +78,7 @@ from lightning_agentrl.engines import PolicyHandle
 from lightning_agentrl.episodes.seeds import derive_seed
 from lightning_agentrl.losses import AggregationMode, GroupFilter, OffPolicyCorrection
 from lightning_agentrl.metrics.episodes import EpisodeMetrics, EpisodeResult
+from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.metrics.stages import StageClock
 from lightning_agentrl.models.allocator import FreedMemory
@@ -301,7 +302,7 @@ class Agent(L.LightningModule, ABC):
         return metrics
 
     def _select(self, rollout: Rollout, out_B: Tensor, lost_B: Tensor) -> tuple[Rollout, dict[str, float]]:
-        """Return the rows to train on, and how many groups a filter has left.
+        """Return the rows to train on, and which share of the groups they are where there is a filter.
 
         Args:
             rollout: with advantages and returns.
@@ -309,13 +310,16 @@ class Agent(L.LightningModule, ABC):
             lost_B: rows (bool) that nothing can be learnt from, since an environment failed.
         """
         # A warm-up takes what is lost if a value stands for the rest; else its returns are not those of the policy.
-        drop_B = out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False)
+        collected, drop_B = (
+            rollout,
+            out_B | (lost_B if self.phase == "train" or not self.advantage.needs_values else False),
+        )
         if drop_B.any():
             rollout = rollout.select(~drop_B)
         if self.group_filter is None or self.phase != "train":
             return rollout, {}
-        rollout, numbers = filtered(rollout, self.group_filter, self.ranks.gather)
-        return rollout, over_ranks(numbers, self.device)
+        rollout = filtered(rollout, self.group_filter, self.ranks.gather)
+        return rollout, over_ranks(kept_groups(collected, rollout), self.device)
 
     @property
     def _corrects(self) -> bool:

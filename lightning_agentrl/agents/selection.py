@@ -10,8 +10,6 @@ from torch import Tensor
 
 from lightning_agentrl.advantages import Groups, Reduce
 from lightning_agentrl.losses import Gather, GroupFilter, OffPolicyCorrection
-from lightning_agentrl.metrics.groups import kept_groups
-from lightning_agentrl.metrics.numbers import Number
 from lightning_agentrl.types import Rollout, StopReason
 
 
@@ -30,8 +28,8 @@ def corrected(rollout: Rollout, correction: OffPolicyCorrection | None, reduce: 
     return replace(rollout, weights=weights, loss_mask=keep)
 
 
-def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> tuple[Rollout, dict[str, Number]]:
-    """Return the groups that the filter keeps, by the rewards of the environment, and how many they are, for the log.
+def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> Rollout:
+    """Return the groups that the filter keeps, by the rewards of the environment.
 
     Args:
         rollout: of groups.
@@ -42,7 +40,7 @@ def filtered(rollout: Rollout, group_filter: GroupFilter, gather: Gather) -> tup
     groups, scores_B = Groups(rollout.groups, rollout.outcome_rounding), rollout.outcomes
     scores_B = torch.where(groups.equal(scores_B), groups.max(scores_B), scores_B)  # as estimators see them
     keep_B = group_filter(rollout.groups, scores_B, rollout.episode, gather)
-    return rollout.select(keep_B), kept_groups(rollout.groups, keep_B)
+    return rollout.select(keep_B)
 
 
 def lost_rows(rollout: Rollout, bootstraps: bool, group_size: int | None) -> Tensor:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-from torch import Tensor
-
 from lightning_agentrl.metrics.numbers import Mean, Number
 from lightning_agentrl.types import Rollout
 from lightning_agentrl.types.rounding import all_equal
@@ -32,6 +30,8 @@ def group_numbers(rollout: Rollout) -> dict[str, Number]:
     }
 
 
-def kept_groups(groups_B: Tensor, keep_B: Tensor) -> dict[str, Number]:
-    """Return how many of a rollout's groups a filter keeps."""
-    return {"rollout/kept_groups": Mean(len(groups_B[keep_B].unique()), len(groups_B.unique()))}
+def kept_groups(collected: Rollout, trained: Rollout) -> dict[str, Number]:
+    """Return how many of the groups that were collected are trained on: neither lost nor left out by a filter."""
+    assert collected.groups is not None
+    assert trained.groups is not None
+    return {"rollout/kept_groups": Mean(len(trained.groups.unique()), len(collected.groups.unique()))}

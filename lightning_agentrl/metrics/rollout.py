@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,7 +43,11 @@ def _forks(rollout: Rollout) -> dict[str, Number]:
     """Return how many states were valued by playing on from them, and the turns that it took, if any were."""
     if rollout.state_values is None:
         return {}
+    assert rollout.forked_end_values is not None
     states = int((~rollout.state_values.isnan() & rollout.action_mask).sum())
+    lasts = [sample.turns[-1] for sample in rollout.samples]  # the state after one is valued where the rollout ends
+    ends = zip(lasts, rollout.forked_end_values.tolist(), strict=True)
+    states += sum(not (turn.done or turn.bootstrap is None or math.isnan(value)) for turn, value in ends)
     played = sum(turn.forked_turns for turn in rollout.turns)
     return {"rollout/forked_states": Sum(states), "rollout/forked_turns": Sum(played)}
 

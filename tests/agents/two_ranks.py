@@ -25,6 +25,7 @@ from lightning_agentrl.losses import (
     RatioRejection,
     TruncatedWeights,
 )
+from lightning_agentrl.metrics.groups import kept_groups
 from lightning_agentrl.metrics.numbers import over_ranks
 from lightning_agentrl.models.critic import SharedCritic
 from lightning_agentrl.rollout import GroupRollout, MiniBatch, Prepared, TurnInteraction
@@ -86,9 +87,9 @@ class Everything(PPOAgent):
             weights = torch.ones_like(misread) if changed.weights is None else changed.weights
             self.tell(f"correction {named(correction)}", rollout, weights, changed.trained_mask)
         for name, group_filter in FILTERS.items():
-            kept, numbers = filtered(rollout, group_filter, self.ranks.gather)
+            kept = filtered(rollout, group_filter, self.ranks.gather)
             self.tell(f"filter {name}", kept, kept.rewards)
-            self.report.numbers[f"filter {name}"] = over_ranks(numbers, self.device)
+            self.report.numbers[f"filter {name}"] = over_ranks(kept_groups(rollout, kept), self.device)
         for name, cls in ESTIMATORS.items():
             self.advantage = cls()
             for self.correction in (None, REJECTING):

@@ -13,18 +13,19 @@ from lightning_agentrl.metrics.stages import StageClock
 from tests.metrics.clock import FakeClock
 from tests.metrics.rollouts import by_hand
 
-OF_FORKS = {"rollout/forked_states": 2, "rollout/forked_turns": 3 * 8, "time/forks_seconds": 2.0}
+OF_FORKS = {"rollout/forked_states": 3, "rollout/forked_turns": 3 * 8, "time/forks_seconds": 2.0}
 
 
 def test_every_number_by_hand(monkeypatch):
     rollout, now = by_hand(), FakeClock(monkeypatch)
     values = torch.full(rollout.action_mask.shape, math.nan)
     values[0, 0], values[1, 0] = 0.5, 0.0
+    ends = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, math.nan])  # of rows 2 and 5, which the rollout cuts: 0, and unknown
     samples = [
         replace(sample, turns=tuple(replace(turn, forked_turns=3) for turn in sample.turns))
         for sample in rollout.samples
     ]
-    forked = replace(rollout, samples=tuple(samples)).union(state_values=values)
+    forked = replace(rollout, samples=tuple(samples)).union(state_values=values, forked_end_values=ends)
     clock = StageClock()
     with clock.stage("collect"), clock.part("forks"):
         now.wait(2.0)

@@ -51,11 +51,15 @@ def test_without_groups_there_is_nothing_to_say() -> None:
 
 
 def test_what_a_filter_keeps() -> None:
-    groups = rollout().groups
-    assert groups is not None
-    keep = DropEqualScores()(groups, rollout().outcomes, rollout().episode)
-    assert keep.tolist() == [True, True, True, False, False, False]
-    assert over_ranks(kept_groups(groups, keep), torch.device("cpu")) == OF_FILTER
+    kept = filtered(rollout(), DropEqualScores(), lambda x: [x])
+    assert kept.samples == rollout().samples[:3]
+    assert over_ranks(kept_groups(rollout(), kept), torch.device("cpu")) == OF_FILTER
+
+
+def test_a_group_that_is_lost_is_not_kept() -> None:
+    left = rollout().select([0, 1, 2])
+    for filtered_too in (left, filtered(left, DropEqualScores(), lambda x: [x])):
+        assert over_ranks(kept_groups(rollout(), filtered_too), torch.device("cpu")) == OF_FILTER
 
 
 def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
@@ -68,10 +72,10 @@ def test_rewards_that_cancel_may_leave_their_rounding_in_a_score() -> None:
     ]
     played = Rollout.from_samples(samples)
     assert float(played.outcomes[:6].abs().max()) > 1e-7
-    kept, numbers = filtered(played, DropEqualScores(), lambda x: [x])
+    kept = filtered(played, DropEqualScores(), lambda x: [x])
     assert kept.groups is not None
     assert set(kept.groups.tolist()) == {6}
-    assert over_ranks(numbers, torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
+    assert over_ranks(kept_groups(played, kept), torch.device("cpu")) == {"rollout/kept_groups": 1 / 2}
     assert over_ranks(group_numbers(played), torch.device("cpu"))["rollout/equal_groups"] == 1 / 2
 
 

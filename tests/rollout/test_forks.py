@@ -25,6 +25,8 @@ from lightning_agentrl.agents.checks import check_forks
 from lightning_agentrl.episodes.noise import generators
 from lightning_agentrl.episodes.sides import SidesInteraction
 from lightning_agentrl.errors import EnvError
+from lightning_agentrl.metrics.numbers import Sum
+from lightning_agentrl.metrics.rollout import rollout_numbers
 from lightning_agentrl.rollout import (
     EnvConfig,
     FaultLimits,
@@ -95,6 +97,9 @@ def test_what_is_recorded_stays_as_it_was_and_all_states_have_values(words: Path
         assert valued == len(rollout.turns) == ENVS * TURNS
         assert all(len(turn.branch_returns) == PLAN.branches for turn in rollout.turns)
         assert bool(rollout.forked_end_values.isfinite().all())
+        played = sorted(rollout.turns, key=lambda turn: (turn.env, turn.episode, turn.index))
+        cut = ENVS - sum(turn.done for turn in played[TURNS - 1 :: TURNS])
+        assert rollout_numbers(rollout)["rollout/forked_states"] == Sum(ENVS * TURNS + cut)
         assert not rollout.forked_end_values[[sample.turns[-1].done for sample in rollout.samples]].any()
     assert any(bool(rollout.forked_end_values.any()) for rollout in with_forks)  # where the rollout cuts an episode
 
