@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from abc import abstractmethod
 from collections import deque
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -256,6 +257,8 @@ class GradientSpikes(Guard):
             raise ValueError(
                 f"GradientSpikes needs deviations > 0 and 2 <= after <= window, got {deviations}, {after} and {window}"
             )
+        if window > sys.maxsize:
+            raise ValueError(f"GradientSpikes: window must be at most {sys.maxsize}, got {window}")
         self.deviations = deviations
         self.window = window
         self.after = after

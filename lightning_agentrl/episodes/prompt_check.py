@@ -51,8 +51,13 @@ def check_prompt(session: Session, interaction: Interaction, context_length: int
             )
     first = session.prompt().input  # raises when system text, observation and instruction alone are over the limit
     one = PastTurn(session.observation, "", contract.default_action, images=session.images, messages=session.messages)
-    fullest = memory.fullest(one)
-    if fullest and not contract.one_turn:
+    if (memory.longest or 0) > form.max_prompt_tokens and not contract.one_turn:  # a turn has a token at least
+        raise ValueError(
+            f"{type(memory).__name__} looks back up to {memory.longest} turns, and a prompt has at most "
+            f"{form.max_prompt_tokens} tokens; shorten the memory (key data.init_args.memory)"
+        )
+    fullest = [] if contract.one_turn else memory.fullest(one)
+    if fullest:
         session.past, shown = fullest, len(memory.recall(fullest).turns)
         cuts = session.prompt().history_cuts
         if cuts:

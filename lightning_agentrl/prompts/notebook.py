@@ -10,6 +10,7 @@ from functools import lru_cache
 from lightning_agentrl.prompts.memory import Memory, PastTurn, Recollection, WindowMemory
 
 # Each turn reads the episode again, so what was read is remembered: 400 turns are then some milliseconds.
+_MOST = 10_000  # notes, characters of one, turns: no prompt holds more
 REMEMBERED, REMEMBERED_CHARS = 1 << 14, 1 << 12  # replies, and their length: 130 megabytes of ASCII at most
 
 
@@ -29,11 +30,11 @@ class NotebookMemory(Memory):
     """
 
     def __init__(self, notes: int = 8, note_chars: int = 120, turns: int = 1, marker: str = "note") -> None:
-        for name, value in (("notes", notes), ("note_chars", note_chars)):
-            if value < 1:
-                raise ValueError(f"NotebookMemory: {name} must be at least 1, got {value}")
-        if turns < 0:
-            raise ValueError(f"NotebookMemory: turns must be at least 0, got {turns}")
+        for name, value, least in (("notes", notes, 1), ("note_chars", note_chars, 1), ("turns", turns, 0)):
+            if value < least:
+                raise ValueError(f"NotebookMemory: {name} must be at least {least}, got {value}")
+            if value > _MOST:
+                raise ValueError(f"NotebookMemory: {name} must be at most {_MOST}, got {value}")
         if not re.fullmatch(r"\w+", marker):
             raise ValueError(f"NotebookMemory: marker must be one word, got '{marker}'")
         self.notes = notes

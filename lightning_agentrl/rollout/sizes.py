@@ -10,6 +10,7 @@ from numbers import Integral
 from lightning_agentrl.prompts.memory import Memory
 
 TURNS_PER_ENV, MINI_BATCH_TURNS = 8, 128  # defaults of a data module without groups
+MOST = 2**31 - 1  # of anything; environments have 31 bits in the label of an episode
 
 
 def check_whole(value: object, key: str, least: int | None = None, most: int | None = None) -> None:
@@ -47,7 +48,8 @@ class GroupRollout:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 1), ("per_rollout", 1), ("mini_batches", 1), ("ahead", 0), ("ahead_turns", 1)):
-            check_whole(getattr(self, name), f"data.init_args.groups.{name}", least)
+            check_whole(getattr(self, name), f"data.init_args.groups.{name}", least, MOST)
+        check_whole(self.episodes, "data.init_args.groups.size * per_rollout", most=MOST)
         if self.mini_batches > self.episodes:
             raise ValueError(
                 f"{self.mini_batches} mini-batches need as many episodes, and an iteration has size * per_rollout = "
@@ -98,7 +100,7 @@ class RolloutSizes:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "turns_per_env", "mini_batch_turns", "update_epochs"):
-            check_whole(getattr(self, name), f"data.init_args.{name}", 1)
+            check_whole(getattr(self, name), f"data.init_args.{name}", 1, MOST)
         if self.groups is not None:
             self._refuse_turns()
         elif self.turns_per_rollout % self.mini_batch_turns:
@@ -107,6 +109,7 @@ class RolloutSizes:
                 f"{self.turns_per_rollout} turns, which do not divide into mini-batches of {self.mini_batch_turns}; "
                 "change data.init_args.mini_batch_turns"
             )
+        check_whole(self.steps_per_iteration, "mini-batches * data.init_args.update_epochs", most=MOST)
 
     def _refuse_turns(self) -> None:
         for name, default in (("turns_per_env", TURNS_PER_ENV), ("mini_batch_turns", MINI_BATCH_TURNS)):

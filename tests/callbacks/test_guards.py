@@ -179,6 +179,7 @@ def test_norms_are_in_the_state():
         (lambda: EntropyBounds(low=2.0, high=1.0), "low"),
         (lambda: EntropyBounds(low=float("nan")), "low"),
         (lambda: GradientSpikes(after=200), "after"),
+        (lambda: GradientSpikes(window=10**30), "window must be at most"),
     ],
 )
 def test_wrong_settings_are_refused(make, key):

@@ -128,6 +128,7 @@ def test_the_fullest_past_fills_the_notebook(notes, note_chars, turns) -> None:
         ({"notes": 0}, "notes must be at least 1, got 0"),
         ({"note_chars": 0}, "note_chars must be at least 1, got 0"),
         ({"turns": -1}, "turns must be at least 0, got -1"),
+        *(({name: 10**30}, f"{name} must be at most 10000, got 10+") for name in ("notes", "note_chars", "turns")),
         ({"marker": "my note"}, "one word, got 'my note'"),
         ({"marker": ""}, "one word"),
     ],

@@ -98,6 +98,10 @@ def connected(tiny_folder):
         ({"mini_batch_turns": 0}, "data.init_args.mini_batch_turns"),
         ({"update_epochs": 0}, "data.init_args.update_epochs"),
         ({"mini_batch_turns": 3}, "data.init_args.mini_batch_turns"),
+        ({"num_envs": 10**30}, "data.init_args.num_envs must be at most"),
+        ({"turns_per_env": 10**30}, "data.init_args.turns_per_env must be at most"),
+        ({"update_epochs": 10**30}, "data.init_args.update_epochs must be at most"),
+        ({"num_envs": 2**30, "update_epochs": 2**30}, "data.init_args.update_epochs must be at most"),
         ({"memory": FullMemory(), "num_envs": 2, "mini_batch_turns": 1}, "data.init_args.num_envs"),
     ],
 )
@@ -142,6 +146,10 @@ def test_a_wrong_environment_is_told_in_setup():
             {"memory": WindowMemory(30), "prompt": PromptFormat(max_prompt_tokens=400)},
             r"WindowMemory shows up to 30 turns, of which only \d+ fit .* \(key data.init_args.memory\) .* "
             r"data.init_args.prompt.max_prompt_tokens",
+        ),
+        (
+            {"memory": WindowMemory(10**30)},
+            r"WindowMemory looks back up to 10+ turns, .* \(key data.init_args.memory\)",
         ),
         (
             {"memory": NotebookMemory(30, turns=0), "prompt": PromptFormat(max_prompt_tokens=400)},
