@@ -25,7 +25,8 @@ def named_checkpoint(word: str, trainer: L.Trainer) -> Path | str:
 
     Args:
         word: ``last``, ``best``, or ``hpc`` for one that SLURM's signal left, which Lightning finds by itself.
-        trainer: its folders are searched, with all that is below them; its callbacks say what the best is.
+        trainer: its root and the folders in which its callbacks save and its first logger has its runs are searched,
+            with all that is below them; its callbacks say what the best is.
 
     Raises:
         ConfigError: there is none.
@@ -94,7 +95,8 @@ def _folders(trainer: L.Trainer) -> Iterator[Path]:
 
 def _roots(trainer: L.Trainer) -> list[str]:
     saving = [c.dirpath for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-    logging = [logger.save_dir for logger in trainer.loggers]
+    # Where Lightning saves. Beside it there may be anything: `save_dir` of some loggers is the working folder.
+    logging = [Path(logger.save_dir) / str(logger.name) for logger in trainer.loggers[:1] if logger.save_dir]
     return [str(root) for root in (trainer.default_root_dir, *saving, *logging) if root]
 
 

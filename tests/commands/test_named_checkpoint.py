@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_agentrl.callbacks import RunCheckpoints
 from lightning_agentrl.commands.named_checkpoint import named_checkpoint
@@ -46,6 +47,15 @@ def test_last_is_the_newest_below_the_root_and_best_has_the_best_score(tmp_path:
     assert find("last", tmp_path) == second / "last.ckpt"  # in its place, the one before would be taken
     assert find("best", tmp_path) == best
     assert find("best", tmp_path, mode="min") == lower
+
+
+def test_runs_of_other_names_beside_those_of_the_logger_are_none_of_it(tmp_path: Path) -> None:
+    """`save_dir` may be the working folder, as it is by default of a WandbLogger."""
+    own = save(tmp_path / "mine" / "version_0" / "checkpoints" / "iteration-00001.ckpt", 1)
+    save(tmp_path / "other" / "version_0" / "checkpoints" / "iteration-00009.ckpt", 2)
+    logger = CSVLogger(tmp_path, name="mine")
+    trainer = make_trainer(tmp_path / "root", 1, [RunCheckpoints()], enable_checkpointing=True, logger=logger)
+    assert named_checkpoint("last", trainer) == own
 
 
 @pytest.mark.parametrize(
