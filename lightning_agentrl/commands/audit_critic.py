@@ -322,7 +322,7 @@ def _values(values: Agreement, noise: float) -> list[Entry]:
             warning,
             brief=True,
         ),
-        Entry("explained share of the variance", _known(values.explained, ".2f"), brief=True),
+        Entry("explained share of the measured values' variance", _known(values.explained, ".2f"), brief=True),
     ]
 
 
